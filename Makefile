@@ -1,0 +1,41 @@
+# shoal: few verbs. `make train` and `make test` work on a fresh clone with Python 3.11 and make.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: setup train test evidence bench lint type docs clean
+
+setup: $(STAMP)
+
+# Made anew when what is to be installed changes; returns at once otherwise. torch comes first and alone, pinned to a
+# version whose CPU build serves machines without a GPU.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "setuptools>=69" torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[atari,dev]"
+	touch $(STAMP)
+
+train: setup
+	$(BIN)/shoal train impala CartPole-v1 --until-return 475
+
+test: setup lint type
+	$(BIN)/python -m pytest -q -m "not slow and not stress"
+
+evidence: setup
+	$(BIN)/python -m tests.evidence
+
+bench: setup
+	$(BIN)/python -m shoal.bench
+
+lint: setup
+	$(BIN)/ruff check .
+
+type: setup
+	$(BIN)/mypy
+
+docs: setup
+	$(BIN)/python -m shoal.telemetry.glossary
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,54 @@
+"""Generalised advantages of a batch, as a2c and ppo use them (Schulman et al. 2016, 1506.02438)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shoal.ops import losses, returns
+
+if TYPE_CHECKING:
+    from shoal.algorithms.batch import Batch
+    from shoal.algorithms.learner import Totals
+    from shoal.algorithms.model import Model
+
+__all__ = ["Advantages", "estimate"]
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """All [T, B] and without gradient."""
+
+    advantage: torch.Tensor
+    value: torch.Tensor
+    """V(x_t) with the weights that the advantages were computed with."""
+    target: torch.Tensor
+    """What the value function regresses to."""
+
+    def sums(self, valid: torch.Tensor | None) -> np.ndarray:
+        """Sum and sum of squares of the advantages: two numbers that learners add up."""
+        x = (self.advantage if valid is None else self.advantage[valid]).double()
+        return np.array([float(x.sum()), float(x.square().sum())])
+
+    def normalised(self, totals: Totals) -> Advantages:
+        """With mean 0 and population deviation 1 over the decisions of all learners."""
+        mean, square = totals.extra / max(totals.decisions, 1.0)
+        deviation = max(square - mean * mean, 0.0) ** 0.5
+        return Advantages(losses.normalise(self.advantage, mean, deviation), self.value, self.target)
+
+    def flattened(self) -> Advantages:
+        return Advantages(*(x.reshape(1, -1) for x in (self.advantage, self.value, self.target)))
+
+    def select(self, columns: torch.Tensor) -> Advantages:
+        return Advantages(*(x.index_select(1, columns) for x in (self.advantage, self.value, self.target)))
+
+
+def estimate(model: Model, batch: Batch, output: Any, config: Any) -> Advantages:
+    """GAE from the values of an unroll of all T + 1 observations; `config` has gamma and lambda_."""
+    value = output.value.detach()[:-1]
+    v_t = model.next_values(batch, output)
+    advantage = returns.gae(batch.reward, config.gamma * batch.discount, value, v_t, config.lambda_, batch.keep)
+    return Advantages(advantage, value, advantage + value)

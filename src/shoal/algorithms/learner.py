@@ -1,0 +1,103 @@
+"""What the learners of a2c, ppo and vtrace hold: the model, its optimiser and normalisers, as named tensors in one dictionary.
+
+Several learners make the same update as one learner on the joined batch. For this each puts three kinds of things into one
+vector of float64 that an all-reduce adds: how many learners there are (1 each), how many valid decisions they have, and
+whatever statistics the algorithm normalises by. A loss is then `sum over my decisions x learners / decisions of all`, and
+the mean of the learners' gradients is exactly the gradient of the mean over all decisions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from shoal.algorithms.batch import Batch
+from shoal.algorithms.blueprint import Blueprint
+from shoal.algorithms.normaliser import Normaliser
+from shoal.algorithms.training import Optimiser
+from shoal.core import Progress, Tree
+
+__all__ = ["Learner", "Totals"]
+
+REWARD_CLIP = 10.0  # of scaled rewards, in standard deviations of the return
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What all learners' `sums` say together."""
+
+    learners: float
+    decisions: float
+    extra: np.ndarray
+    """The algorithm's own sums."""
+
+    def weight(self, parts: int = 1, reduction: str = "mean") -> float:
+        """What a learner multiplies its sum over one of `parts` minibatches with."""
+        return self.learners if reduction == "sum" else self.learners * parts / max(self.decisions, 1.0)
+
+
+class Learner:
+    """Model, optimiser, normalisers. `state` is everything that a checkpoint must hold, changed in place only."""
+
+    def __init__(self, plan: Blueprint, seed: int, *, optimiser: str, epsilon: float, grad_norm: float) -> None:
+        self.state: dict[str, torch.Tensor] = {}
+        self.observations = Normaliser(self.state, "observations", plan.norm_size) if plan.norm_size else None
+        self.returns = Normaliser(self.state, "returns", 1) if plan.normalise_returns else None
+        statistics = None if self.observations is None else (self.observations.mean, self.observations.scale)
+        self.model = plan.model(seed, statistics)
+        self.optimiser = Optimiser(optimiser, self.model.params, self.state, epsilon=epsilon, grad_norm=grad_norm)
+        self._seats, self._final_rows = plan.seats, plan.record.final_capacity
+
+    def batch(self, tree: Tree) -> Batch:
+        """The staging buffer as tensors, without a copy; rewards scaled if returns are normalised."""
+        batch = Batch.of(tree, self._seats, self._final_rows)
+        if self.returns is not None:
+            batch.reward = (batch.reward * self.returns.scale).clamp_(-REWARD_CLIP, REWARD_CLIP)
+        return batch
+
+    # -------------------------------------------------------------------------------- statistics that learners share
+    def sums(self, tree: Tree, extra: np.ndarray | tuple[float, ...] = ()) -> np.ndarray:
+        parts = [np.array([1.0, np.count_nonzero(tree["valid"])]), np.asarray(extra, np.float64)]
+        if self.observations is not None:
+            parts.append(self.observations.sums(tree["observation_moments"]))
+        if self.returns is not None:
+            parts.append(self.returns.sums(tree["return_moments"]))
+        return np.concatenate(parts)
+
+    def totals(self, sums: np.ndarray, extra: int = 0) -> Totals:
+        return Totals(float(sums[0]), float(sums[1]), sums[2 : 2 + extra])
+
+    def absorb(self, sums: np.ndarray) -> None:
+        """Merge everybody's moments and use them from now on. Called after the last minibatch, before publication."""
+        end = len(sums)
+        for normaliser in (self.returns, self.observations):
+            if normaliser is not None:
+                normaliser.merge(sums[end - normaliser.width : end])
+                normaliser.freeze()
+                end -= normaliser.width
+
+    # -------------------------------------------------------------------------------- gradients
+    def descend(self, loss: torch.Tensor, metrics: dict[str, torch.Tensor]) -> tuple[np.ndarray, dict[str, float]]:
+        """The flat gradient (a view, valid until the next call) and the metrics as numbers, read in one go."""
+        grad = self.model.grad
+        grad.zero_()
+        loss.backward()
+        metrics = {"loss": loss, **metrics, "grad_norm": torch.linalg.vector_norm(grad)}
+        values = torch.stack([value.detach() for value in metrics.values()]).tolist()
+        numbers = dict(zip(metrics, values, strict=True))
+        numbers["learning_rate"] = self.optimiser.lr
+        finite = math.isfinite(numbers["loss"]) and math.isfinite(numbers["grad_norm"])
+        numbers["skipped"] = 0.0 if finite else 1.0
+        if not finite:
+            grad.fill_(math.nan)  # so that every learner of a group leaves this update out
+        return grad.numpy(), numbers
+
+    def published(self, progress: Progress) -> Tree:
+        norm = {}
+        if self.observations is not None:
+            norm = {"mean": self.observations.mean.numpy(), "scale": self.observations.scale.numpy()}
+        numbers = np.array([progress.env_steps, progress.learner_steps, progress.fraction])
+        return {"params": self.model.params.detach().numpy(), "norm": norm, "progress": numbers}

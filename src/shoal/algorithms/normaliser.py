@@ -1,0 +1,59 @@
+"""Running statistics of observations and returns, as the learner keeps them.
+
+    actor     sums of its new data, with the shift they are relative to (records.py)
+    learner   sums(moments)  brings the slots' sums to its own mean: vectors that an all-reduce may add
+              merge(total)   adds them to the running moments;   freeze()   makes the result the one in use
+
+The numbers in use change only in `freeze`, which every learner calls after the last minibatch of a batch, just before the
+weights are published: the policy and the loss always see observations scaled by the same numbers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from shoal.ops import running
+
+__all__ = ["Normaliser"]
+
+EPSILON = 1e-8
+
+
+class Normaliser:
+    """Mean and scale of `size` numbers. All that it knows lies in named tensors of the learner's state."""
+
+    def __init__(self, state: dict[str, torch.Tensor], name: str, size: int) -> None:
+        self.size = size
+        self._moments = running.empty((size,))
+        self.mean, self.scale = torch.zeros(size), torch.ones(size)  # in use
+        count, mean, m2 = self._moments
+        state.update({f"{name}.count": count, f"{name}.mean": mean, f"{name}.m2": m2})
+        state.update({f"{name}.used_mean": self.mean, f"{name}.used_scale": self.scale})
+
+    @property
+    def width(self) -> int:
+        """Length of what `sums` gives."""
+        return 1 + 2 * self.size
+
+    def sums(self, moments: dict[str, np.ndarray]) -> np.ndarray:
+        """Count, sum and sum of squares around this normaliser's running mean, over all slots of a batch."""
+        count = moments["count"]  # [slots, 1]
+        offset = moments["shift"] - self._moments.mean.numpy()
+        s1 = moments["sum"] + count * offset
+        s2 = moments["square"] + 2 * offset * moments["sum"] + count * offset**2
+        return np.concatenate([count.sum(0), s1.sum(0), s2.sum(0)])
+
+    def merge(self, total: np.ndarray) -> None:
+        """Add the (summed) result of `sums`; in place, because the tensors are the learner's state."""
+        added = running.unpack(torch.from_numpy(total), (self.size,))
+        merged = running.merge_sums(self._moments, added, self._moments.mean)
+        for mine, new in zip(self._moments, merged, strict=True):
+            mine.copy_(new)
+
+    def freeze(self) -> None:
+        """Use the running moments from now on."""
+        if self._moments.count < 2:
+            return
+        self.mean.copy_(self._moments.mean)
+        self.scale.copy_(torch.rsqrt(running.variance(self._moments) + EPSILON))

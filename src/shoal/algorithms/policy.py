@@ -1,0 +1,44 @@
+"""The acting side of a2c, ppo and vtrace: B seats in, actions and their log-probabilities out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from shoal.algorithms.model import Model
+from shoal.core import StepView, Tree
+
+__all__ = ["ActorCriticPolicy"]
+
+
+class ActorCriticPolicy:
+    """Private weights and statistics, as some learner published them."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def load(self, published: Tree) -> None:
+        self.model.params.copy_(torch.from_numpy(published["params"]))
+        if published["norm"]:
+            self.model.mean.copy_(torch.from_numpy(published["norm"]["mean"]))
+            self.model.scale.copy_(torch.from_numpy(published["norm"]["scale"]))
+
+    def initial_state(self, seats: int) -> Tree:
+        return self.model.net.initial_state(seats)
+
+    def act(self, view: StepView, state: Tree, explore: np.ndarray | None, rng: torch.Generator) -> tuple[Any, Tree, Tree]:
+        """`explore` is the share of uniform actions mixed in, per seat; None acts greedily. The extras hold log mu(a|x)."""
+        with torch.inference_mode():
+            output = self.model.step(view, state)
+            head, mask = self.model.net.head, view.action_mask
+            if mask is not None:
+                mask = torch.from_numpy(mask)
+            if explore is None:
+                action = head.mode(output.params, mask)
+                log_prob = head.log_prob(output.params, action, mask)
+            else:
+                mix = torch.from_numpy(explore) if explore.any() else None
+                action, log_prob = head.sample(output.params, rng, mask, mix)
+            return action.numpy(), output.state, {"log_prob": log_prob.numpy()}

@@ -1,0 +1,188 @@
+"""V-trace actor-critic: the learner of IMPALA (Espeholt et al. 2018, 1802.01561) and of SEED RL.
+
+    actors    mu, the policy of some older version  ->  unrolls of T steps with log mu(a|x)
+    learner   V and pi with the current weights on the stored observations  ->  rho = pi / mu
+              -> targets v_s and advantages, corrected for the lag  ->  one gradient
+
+                 paper and its source          here
+    reduction    sum over T x B                mean (`reduction="sum"` for the paper's)
+    optimiser    RMSProp eps .1                Adam; RMSProp with epsilon inside the root as in the paper by choice
+    gradient     clipped at 40 (of sums)       clipped at 0.5 (of means)
+    time limits  treated as the end            bootstrapped from the true last observation, trace cut
+    lambda       1                             a choice, with SEED's bootstrap of the advantage
+    mu           pi of an older version        may be mixed with uniform actions (`behaviour_mix`), log mu being that of the mixture
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+
+from shoal.algorithms.blueprint import Blueprint, check_numbers
+from shoal.algorithms.learner import Learner, Totals
+from shoal.algorithms.training import OptimiserName, annealed
+from shoal.core import Progress, Tolerance, Tree
+from shoal.errors import ConfigError
+from shoal.ops import losses, returns
+from shoal.slots import Layout
+
+if TYPE_CHECKING:
+    from shoal.algorithms.batch import Batch
+    from shoal.algorithms.policy import ActorCriticPolicy
+    from shoal.algorithms.records import Unroll
+    from shoal.envs import EnvSpec
+    from shoal.nets import NetConfig
+
+__all__ = ["Config", "VTrace"]
+
+ROUNDING = 1e-4  # a ratio that is 1 but for rounding was not clipped
+
+
+@dataclass(frozen=True)
+class Config:
+    """V-trace actor-critic."""
+
+    unroll: int = 20
+    """Steps in an unroll, T."""
+    gamma: float = 0.99
+    """Discount."""
+    lambda_: float = 1.0
+    """Decay of the traces; 1 gives the paper's n-step targets."""
+    correction: Literal["vtrace", "none"] = "vtrace"
+    """Correct for the difference between the policy that acted and the one that learns, or do as if there were none."""
+    rho_bar: float = 1.0
+    """Largest importance weight in a target: sets what is learned."""
+    c_bar: float = 1.0
+    """Largest importance weight in a trace: sets how fast it is learned."""
+    behaviour_mix: float = 0.0
+    """Share of uniformly random actions that actors mix into their policy (discrete actions)."""
+    lr: float = 1e-3
+    """Learning rate."""
+    lr_final: float | None = None
+    """Learning rate at the end of the env_steps budget; none keeps it constant."""
+    optimiser: OptimiserName = "adam"
+    """adam, rmsprop (epsilon inside the root) or sgd."""
+    optimiser_epsilon: float = 1e-5
+    """Epsilon of adam and rmsprop."""
+    grad_norm: float = 0.5
+    """Longest gradient; longer ones are scaled down. 0 does not clip."""
+    value_weight: float = 0.5
+    """Weight of the value loss."""
+    entropy: float = 0.01
+    """Weight of the entropy bonus."""
+    entropy_final: float | None = None
+    """Entropy weight at the end of the env_steps budget; none keeps it constant."""
+    reduction: Literal["mean", "sum"] = "mean"
+    """How losses are reduced over T x B. The paper sums, which makes the learning rate T x B times larger."""
+    normalise_observations: bool = False
+    """Scale observations by their running mean and deviation."""
+    normalise_returns: bool = False
+    """Scale rewards by the running deviation of the discounted return."""
+    final_rows: int = 0
+    """Final observations of truncated episodes that one slot can hold; 0 works it out."""
+
+    def validate(self) -> None:
+        check_numbers(self, positive=("unroll", "lr", "rho_bar", "c_bar", "optimiser_epsilon"),
+                      shares=("gamma", "lambda_", "behaviour_mix"),
+                      not_negative=("value_weight", "entropy", "grad_norm", "final_rows", "lr_final", "entropy_final"))
+        if self.rho_bar < self.c_bar:
+            raise ConfigError(f"rho_bar={self.rho_bar} is below c_bar={self.c_bar}, but V-trace needs rho_bar >= c_bar "
+                              f"(paper, section 4.1); set c_bar={self.rho_bar} or raise rho_bar")
+        if self.reduction == "sum" and 0 < self.grad_norm < 1:
+            raise ConfigError(f'reduction="sum" with grad_norm={self.grad_norm} would clip every gradient of T x B summed '
+                              "losses; set grad_norm=40 (the paper's) or reduction=\"mean\"")
+
+
+class VTrace:
+    """See the module."""
+
+    name = "vtrace"
+    tolerates = Tolerance.REPLAY
+
+    def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
+        config.validate()
+        self.config = config
+        self.plan = Blueprint.of(self.name, config, spec, net, seats, mix=config.behaviour_mix)
+
+    @property
+    def record(self) -> Unroll:
+        return self.plan.record
+
+    def policy(self) -> ActorCriticPolicy:
+        return self.plan.policy()
+
+    def learn(self, seed: int) -> VTraceLearn:
+        return VTraceLearn(self.config, self.plan, seed)
+
+    def explore(self, index: int, count: int, seats: int, progress: Progress) -> np.ndarray:
+        return np.full(seats, self.config.behaviour_mix, np.float32)
+
+    def published_layout(self) -> Layout:
+        return self.plan.published_layout()
+
+
+@dataclass
+class Update:
+    """A batch and what is true while it is learned from."""
+
+    batch: Batch
+    totals: Totals
+    entropy: float
+
+
+class VTraceLearn:
+    """One gradient per batch."""
+
+    phases = ("all",)
+
+    def __init__(self, config: Config, plan: Blueprint, seed: int) -> None:
+        self.config = config
+        self.learner = Learner(plan, seed, optimiser=config.optimiser, epsilon=config.optimiser_epsilon,
+                               grad_norm=config.grad_norm)
+        self.state = self.learner.state
+
+    def sums(self, batch: Tree) -> np.ndarray:
+        return self.learner.sums(batch)
+
+    def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Update]:
+        self.learner.optimiser.lr = annealed(progress, self.config.lr, self.config.lr_final)
+        entropy = annealed(progress, self.config.entropy, self.config.entropy_final)
+        yield Update(self.learner.batch(batch), self.learner.totals(sums), entropy)
+        self.learner.absorb(sums)
+
+    def gradients(self, minibatch: Update, phase: str) -> tuple[np.ndarray, dict[str, float]]:
+        config, batch, model = self.config, minibatch.batch, self.learner.model
+        output = model.unroll(batch)  # T + 1 rows
+        log_prob, entropy = model.judge(output, batch)
+        log_rho = log_prob.detach() - batch.log_prob
+        values = output.value.detach()
+        v_tm1, v_t = values[:-1], model.next_values(batch, output)
+        target = returns.vtrace(
+            log_rho if config.correction == "vtrace" else torch.zeros_like(log_rho),
+            batch.reward, config.gamma * batch.discount, v_tm1, v_t,
+            lambda_=config.lambda_, rho_bar=config.rho_bar, c_bar=config.c_bar, keep_t=batch.keep,
+        )
+        valid, weight = batch.valid, minibatch.totals.weight(reduction=config.reduction)
+        policy_loss = losses.masked_sum(losses.policy_gradient_loss(log_prob, target.pg_advantage), valid) * weight
+        value_loss = losses.masked_sum(losses.value_loss(output.value[:-1], target.vs), valid) * weight
+        bonus = losses.masked_sum(entropy, valid) * weight
+        loss = policy_loss + config.value_weight * value_loss - minibatch.entropy * bonus
+        return self.learner.descend(loss, {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": losses.masked_mean(entropy.detach(), valid),
+            "approx_kl": losses.masked_mean(losses.approx_kl(log_prob.detach(), batch.log_prob), valid),
+            "mean_rho": losses.masked_mean(log_rho.exp(), valid),
+            "clip_fraction": losses.masked_mean((log_rho.exp() > config.rho_bar + ROUNDING).float(), valid),
+            "explained_variance": losses.explained_variance(v_tm1, target.vs, valid),
+        })
+
+    def apply(self, gradient: np.ndarray, phase: str) -> bool:
+        return self.learner.optimiser.step(gradient)
+
+    def published(self, progress: Progress) -> Tree:
+        return self.learner.published(progress)

@@ -1,0 +1,55 @@
+"""What an experiment hands to an architecture: an algorithm, environments, and how many of what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shoal import envs
+
+if TYPE_CHECKING:
+    from shoal.core import Algorithm
+
+__all__ = ["EnvSource", "EvalPlan", "Parts"]
+
+
+@dataclass(frozen=True)
+class EnvSource:
+    """Makes the same kind of environments wherever it is asked to."""
+
+    env: Any
+    backend: str = "auto"
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def make(self, num_envs: int) -> envs.BatchedEnv:
+        return envs.make(self.env, num_envs, backend=self.backend, **self.kwargs)
+
+    def describe(self) -> envs.EnvSpec:
+        return envs.describe(self.env, backend=self.backend, **self.kwargs)
+
+
+@dataclass(frozen=True)
+class EvalPlan:
+    """How the Evaluator works; `until_return` is where the run may stop."""
+
+    enabled: bool = True
+    episodes: int = 100
+    every_env_steps: int = 20_000
+    greedy: bool = True
+    until_return: float | None = None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that roles are made of."""
+
+    algorithm: Algorithm
+    env: EnvSource
+    envs_per_actor: int
+    seed: int = 0
+    actors: int = 1
+    learners: int = 1
+    learner_threads: int = 1
+    max_env_steps: int | None = None
+    eval: EvalPlan = field(default_factory=EvalPlan)

@@ -1,0 +1,51 @@
+"""Rollout workers and a trainer, in step: A2C and PPO as RLlib runs them.
+
+      worker 0 ─┐
+      worker 1 ─┼── unrolls (stream) ──▶ trainer: waits for one from every living worker, learns
+      ...      ─┘                           │
+         ▲                                  │
+         └───── weights (broadcast) ◀───────┴──▶ evaluator       workers wait for the new weights
+
+The barrier makes the policy lag exactly 0 at the first minibatch. A worker that dies is left out until it is back: the
+batch is smaller by its share, nothing else changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.architectures.parts import Parts
+from shoal.architectures.roles import Actor, Evaluator, Learner, learner_group
+from shoal.core import Delivery, Tolerance
+from shoal.errors import ConfigError
+from shoal.runtime import Program
+
+__all__ = ["Config", "delivers", "draw"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Workers and a trainer."""
+
+    envs_per_actor: int = 8
+    """Environments that one worker steps together, E."""
+
+    def validate(self) -> None:
+        if self.envs_per_actor < 1:
+            raise ConfigError(f"--architecture.envs-per-actor is {self.envs_per_actor}; it must be at least 1")
+
+
+def delivers(config: Config) -> Delivery:
+    return Delivery(Tolerance.NOTHING, "workers wait for every update, so data are never old")
+
+
+def draw(program: Program, parts: Parts, config: Config) -> None:
+    algorithm = parts.algorithm
+    unrolls = program.stream("unrolls", algorithm.record.layout, depth=1)
+    weights = program.broadcast("weights", algorithm.published_layout())
+    program.add("worker", Actor, parts=parts, unrolls=unrolls.sink, weights=weights.reader, per_version=parts.learners,
+                replicas=(1, parts.actors, parts.actors))
+    program.add("trainer", Learner, parts=parts, unrolls=unrolls.source, weights=weights.publisher, group=learner_group(program, parts),
+                replicas=parts.learners, compute_threads=parts.learner_threads)
+    if parts.eval.enabled:
+        program.add("evaluator", Evaluator, parts=parts, weights=weights.reader)

@@ -1,0 +1,282 @@
+"""The theory of shoal, in one file: what a role is, what the five wires promise, what an algorithm is.
+
+    algorithm      what is learned            Policy, Record, Learn                 knows nothing of processes
+    architecture   who does what, with whom   a Program: roles joined by wires      knows nothing of losses
+    runtime        where it runs              inline | local | ray                  knows nothing of RL
+
+A **role** is a class with one coroutine, `step()`: one unit of work. Whatever it needs from the world it awaits on a
+wire, and nothing else may block, so the same role runs in one thread with all others, in a process of its own, or on
+another machine. This file holds protocols only; `runtime/` has the wires, `architectures/` the graphs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+    from shoal.slots import Layout
+
+__all__ = ["Algorithm", "Call", "Delivery", "Group", "Learn", "Me", "Policy", "Progress", "Publisher", "Reader", "Record",
+           "Request", "Role", "Server", "Shared", "Sink", "Slot", "Source", "StepView", "Tolerance", "Tree", "Wait", "any_of"]
+
+Tree: TypeAlias = Any  # an array, or a dictionary of trees; time-major [T, B, ...] for sequences
+
+
+# ---------------------------------------------------------------------------------------------- waiting
+class Wait:
+    """What a suspended role waits for. A runtime resumes it when `ready()` is true or the deadline has passed.
+
+    `ready` may do the bookkeeping of its wire (it is cheap and may be asked often); `fds` become readable when it is
+    worth asking again. `await wait` gives True, or False after the deadline.
+    """
+
+    __slots__ = ("deadline", "fds", "ready", "wire", "why")
+
+    def __init__(self, ready: Callable[[], bool], wire: str, why: str, fds: Sequence[int] = (),
+                 deadline: float | None = None) -> None:
+        self.ready, self.wire, self.why, self.fds, self.deadline = ready, wire, why, fds, deadline
+
+    def __await__(self) -> Generator[Wait, None, bool]:
+        while not self.ready():
+            if self.deadline is not None and time.monotonic() >= self.deadline:
+                return False
+            yield self
+        return True
+
+
+def any_of(*waits: Wait, timeout: float | None = None) -> Wait:
+    """Wait until one of several is ready, or for `timeout` seconds."""
+    deadlines = [w.deadline for w in waits if w.deadline is not None]
+    if timeout is not None:
+        deadlines.append(time.monotonic() + timeout)
+    return Wait(lambda: any(w.ready() for w in waits), waits[0].wire if waits else "clock",
+                " or ".join(w.why for w in waits) or "the clock", [fd for w in waits for fd in w.fds],
+                min(deadlines) if deadlines else None)
+
+
+# ---------------------------------------------------------------------------------------------- roles
+class Me(Protocol):
+    """What a role may know of itself. It learns nothing of the runtime."""
+
+    name: str               # "actor"
+    index: int              # 0 .. replicas - 1
+    replicas: int           # the most there can be
+    incarnation: int        # grows with every restart and every resume
+    stats: Any              # telemetry.Stats: add(counter, n), set(gauge, x), observe(histogram, values), phase(name)
+
+    def rng(self, salt: str = "") -> np.random.Generator:
+        """A stream of its own, derived from (seed, role, index, incarnation, salt)."""
+
+    def finish(self, reason: str) -> None:
+        """Ask for the whole program to stop (the Evaluator, when the return is reached)."""
+
+    def fail(self, text: str) -> None:
+        """End the run as failed: restarting this role would not help."""
+
+    def note(self, text: str) -> None:
+        """One line for the run's event log."""
+
+    def beat(self) -> None:
+        """A sign of life from within a long step."""
+
+
+class Role(Protocol):
+    """One unit of work at a time.
+
+        while running:                       # the runtime's loop, the only one there is
+            await role.step()                # between two steps is where it is checkpointed, drained or stopped
+
+    Optional: `state() -> dict[str, np.ndarray]` and `load(state)` for what a checkpoint must hold,
+    `set(**values)` for hyper-parameters, `drain()` to give back what it holds, `close()`.
+    """
+
+    async def step(self) -> None: ...
+
+
+# ---------------------------------------------------------------------------------------------- the five wires
+class Slot(Protocol):
+    """A producer's fixed piece of memory, written in place."""
+
+    data: Tree
+
+    def send(self) -> None: ...
+
+
+class Sink(Protocol):
+    """The producing end of a **stream**: many -> few, bounded.
+
+        slot = await unrolls.slot()          # waits when full (or drops this producer's own oldest, counted)
+        slot.data["reward"][t] = ...         # written in place
+        slot.send()                          # only the slot's number travels
+    """
+
+    async def slot(self) -> Slot: ...
+
+
+class Source(Protocol):
+    """The consuming end of a **stream**.
+
+        batch = await unrolls.take(8)        # first ready, first served: gathered once into a staging buffer [T+1, B]
+        batch = await unrolls.take_each()    # one from every living producer, in their order (a barrier)
+    The batch is valid until the third take after it.
+    """
+
+    async def take(self, count: int) -> Tree: ...
+    async def take_each(self) -> Tree: ...
+
+
+class Publisher(Protocol):
+    """The writing end of a **broadcast**: one -> many, latest wins; the version lives in the wire and never decreases."""
+
+    version: int
+
+    def publish(self, tree: Tree) -> int: ...
+
+
+class Reader(Protocol):
+    """The reading end of a **broadcast**.
+
+        await weights.newer_than(version)
+        version = weights.pull(into)         # copies the newest whole value, never a torn one
+    """
+
+    def newer_than(self, version: int) -> Wait: ...
+    def pull(self, into: Tree) -> int: ...
+
+
+class Call(Protocol):
+    """The asking end of a **call**: many -> one, request and reply, `depth` requests in flight.
+
+        reply = await server.ask({"observation": x})
+    """
+
+    async def ask(self, request: Tree, timeout: float | None = None) -> Tree: ...
+
+
+class Request(Protocol):
+    """One question; may be kept and answered later, in any order."""
+
+    data: Tree
+    client: int
+
+    def reply(self, tree: Tree) -> None: ...
+
+
+class Server(Protocol):
+    """The answering end of a **call**: `requests = await clients.take(most=32)` gives whatever is pending, at least one."""
+
+    async def take(self, most: int) -> list[Request]: ...
+
+
+class Group(Protocol):
+    """A member of a **group**: synchronous all-reduce; the result has the same bits at every member.
+
+    Raises GroupChanged when a member died or joined: the update is discarded, everybody loads the first member's state.
+    """
+
+    async def mean(self, vector: np.ndarray) -> np.ndarray: ...
+    async def sum(self, vector: np.ndarray) -> np.ndarray: ...
+    async def sync(self, state: np.ndarray) -> None: ...
+
+
+class Shared(Protocol):
+    """**shared**: a vector that many read and write; no consistency is promised (Hogwild)."""
+
+    array: np.ndarray
+
+
+# ---------------------------------------------------------------------------------------------- algorithms
+@dataclass(frozen=True)
+class Progress:
+    """How far training is. It travels with the weights; every schedule is a function of it."""
+
+    env_steps: int = 0
+    learner_steps: int = 0
+    fraction: float = 0.0   # of the env_steps budget; 0 without one
+
+
+class Tolerance:
+    """How old data may be. Validity of algorithm x architecture is computed from these, not listed."""
+
+    NOTHING, LAG, BOUNDED_REUSE, REPLAY = range(4)
+    NAMES = ("nothing", "lag", "a reuse buffer bounded by a staleness", "any replay")
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What a data path delivers: the tolerance it needs, and in words why."""
+
+    needs: int
+    why: str
+
+
+@dataclass
+class StepView:
+    """What a policy sees of B seats at one moment (arrays [B, ...])."""
+
+    observation: Tree
+    first: np.ndarray
+    action_mask: np.ndarray | None = None
+    prev_action: Tree | None = None
+    prev_reward: np.ndarray | None = None
+
+
+class Policy(Protocol):
+    """Acts. Holds private weights, loaded from what a Learn published."""
+
+    def load(self, published: Tree) -> None: ...
+    def initial_state(self, seats: int) -> Tree: ...
+    def act(self, view: StepView, state: Tree, explore: np.ndarray | None, rng: torch.Generator) -> tuple[Tree, Tree, Tree]:
+        """-> action [B, ...], next state, extras [B, ...] (log-probabilities, values); explore None means greedily."""
+
+
+class Record(Protocol):
+    """What one item of experience is: Unroll(T) and, later, Transition(n), Window(burn_in, length, stride), Episode.
+
+    A recorder writes environment steps in place into a slot; `join` says how slots become a batch.
+    """
+
+    layout: Layout
+
+    def recorder(self, seats: int) -> Any: ...
+
+
+class Learn(Protocol):
+    """The learning side. An architecture acts only between `gradients` and `apply`.
+
+        sums = await group.sum(learn.sums(batch))            # statistics that all learners must share
+        for minibatch in learn.minibatches(batch, sums, progress, rng):
+            for phase in learn.phases:
+                gradient, metrics = learn.gradients(minibatch, phase)     # one flat vector per phase
+                learn.apply(await group.mean(gradient), phase)            # clips, steps, refreshes targets
+        weights.publish(learn.published(progress))
+    """
+
+    phases: tuple[str, ...]
+    state: dict[str, torch.Tensor]  # named tensors: parameters, targets, optimiser moments, normalisers
+
+    def sums(self, batch: Tree) -> np.ndarray: ...
+    def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Tree]: ...
+    def gradients(self, minibatch: Tree, phase: str) -> tuple[np.ndarray, dict[str, float]]: ...
+    def apply(self, gradient: np.ndarray, phase: str) -> None: ...
+    def published(self, progress: Progress) -> Tree: ...
+
+
+class Algorithm(Protocol):
+    """A description that pickles: configuration and spaces. Each role builds the part it needs."""
+
+    name: str
+    tolerates: int
+    record: Record
+
+    def policy(self) -> Policy: ...
+    def learn(self, seed: int) -> Learn: ...
+    def explore(self, index: int, count: int, seats: int, progress: Progress) -> np.ndarray: ...
+    def published_layout(self) -> Layout: ...

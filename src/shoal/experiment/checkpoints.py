@@ -1,0 +1,142 @@
+"""Checkpoints: a folder per checkpoint, one safetensors file per stateful role and checkpoint.json. Never pickle.
+
+    checkpoints/.writing-7/     roles write here, each file fsynced; checkpoint.json last
+    checkpoints/000000123456/   ... then one atomic rename: a folder with this name is whole or does not exist
+
+A crash or a full disk while saving leaves the previous one as it was; the torn folder is removed at the next start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.errors import CheckpointError
+
+__all__ = ["Checkpoints", "TensorFiles", "write_json"]
+
+META = "checkpoint.json"
+WRITING = ".writing-"
+
+
+def fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Atomically: readers see the old text or the new one."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        fsync(temporary)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+class TensorFiles:
+    """How a role's state is written: named arrays in a safetensors file."""
+
+    def save(self, path: Path, state: Mapping[str, np.ndarray]) -> None:
+        from safetensors import SafetensorError
+        from safetensors.numpy import save_file
+
+        arrays = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in state.items()}
+        try:
+            save_file(arrays, path)
+            fsync(path)
+        except SafetensorError as error:  # it wraps "no space left on device"
+            raise OSError(str(error)) from None
+
+    def load(self, path: Path) -> dict[str, np.ndarray]:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from None
+
+
+@dataclass
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    folder: Path
+    keep: int = 3
+
+    def clear_torn(self) -> None:
+        """Remove what a crash left half-written."""
+        for torn in self.folder.glob(f"{WRITING}*"):
+            shutil.rmtree(torn, ignore_errors=True)
+
+    def begin(self, number: int) -> Path:
+        """A fresh folder for roles to write into."""
+        folder = self.folder / f"{WRITING}{number}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def abandon(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def commit(self, folder: Path, meta: Mapping[str, Any]) -> Path:
+        """Make it the newest one, then drop the oldest beyond `keep`. On an OSError nothing has changed."""
+        files = {path.name: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}
+        if not files:
+            raise CheckpointError(f"no role wrote anything into {folder}")
+        target = self.folder / f"{int(meta['env_steps']):012d}"
+        while target.exists():  # two without an environment step between them
+            target = target.with_name(f"{target.name}+")
+        try:
+            write_json(folder / META, {**meta, "files": files})
+            fsync(folder)
+            os.rename(folder, target)
+            fsync(self.folder)
+        except OSError:
+            self.abandon(folder)
+            raise
+        for old in self._whole()[: -self.keep]:
+            shutil.rmtree(old, ignore_errors=True)
+        return target
+
+    def newest(self) -> Path | None:
+        """The newest whole checkpoint."""
+        whole = self._whole()
+        return whole[-1] if whole else None
+
+    def _whole(self) -> list[Path]:
+        """Oldest first. A folder with missing or short files (a disk that lied) is passed over."""
+        if not self.folder.is_dir():
+            return []
+        return [path for path in sorted(self.folder.iterdir()) if path.name[:1].isdigit() and _is_whole(path)]
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    try:
+        meta: dict[str, Any] = json.loads((folder / META).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{folder / META} cannot be read: {error}") from None
+    return meta
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        files = read_meta(folder)["files"]
+        return all((folder / name).stat().st_size == size for name, size in files.items())
+    except (CheckpointError, KeyError, OSError):
+        return False

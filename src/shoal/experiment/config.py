@@ -1,0 +1,250 @@
+"""What an experiment is: an environment, an algorithm, an architecture, a runtime, and every value they need.
+
+    Plan        names (preset, algorithm, architecture), the environment, and the Experiment with all values
+    Experiment  frozen nested dataclasses; --section.field VALUE on the command line, section={"field": value} in Python
+
+A Plan comes from the command line (parse.py), from Python (`plan_of`) or from a run's config.json (`plan_from_json`);
+all three end in `validate`, which names the values that clash and the fix before any process starts.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+from shoal import algorithms, architectures
+from shoal.architectures.parts import EvalPlan
+from shoal.core import Tolerance
+from shoal.errors import ConfigError
+from shoal.experiment.presets import Preset, closest
+from shoal.experiment.values import apply
+from shoal.nets.config import NetConfig
+from shoal.runtime import Faults
+
+__all__ = ["CheckpointConfig", "ConsoleConfig", "EnvsConfig", "EvalConfig", "Experiment", "Names", "Plan",
+           "default_plan"]
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class EnvsConfig:
+    """How environments are made."""
+
+    backend: Literal["auto", "compiled", "vector", "loop", "ale", "envpool"] = "auto"
+    """Which back-end steps them; auto chooses and says why."""
+    kwargs: tuple[str, ...] = ()
+    """Arguments of the environment, as name=value pairs: --envs.kwargs observation=pixels size=7"""
+
+    def arguments(self) -> dict[str, Any]:
+        """The pairs as a dictionary; values are Python literals where they look like one."""
+        pairs = {}
+        for pair in self.kwargs:
+            name, equals, text = pair.partition("=")
+            if not equals or not name.isidentifier():
+                raise ConfigError(f"--envs.kwargs {pair} is not a name=value pair; write it like observation=pixels")
+            try:
+                pairs[name] = ast.literal_eval(text)
+            except (ValueError, SyntaxError):
+                pairs[name] = text
+        return pairs
+
+    def validate(self) -> None:
+        self.arguments()
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """When and how the policy is evaluated, with environments and seeds of its own."""
+
+    enabled: bool = True
+    """Evaluate at all."""
+    episodes: int = 100
+    """Fresh episodes of one published version in an evaluation; 20 for Atari."""
+    every_env_steps: int = 20_000
+    """Decisions between two evaluations."""
+    greedy: bool = True
+    """Take the likeliest action; otherwise explore as in training."""
+
+    def validate(self) -> None:
+        _at_least("eval.episodes", self.episodes, 1)
+        _at_least("eval.every_env_steps", self.every_env_steps, 1)
+
+    def plan(self, until_return: float | None) -> EvalPlan:
+        return EvalPlan(self.enabled, self.episodes, self.every_env_steps, self.greedy, until_return)
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the state of a run is saved."""
+
+    every_seconds: float = 60.0
+    """Time between two checkpoints; there is always one from step 0 and one at the end."""
+    keep: int = 3
+    """How many of the newest are kept."""
+
+    def validate(self) -> None:
+        _at_least("checkpoint.every_seconds", self.every_seconds, 0.1)
+        _at_least("checkpoint.keep", self.keep, 1)
+
+
+@dataclass(frozen=True)
+class ConsoleConfig:
+    """What is shown while it runs."""
+
+    mode: Literal["auto", "live", "plain", "none"] = "auto"
+    """A live table, plain lines or nothing; auto is live on a terminal and plain elsewhere."""
+    every_seconds: float = 5.0
+    """Time between two plain lines."""
+
+    def validate(self) -> None:
+        _at_least("console.every_seconds", self.every_seconds, 0.1)
+
+
+@dataclass(frozen=True)
+class Experiment(Generic[A, R]):
+    """Every value of a run."""
+
+    algorithm: A
+    """What is learned."""
+    architecture: R
+    """Who does what, with whom."""
+    net: NetConfig = field(default_factory=NetConfig)
+    """The network."""
+    envs: EnvsConfig = field(default_factory=EnvsConfig)
+    """How environments are made."""
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    """When and how the policy is evaluated."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """When the state is saved."""
+    faults: Faults = field(default_factory=Faults)
+    """When to give up on a role."""
+    console: ConsoleConfig = field(default_factory=ConsoleConfig)
+    """What is shown while it runs."""
+    runtime: Literal["local", "inline"] = "local"
+    """Where roles live: local has a process each, inline runs them in one thread, bit-exact for a seed."""
+    actors: int | Literal["auto"] = "auto"
+    """How many actors; auto chooses by the number of cores."""
+    learners: int = 1
+    """How many learners share the gradients."""
+    learner_threads: int = 1
+    """Threads that each learner computes with."""
+    seed: int = 0
+    """Everything random derives from it."""
+    until_return: float | None = None
+    """Stop when an evaluation's mean return reaches this, confirmed by a second one."""
+    max_env_steps: int | None = None
+    """Stop after this many agent decisions."""
+    max_seconds: float | None = None
+    """Stop after this much time, counted from the first environment step."""
+    run_dir: str | None = None
+    """Where the run is written; runs/<time>-<preset>-<env>-<seed> by default."""
+    tensorboard: bool = True
+    """Write TensorBoard files into the run directory."""
+
+    @property
+    def actor_count(self) -> int:
+        """The number behind `auto`: a core is left for the learner, but two actors overlap better than one."""
+        return max(2, len(os.sched_getaffinity(0)) - 1) if self.actors == "auto" else self.actors
+
+    def validate(self) -> None:
+        sections: tuple[Any, ...] = (self.algorithm, self.architecture, self.net, self.envs, self.eval, self.checkpoint,
+                                     self.console)
+        for section in sections:
+            section.validate()
+        if self.actors != "auto":
+            _at_least("actors", self.actors, 1, " (or auto)")
+        _at_least("learners", self.learners, 1)
+        _at_least("learner_threads", self.learner_threads, 1)
+        _at_least("seed", self.seed, 0)
+        _at_least("faults.hang_seconds", self.faults.hang_seconds, 1)
+        for name in ("max_env_steps", "max_seconds"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name}={value} is not possible: give more than 0, or leave {flag(name)} out")
+        if self.until_return is not None and not self.eval.enabled:
+            raise ConfigError(f"until_return={self.until_return:g} needs evaluations, but eval.enabled is false; "
+                              "turn it on with --eval.enabled")
+
+
+def flag(name: str) -> str:
+    """The command line's spelling of a key."""
+    return "--" + name.replace("_", "-")
+
+
+def _at_least(name: str, value: float, least: float, hint: str = "") -> None:
+    if value < least:
+        raise ConfigError(f"{name}={value} is not possible: give {flag(name)} {least:g} or more{hint}")
+
+
+@dataclass(frozen=True)
+class Names:
+    """Which preset, algorithm and architecture."""
+
+    algorithm: str
+    architecture: str
+    preset: str | None = None
+
+    @property
+    def title(self) -> str:
+        return self.preset or f"{self.algorithm}x{self.architecture}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole experiment, ready to be checked and run."""
+
+    names: Names
+    env: Any  # EnvRef
+    experiment: Experiment[Any, Any]
+
+    def validate(self) -> None:
+        """All values on their own, and algorithm against data path."""
+        self.experiment.validate()
+        fit(self.names, self.experiment)
+
+
+def fit(names: Names, experiment: Experiment[Any, Any]) -> None:
+    """Whether the algorithm can learn from what the architecture delivers: computed, not listed."""
+    _, cls = algorithms.named(names.algorithm)
+    delivery = architecture_of(names.architecture).delivers(experiment.architecture)
+    if cls.tolerates < delivery.needs:
+        words = Tolerance.NAMES
+        able = [name for name in algorithms.ALGORITHMS if algorithms.named(name)[1].tolerates >= delivery.needs]
+        raise ConfigError(f"--algorithm {names.algorithm} with --architecture {names.architecture} does not fit: "
+                          f"{names.algorithm} tolerates {words[cls.tolerates]}, but {delivery.why} (needs: "
+                          f"{words[delivery.needs]}); use --algorithm {' or '.join(able) or 'another'}, "
+                          "or --architecture synchronous")
+
+
+def architecture_of(name: str) -> Any:
+    """The module of an architecture."""
+    if name not in architectures.ARCHITECTURES:
+        raise ConfigError(f"there is no architecture {name!r}{closest(name, architectures.ARCHITECTURES, 'there are')}")
+    return architectures.named(name)
+
+
+def algorithm_config(name: str) -> type:
+    if name not in algorithms.ALGORITHMS:
+        raise ConfigError(f"there is no algorithm {name!r}{closest(name, algorithms.ALGORITHMS, 'there are')}")
+    return algorithms.named(name)[0]
+
+
+def experiment_type(names: Names) -> Any:
+    """Experiment[its algorithm's Config, its architecture's Config]: what tyro needs to know."""
+    return Experiment[algorithm_config(names.algorithm), architecture_of(names.architecture).Config]  # type: ignore[misc]
+
+
+def default_plan(names: Names, env: Any, preset: Preset | None, overrides: Mapping[str, Any] | None = None) -> Plan:
+    """The defaults, then the preset's values for the environment, then `overrides` (dotted or nested keys)."""
+    experiment: Experiment[Any, Any] = Experiment(algorithm_config(names.algorithm)(),
+                                                  architecture_of(names.architecture).Config())
+    if env.name.startswith("ALE/"):
+        experiment = apply(experiment, {"eval.episodes": 20}, "the default for Atari")
+    if preset is not None:
+        experiment = apply(experiment, preset.values(env.name), f"preset {preset.name}")
+    return Plan(names, env, apply(experiment, overrides or {}, ""))

@@ -1,0 +1,159 @@
+"""Acting with a trained policy: `run.policy`, `shoal eval` and `shoal play`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from shoal.core import Algorithm, Progress, StepView, Tree
+from shoal.envs import BatchedEnv
+from shoal.envs.spaces import ActionCodec, Layout
+from shoal.errors import CheckpointError, ConfigError
+from shoal.experiment.checkpoints import TensorFiles
+from shoal.slots import leaves
+
+__all__ = ["Evaluation", "Policy", "evaluate", "frames", "published_of"]
+
+
+def published_of(algorithm: Algorithm, folder: Path) -> Tree:
+    """The weights to act with: the best version that was evaluated, or the learner's newest without an evaluation."""
+    tensors = TensorFiles()
+    states = {path.name: tensors.load(path) for path in sorted(folder.glob("*.safetensors"))}
+    published = algorithm.published_layout().empty()
+    for state in states.values():
+        if math.isfinite(float(state.get("best_return", np.array([math.nan]))[0])):
+            for path, leaf in leaves(published):
+                leaf[...] = state[f"best/{'/'.join(path)}"]
+            return published
+    for state in states.values():
+        if "counts" in state:
+            learn = algorithm.learn(0)
+            with torch.no_grad():
+                for name, tensor in learn.state.items():
+                    tensor.copy_(torch.from_numpy(state[f"learn/{name}"]))
+            return learn.published(Progress(int(state["counts"][0]), int(state["counts"][1])))
+    raise CheckpointError(f"{folder} holds no weights")
+
+
+class Policy:
+    """A trained policy for one environment at a time: greedy, with its memory.
+
+        policy.reset()                          # at the start of an episode
+        action = policy.act(observation)        # as the environment's own step() takes it
+    """
+
+    def __init__(self, algorithm: Algorithm, published: Tree, env: Any) -> None:
+        self._policy = algorithm.policy()
+        self._policy.load(published)
+        self._layout, self._codec = Layout(env.observation_space), ActionCodec(env.action_space)
+        self._wants_previous = "prev_action" in algorithm.record.layout.fields
+        self._rng = torch.Generator().manual_seed(0)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the episode so far."""
+        self._state, self._first, self._previous = self._policy.initial_state(1), True, None
+
+    def act(self, observation: Any, *, mask: Any = None, reward: float = 0.0) -> Any:
+        """The likeliest action. `mask` says which actions are legal, `reward` is the last one (for nets that see it)."""
+        buffers = self._layout.buffers(1)
+        self._layout.write(buffers, 0, observation)
+        if self._layout.masked and mask is None:
+            mask = observation["action_mask"]
+        view = StepView(self._layout.tree(buffers), np.array([self._first]),
+                        None if mask is None else self._codec.mask(mask)[None])
+        if self._wants_previous:
+            blank = np.zeros((1, *self._codec.shape), np.float32 if self._codec.kind == "box" else np.int64)
+            view.prev_action = blank if self._previous is None else self._previous
+            view.prev_reward = np.array([0.0 if self._first else reward], np.float32)
+        action, self._state, _ = self._policy.act(view, self._state, None, self._rng)
+        self._first, self._previous = False, action
+        return self._codec.rows(action, 1)[0]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Returns and lengths of fresh episodes."""
+
+    returns: np.ndarray
+    lengths: np.ndarray
+
+    def sentence(self) -> str:
+        return (f"return {self.returns.mean():.2f} ± {self.returns.std():.2f} over {len(self.returns)} episodes "
+                f"(min {self.returns.min():.2f}, max {self.returns.max():.2f}), length {self.lengths.mean():.1f}")
+
+
+def evaluate(algorithm: Algorithm, published: Tree, env: BatchedEnv, episodes: int, seed: int) -> Evaluation:
+    """Greedy episodes: of each row the first ones, so that short episodes count no more than long ones."""
+    policy, seats = algorithm.policy(), env.num_seats
+    policy.load(published)
+    quota = np.full(seats, episodes // seats)
+    quota[: episodes % seats] += 1
+    totals, lengths = np.zeros(seats), np.zeros(seats, np.int64)
+    done: list[tuple[float, int]] = []
+    now, action = env.reset(seed), None
+    state, sight, rng = policy.initial_state(seats), algorithm.record.sight(seats), torch.Generator().manual_seed(seed)
+    while quota.any():
+        action, state, _ = policy.act(sight.of(now, action), state, None, rng)
+        now = env.step(action)
+        totals += now.reward * now.valid
+        lengths += now.valid
+        for row in np.flatnonzero(now.last & now.valid):
+            if quota[row]:
+                quota[row] -= 1
+                done.append((float(totals[row]), int(lengths[row])))
+            totals[row], lengths[row] = 0.0, 0
+    returns, counts = zip(*done, strict=True)
+    return Evaluation(np.array(returns), np.array(counts))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One step of `shoal play`."""
+
+    episode: int
+    step: int
+    action: Any
+    reward: float
+    total: float
+    ended: bool
+    picture: Any  # what render() gave
+
+
+def frames(policy: Policy, env: gym.Env, episodes: int, seed: int) -> Iterator[Frame]:
+    """Play whole episodes in one plain environment, one frame a step."""
+    for episode in range(episodes):
+        observation, info = env.reset(seed=seed + episode)
+        policy.reset()
+        total, reward, step, ended = 0.0, 0.0, 0, False
+        yield Frame(episode, 0, None, 0.0, 0.0, False, _render(env))
+        while not ended:
+            action = policy.act(observation, mask=info.get("action_mask"), reward=reward)
+            observation, reward, terminated, truncated, info = env.step(action)
+            reward, ended = float(reward), bool(terminated or truncated)
+            total, step = total + reward, step + 1
+            yield Frame(episode, step, action, reward, total, ended, _render(env))
+
+
+def _render(env: gym.Env) -> Any:
+    return env.render() if env.render_mode is not None else None
+
+
+def plain_env(target: Any, kwargs: dict[str, Any], render_mode: str | None) -> gym.Env:
+    """One ordinary gymnasium environment, for playing."""
+    extra = {"render_mode": render_mode} if render_mode else {}
+    try:
+        env = gym.make(target, disable_env_checker=True, **kwargs, **extra) if isinstance(target, str) else target(**kwargs, **extra)
+    except Exception as error:  # whatever a foreign constructor raises
+        raise ConfigError(f"{target} cannot be made for playing{f' with render_mode={render_mode!r}' if render_mode else ''}: "
+                          f"{error}; leave --video out, or install what it needs") from None
+    if not isinstance(env, gym.Env):
+        raise ConfigError(f"{target} makes a {type(env).__name__}; `play` shows plain gymnasium environments: use `shoal eval`")
+    return env

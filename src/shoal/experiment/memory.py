@@ -1,0 +1,38 @@
+"""The peak memory of a run: proportional set sizes of this process and all below it, sampled now and then."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+__all__ = ["PeakMemory"]
+
+EVERY_SECONDS = 5.0
+
+
+class PeakMemory:
+    """PSS counts shared pages (forked interpreters, wires) once, divided among those who share them."""
+
+    def __init__(self) -> None:
+        self.peak_mb = 0.0
+        self._next = 0.0
+
+    def sample(self, now: float, force: bool = False) -> None:
+        if now < self._next and not force:
+            return
+        self._next = now + EVERY_SECONDS
+        import psutil
+
+        me = psutil.Process()
+        total = 0.0
+        for process in (me, *me.children(recursive=True)):
+            with contextlib.suppress(psutil.Error, OSError, ValueError, IndexError):
+                total += _proportional_mb(process.pid)
+        self.peak_mb = max(self.peak_mb, total)
+
+
+def _proportional_mb(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    return 0.0

@@ -1,0 +1,199 @@
+"""The command line's arguments -> a Plan. tyro reads the values; its error boxes become one sentence here."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, is_dataclass
+from typing import Any, TypeVar, get_type_hints
+
+from shoal.errors import ConfigError
+from shoal.experiment.config import Names, Plan, default_plan, experiment_type, flag
+from shoal.experiment.presets import closest, load_preset, preset_names
+from shoal.experiment.references import EnvRef
+from shoal.experiment.values import keys, words
+
+__all__ = ["parse_options", "parse_train", "split_positionals"]
+
+T = TypeVar("T")
+NUMBER = re.compile(r"-[\d.]")
+
+
+def is_option(token: str) -> bool:
+    return token.startswith("-") and not NUMBER.match(token)
+
+
+@dataclass
+class Choice:
+    """What stands before the options: which preset or pair, and which environment."""
+
+    algorithm: str | None
+    architecture: str | None
+    positionals: list[str]
+    rest: list[str]
+
+
+def choose(arguments: Sequence[str]) -> Choice:
+    """Take --algorithm A and --architecture B (names without a dot) and the positionals out of the arguments."""
+    chosen: dict[str, str] = {}
+    tokens = list(arguments)
+    for name in ("--algorithm", "--architecture"):
+        for i, token in enumerate(tokens):
+            if token == name:
+                if i + 1 == len(tokens) or is_option(tokens[i + 1]):
+                    raise ConfigError(f"{name} needs a name; `shoal list` shows them")
+                chosen[name] = tokens[i + 1]
+                del tokens[i : i + 2]
+                break
+            if token.startswith(f"{name}="):
+                chosen[name] = token.partition("=")[2]
+                del tokens[i]
+                break
+    positionals, rest = split_positionals(tokens, 1 if chosen else 2)
+    return Choice(chosen.get("--algorithm"), chosen.get("--architecture"), positionals, rest)
+
+
+def split_positionals(tokens: Sequence[str], wanted: int) -> tuple[list[str], list[str]]:
+    """Those before the first option; then, while some are missing, those after an option that has a value already."""
+    positionals: list[str] = []
+    rest: list[str] = []
+    full = True  # whether the last option has its value
+    for token in tokens:
+        if is_option(token):
+            rest.append(token)
+            full = "=" in token or bool(re.match(r"--(\w+\.)?no-", token))
+        elif not rest or (full and len(positionals) < wanted):
+            positionals.append(token)
+        else:
+            rest.append(token)
+            full = True
+    return positionals, rest
+
+
+def parse_train(arguments: Sequence[str]) -> Plan:
+    """`PRESET ENV [options]` or `--algorithm A --architecture B ENV [options]`."""
+    choice = choose(arguments)
+    names, env, preset = _what(choice)
+    plan = default_plan(names, EnvRef(env), preset)
+    experiment = parse_options(experiment_type(names), plan.experiment, choice.rest, "shoal train PRESET ENV")
+    return Plan(names, plan.env, experiment)
+
+
+def _what(choice: Choice) -> tuple[Names, str, Any]:
+    given, there = choice.positionals, ", ".join(preset_names())
+    if choice.algorithm or choice.architecture:
+        if not (choice.algorithm and choice.architecture):
+            one, other = ("--algorithm", "--architecture") if choice.algorithm else ("--architecture", "--algorithm")
+            value = choice.algorithm or choice.architecture
+            raise ConfigError(f"{one} {value} needs {other} beside it; `shoal list` shows what fits")
+        if len(given) > 1:
+            raise ConfigError(f"{' '.join(given)}: give a preset, or --algorithm and --architecture, not both; "
+                              "only the environment stands alone then")
+        if not given:
+            raise ConfigError("which environment? Add its id, such as CartPole-v1")
+        return Names(choice.algorithm, choice.architecture), given[0], None
+    if not given:
+        raise ConfigError(f"which preset and which environment? Such as: shoal train impala CartPole-v1 ({there})")
+    preset = load_preset(given[0])
+    if len(given) == 1:
+        raise ConfigError(f"which environment? Add its id: shoal train {given[0]} CartPole-v1")
+    if len(given) > 2:
+        raise ConfigError(f"{given[2]!r} is one word too many: give PRESET and ENV, then --options")
+    return Names(preset.algorithm, preset.architecture, preset.name), given[1], preset
+
+
+def parse_options(kind: Any, default: T, arguments: Sequence[str], usage: str) -> T:
+    """The values in `arguments`, over `default`. -h prints every option and exits with 0."""
+    import tyro
+
+    if any(token in ("-h", "--help") for token in arguments):
+        tyro.cli(kind, default=default, args=["--help"], prog=usage)
+    known = {_loose(option): option for option in _options(default)}
+    tokens = [_spelled(token, known) if is_option(token) else token for token in arguments]
+    if tokens and not is_option(tokens[0]):
+        raise ConfigError(f"{tokens[0]!r} is one word too many; {usage} [--options]")
+    result = _quietly(kind, default, tokens)
+    if result is not None:
+        return result
+    for group in _groups(tokens):
+        if _quietly(kind, default, group) is None:
+            raise ConfigError(_complaint(default, group))
+    raise ConfigError(f"{' '.join(tokens)} cannot be understood; see {usage} --help")
+
+
+def _quietly(kind: Any, default: T, tokens: Sequence[str]) -> T | None:
+    import tyro
+
+    quiet = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(quiet), contextlib.redirect_stdout(quiet):
+            return tyro.cli(kind, default=default, args=list(tokens))
+    except SystemExit:
+        return None
+
+
+def _options(default: Any) -> list[str]:
+    options = []
+    for key in keys(default):
+        options.append(f"--{key}")
+        if isinstance(_value(default, key), bool):
+            section, _, name = key.rpartition(".")
+            options.append(f"--{section}.no_{name}" if section else f"--no_{name}")
+    return options
+
+
+def _value(default: Any, key: str) -> Any:
+    for part in key.split("."):
+        default = getattr(default, part)
+    return default
+
+
+def _loose(option: str) -> str:
+    return ".".join(part.strip("_-").replace("_", "-") for part in option.split("."))
+
+
+def _spelled(token: str, known: dict[str, str]) -> str:
+    """The option as tyro spells it (any mixture of - and _ will do); a sentence where there is none."""
+    name, equals, value = token.partition("=")
+    option = known.get(_loose(name))
+    if option is None:
+        flags = [f"--{loose}" for loose in known]
+        raise ConfigError(f"there is no option {name}{_nearest(name, flags)}")
+    return option.replace("_", "-").rstrip("-") + ("_" if option.endswith("_") else "") + equals + value
+
+
+def _nearest(name: str, flags: list[str]) -> str:
+    """The nearest option; the last part counts where a section is missing or wrong: --lr for --algorithm.lr."""
+    same = [known for known in flags if known.rpartition(".")[2] == _loose(name).rpartition(".")[2]]
+    if same:
+        return f"; did you mean {same[0]}?"
+    hint = closest(f"--{_loose(name)}", flags, "")
+    return hint if hint.startswith("; did you mean") else "; see `shoal train PRESET ENV --help`"
+
+
+def _groups(tokens: Sequence[str]) -> list[list[str]]:
+    groups: list[list[str]] = []
+    for token in tokens:
+        if is_option(token):
+            groups.append([token])
+        else:
+            groups[-1].append(token)
+    return groups
+
+
+def _complaint(default: Any, group: list[str]) -> str:
+    """What is wrong with one option and its values."""
+    name, equals, value = group[0].partition("=")
+    values = [value] if equals else group[1:]
+    key = next((key for key in keys(default) if _loose(key) == _loose(name)), None)
+    if key is None:
+        return f"{' '.join(group)} is not possible: {name} takes no value"
+    section, _, last = key.rpartition(".")
+    holder = _value(default, section) if section else default
+    hint = get_type_hints(type(holder)).get(last) if is_dataclass(holder) else None
+    if not values:
+        return f"{flag(key)} needs a value: give {words(hint)}"
+    shown = "takes no value: write it alone, or with no- before its name" if hint is bool else f"give {words(hint)}"
+    return f"{flag(key)} {' '.join(values)} is not possible: {shown}"

@@ -1,0 +1,87 @@
+"""From a Plan to a Program: everything that can be wrong is found here, before any process starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from shoal import __version__, algorithms
+from shoal.architectures.parts import EnvSource, Parts
+from shoal.core import Algorithm
+from shoal.envs import EnvSpec
+from shoal.errors import ConfigError
+from shoal.experiment.checkpoints import TensorFiles
+from shoal.experiment.config import Experiment, Names, Plan, architecture_of, default_plan
+from shoal.experiment.references import EnvRef
+from shoal.experiment.values import apply, plain
+from shoal.runtime import Program
+
+__all__ = ["Prepared", "plan_from_json", "plan_to_json", "prepare"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked plan with what was built from it."""
+
+    plan: Plan
+    source: EnvSource
+    spec: EnvSpec
+    algorithm: Algorithm
+
+    def program(self, resumed: int = 0) -> Program:
+        """Draw the graph."""
+        names, experiment = self.plan.names, self.plan.experiment
+        program = Program(names.title, experiment.seed, TensorFiles())
+        program.resumed = resumed
+        parts = Parts(self.algorithm, self.source, experiment.architecture.envs_per_actor, seed=experiment.seed,
+                      actors=experiment.actor_count, learners=experiment.learners,
+                      learner_threads=experiment.learner_threads, max_env_steps=experiment.max_env_steps,
+                      eval=experiment.eval.plan(experiment.until_return))
+        architecture_of(names.architecture).draw(program, parts, experiment.architecture)
+        return program
+
+
+def prepare(plan: Plan) -> Prepared:
+    """Check the plan, make one environment to learn its spaces, and build the algorithm for them."""
+    plan.validate()
+    experiment = dataclasses.replace(plan.experiment, actors=plan.experiment.actor_count)
+    plan = dataclasses.replace(plan, experiment=experiment)
+    source = EnvSource(plan.env.target, experiment.envs.backend, experiment.envs.arguments())
+    if experiment.runtime == "local" and not isinstance(plan.env.target, str):
+        try:
+            cloudpickle.dumps(plan.env.target)
+        except Exception as error:  # pickling runs the user's own code, which may raise anything
+            raise ConfigError(f"the environment {plan.env.name} cannot be sent to other processes: {error}; "
+                              "make it inside the callable, or use runtime=\"inline\"") from None
+    spec = source.describe()
+    seats = experiment.architecture.envs_per_actor * spec.seats_per_env
+    return Prepared(plan, source, spec, algorithms.make(experiment.algorithm, spec, experiment.net, seats))
+
+
+def plan_to_json(plan: Plan, resumed: int = 0) -> dict[str, Any]:
+    """config.json: every value, resolved."""
+    values: dict[str, Any] = plain(plan.experiment)
+    values["algorithm"] = {"name": plan.names.algorithm, **values["algorithm"]}
+    values["architecture"] = {"name": plan.names.architecture, **values["architecture"]}
+    return {"shoal": __version__, "preset": plan.names.preset, "env": plan.env.record(), "resumed": resumed, **values}
+
+
+def plan_from_json(config: Mapping[str, Any], where: str, env: Any = None) -> Plan:
+    """The plan of a run; `env` replaces its environment."""
+    values = dict(config)
+    for key in ("shoal", "resumed"):
+        values.pop(key, None)
+    try:
+        preset, record = values.pop("preset"), values.pop("env")
+        algorithm, architecture = dict(values.pop("algorithm")), dict(values.pop("architecture"))
+        names = Names(algorithm.pop("name"), architecture.pop("name"), preset)
+    except KeyError as error:
+        raise ConfigError(f"{where} is no config.json of shoal: it has no {error}; give a run directory") from None
+    plan = default_plan(names, EnvRef.from_record(record, env), None)
+    experiment: Experiment[Any, Any] = apply(plan.experiment, {**values, "algorithm": algorithm,
+                                                               "architecture": architecture}, where)
+    return Plan(names, plan.env, experiment)

@@ -1,0 +1,106 @@
+"""Environments and networks by name: how a run records them, how it finds them again, and what it may import then.
+
+A run directory is data, but resuming a run imports the modules that it names. Modules of the installed environment are
+imported as they are; others only after the user said --trust.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import ConfigError
+
+__all__ = ["EnvRef", "check_trust", "find", "import_path", "modules_of"]
+
+
+def import_path(thing: Any) -> str | None:
+    """module:qualname of a class or function that another process can import; None for lambdas, closures, notebooks."""
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if not module or not name or module == "__main__" or "<" in name:
+        return None
+    try:
+        return f"{module}:{name}" if find(f"{module}:{name}") is thing else None
+    except ConfigError:
+        return None
+
+
+def find(path: str) -> Any:
+    """The thing behind module:qualname."""
+    module, _, name = path.partition(":")
+    try:
+        thing: Any = import_module(module)
+        for part in name.split("."):
+            thing = getattr(thing, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{path} cannot be imported: {error}; run where it can be, or install its package") from None
+    return thing
+
+
+@dataclass(frozen=True)
+class EnvRef:
+    """An environment: an id, a gymnasium.Env class, or a callable."""
+
+    target: Any
+
+    @property
+    def name(self) -> str:
+        """For people, folders and presets."""
+        if isinstance(self.target, str):
+            return self.target
+        name = str(getattr(self.target, "__qualname__", type(self.target).__name__))
+        return name.rpartition(".")[2].strip("<>")
+
+    def record(self) -> dict[str, Any]:
+        """For config.json."""
+        if isinstance(self.target, str):
+            return {"name": self.name, "id": self.target}
+        return {"name": self.name, "import": import_path(self.target)}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], given: Any = None) -> EnvRef:
+        """The environment of a run, or the one that was given for it."""
+        if given is not None:
+            return cls(given)
+        if "id" in record:
+            return cls(record["id"])
+        if record.get("import"):
+            return cls(find(record["import"]))
+        raise ConfigError(f"the environment {record.get('name')} of this run was made in a script or notebook and "
+                          "cannot be imported; pass it again in Python: shoal.resume(run, env=...)")
+
+
+def modules_of(config: Mapping[str, Any]) -> list[str]:
+    """The top-level modules that a run's config.json names, other than shoal's own choices."""
+    env = config.get("env", {})
+    registered = env.get("id") if ":" in str(env.get("id")) else None  # gymnasium's module:Env-v0
+    named = [env.get("import"), registered, config.get("net", {}).get("module")]
+    return sorted({path.partition(":")[0].partition(".")[0] for path in named if path})
+
+
+def check_trust(modules: Sequence[str], trust: bool) -> list[str]:
+    """One line per module that will be imported; refuses those outside the installed environment without `trust`."""
+    lines = []
+    for module in modules:
+        spec = importlib.util.find_spec(module)  # a top-level name: nothing is imported by looking
+        if spec is None:
+            raise ConfigError(f"this run needs the module {module}, which cannot be found; install it, "
+                              "or run from the folder that has it")
+        places = [spec.origin, *(spec.submodule_search_locations or ())]
+        place = next((p for p in places if p), "?")
+        if not trust and module not in sys.stdlib_module_names and not _installed(place):
+            raise ConfigError(f"this run imports the module {module} from {place}, which is outside the installed "
+                              "environment; look at it and add --trust if you trust it")
+        lines.append(f"imports {module} from {place}")
+    return lines
+
+
+def _installed(place: str) -> bool:
+    roots = {sysconfig.get_paths()[key] for key in ("purelib", "platlib")} | {str(Path(__file__).parents[1])}
+    return any(Path(place).resolve().is_relative_to(Path(root).resolve()) for root in roots)

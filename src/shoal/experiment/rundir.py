@@ -1,0 +1,134 @@
+"""The run directory: config.json, metrics.jsonl (the truth), summary.json, checkpoints/, logs/, tensorboard/."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import CheckpointError, ConfigError
+from shoal.experiment.checkpoints import Checkpoints, write_json
+from shoal.telemetry.sinks import jsonable, read_lines
+
+__all__ = ["RunDir", "default_directory", "list_runs"]
+
+RUNS = Path("runs")
+
+
+def default_directory(name: str, env: str, seed: int) -> Path:
+    """runs/<time>-<preset>-<env>-<seed>, with a number at the end where that exists."""
+    words = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{name}-{env}-{seed}").strip("-")
+    base = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{words}"
+    path, number = base, 2
+    while path.exists():
+        path, number = base.with_name(f"{base.name}.{number}"), number + 1
+    return path
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """One run's files."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def summary_file(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def checkpoints(self, keep: int = 3) -> Checkpoints:
+        return Checkpoints(self.path / "checkpoints", keep)
+
+    @classmethod
+    def check_free(cls, path: Path) -> None:
+        """A new run may go into a folder that does not exist, or an empty one."""
+        if (path / "config.json").exists():
+            raise ConfigError(f"--run-dir {path} already has a run; continue it with `shoal resume {path}`, "
+                              "or give another directory")
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            what = "is not empty" if path.is_dir() else "is a file"
+            raise ConfigError(f"--run-dir {path} {what}; give a directory that is empty or does not exist")
+
+    @classmethod
+    def create(cls, path: Path, config: Mapping[str, Any]) -> RunDir:
+        cls.check_free(path)
+        run = cls(path)
+        try:
+            run.logs.mkdir(parents=True)
+            (path / "checkpoints").mkdir()
+            run.save_config(config)
+        except OSError as error:
+            raise ConfigError(f"--run-dir {path} cannot be written: {error.strerror or error}; "
+                              "give another directory") from None
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDir:
+        """An existing run; exits with the list of runs that there are where this is none."""
+        if not (path / "config.json").is_file():
+            there = [run.path for run in find_runs()]
+            hint = f"the newest run is {there[-1]}" if there else "start one with `shoal train`"
+            what = "has no run in it (no config.json)" if path.exists() else "does not exist"
+            raise ConfigError(f"{path} {what}; {hint}")
+        return cls(path)
+
+    def config(self) -> dict[str, Any]:
+        return self._read(self.config_file)
+
+    def save_config(self, config: Mapping[str, Any]) -> None:
+        write_json(self.config_file, config)
+
+    def summary(self) -> dict[str, Any]:
+        return self._read(self.summary_file) if self.summary_file.exists() else {}
+
+    def save_summary(self, summary: Mapping[str, Any]) -> None:
+        write_json(self.summary_file, jsonable(summary))
+
+    def last_snapshot(self) -> dict[str, Any]:
+        """The last whole line of metrics.jsonl that is a snapshot."""
+        return next((row for row in reversed(read_lines(self.metrics_file)) if row.get("kind") == "snapshot"), {})
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        try:
+            value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from None
+        return value
+
+
+def find_runs(root: Path = RUNS) -> list[RunDir]:
+    """All runs under a folder, oldest first."""
+    if not root.is_dir():
+        return []
+    found = [path for path in root.iterdir() if (path / "config.json").is_file()]
+    return [RunDir(path) for path in sorted(found, key=lambda path: (path / "config.json").stat().st_mtime)]
+
+
+def list_runs(root: Path = RUNS) -> list[dict[str, Any]]:
+    """One row per run for `shoal runs`."""
+    rows = []
+    for run in find_runs(root):
+        try:
+            config, summary = run.config(), run.summary()
+        except CheckpointError as error:
+            rows.append({"run": str(run.path), "stopped_by": f"unreadable: {error}"})
+            continue
+        keys = ("stopped_by", "env_steps", "seconds", "train_return", "eval_return")
+        rows.append({"run": str(run.path), "preset": config.get("preset") or config.get("algorithm", {}).get("name"),
+                     "env": config.get("env", {}).get("name"), **{key: summary.get(key) for key in keys}})
+    return rows

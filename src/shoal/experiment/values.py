@@ -1,0 +1,114 @@
+"""Puts plain values (of TOML, JSON or keyword arguments) into frozen dataclasses; a sentence for what does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from shoal.errors import ConfigError
+from shoal.experiment.presets import closest
+
+__all__ = ["apply", "keys", "plain"]
+
+T = TypeVar("T")
+
+
+def apply(config: T, values: Mapping[str, Any], where: str) -> T:
+    """A copy with `values` put in. Keys are dotted ("algorithm.lr") or nested ({"algorithm": {"lr": ...}})."""
+    for key, value in values.items():
+        config = _put(config, key.split("."), value, key, where)
+    return config
+
+
+def _put(config: Any, path: list[str], value: Any, key: str, where: str) -> Any:
+    name, rest = path[0], path[1:]
+    if not dataclasses.is_dataclass(config) or name not in {f.name for f in dataclasses.fields(config)}:
+        known = list(keys(config)) if dataclasses.is_dataclass(config) else []
+        inside = f"in {where}: " if where else ""
+        raise ConfigError(f"{inside}there is no setting {key!r}{closest(key.split('.')[-1], known, 'there are')}")
+    current = getattr(config, name)
+    if rest:
+        return dataclasses.replace(config, **{name: _put(current, rest, value, key, where)})
+    if dataclasses.is_dataclass(current) and isinstance(value, Mapping):
+        inner = {f"{key}.{k}": v for k, v in value.items()}
+        for full, item in inner.items():
+            current = _put(current, full[len(key) + 1 :].split("."), item, full, where)
+        return dataclasses.replace(config, **{name: current})
+    return dataclasses.replace(config, **{name: fit_type(_hint(config, name), value, key)})
+
+
+def _hint(config: Any, name: str) -> Any:
+    hint = get_type_hints(type(config)).get(name, Any)
+    return type(getattr(config, name)) if isinstance(hint, TypeVar) else hint
+
+
+def fit_type(hint: Any, value: Any, key: str) -> Any:
+    """The value as its field wants it: 1 for a float becomes 1.0, a list becomes a tuple; anything else is an error."""
+    ok, fitted = _fits(hint, value)
+    if not ok:
+        raise ConfigError(f"{key}={value!r} is not possible: give {words(hint)}")
+    return fitted
+
+
+def _fits(hint: Any, value: Any) -> tuple[bool, Any]:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        for option in arguments:
+            ok, fitted = _fits(option, value)
+            if ok:
+                return True, fitted
+        return False, None
+    if origin is Literal:
+        return value in arguments, value
+    if origin is tuple:
+        return _fits_tuple(arguments, value)
+    if hint is Any or not isinstance(hint, type):
+        return True, value
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return True, float(value)
+    if hint is int:
+        whole = isinstance(value, int | float) and not isinstance(value, bool) and value % 1 == 0
+        return whole, int(value) if whole else None
+    return isinstance(value, hint), value
+
+
+def _fits_tuple(arguments: tuple[Any, ...], value: Any) -> tuple[bool, Any]:
+    if isinstance(value, Mapping) and arguments[:1] == (str,):  # name=value pairs
+        return True, tuple(f"{name}={item!r}" for name, item in value.items())
+    if not isinstance(value, list | tuple):
+        return False, None
+    inner = [_fits(arguments[0], item) for item in value]
+    return all(ok for ok, _ in inner), tuple(item for _, item in inner)
+
+
+def words(hint: Any) -> str:
+    """A type in words, for an error message."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(words(option) for option in arguments)
+    if origin is Literal:
+        return " or ".join(repr(choice) if isinstance(choice, str) else str(choice) for choice in arguments)
+    if origin is tuple:
+        return f"several of {words(arguments[0])}"
+    if hint is type(None):
+        return "none"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))
+
+
+def keys(config: Any, prefix: str = "") -> Iterator[str]:
+    """All dotted keys of a configuration."""
+    for entry in dataclasses.fields(config):
+        value = getattr(config, entry.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from keys(value, f"{prefix}{entry.name}.")
+        else:
+            yield f"{prefix}{entry.name}"
+
+
+def plain(config: Any) -> Any:
+    """A configuration as JSON values."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {entry.name: plain(getattr(config, entry.name)) for entry in dataclasses.fields(config)}
+    return [plain(item) for item in config] if isinstance(config, list | tuple) else config

@@ -1,0 +1,182 @@
+"""The actor-critic net: torso, core, and one linear layer that gives policy parameters and value together.
+
+    unroll   learners: [T, B, ...] in one go; time is folded into the batch for everything but the LSTM
+    step     actors and inference servers: [B, ...], without gradients, with as little Python as possible
+    final_values   the bootstrap of truncated episodes: values of observations that are in no sequence
+
+Where ``first`` is set an episode starts: the state is reset before that step, and the previous action and reward (where
+the net sees them) count as zero. Policy outputs start near uniform (gain .01), values with gain 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.errors import ConfigError
+from shoal.nets.config import NetConfig
+from shoal.nets.cores import LSTMCore, PassThrough, State
+from shoal.nets.encoder import Observation, encoder
+from shoal.nets.heads import ActionHead, action_head
+from shoal.nets.torsos import orthogonal
+
+__all__ = ["ActorCritic", "NetConfig", "Output", "build"]
+
+
+class Output(NamedTuple):
+    """Of unroll, with a leading T, and of step, without."""
+
+    params: Tensor
+    """Policy parameters [T, B, P], to be read by the head."""
+    value: Tensor
+    """[T, B]."""
+    state: State
+    """Recurrent state after the last step, [B, H] each; {} for feed-forward nets."""
+    states: State | None = None
+    """Recurrent state after every step, [T, B, H] each, if asked for."""
+
+
+def build(
+    observation_space: gym.Space,
+    action_space: gym.Space,
+    config: NetConfig | None = None,
+    mask_size: int | None = None,
+    seed: int | None = None,
+) -> ActorCritic:
+    """The net for these spaces. ``mask_size``: length of the environment's action masks, checked against the policy.
+
+    ``seed`` makes the initial weights reproducible without touching the global generator.
+    """
+    config = config or NetConfig()
+    config.validate()
+    head = action_head(action_space, config.continuous)
+    if mask_size and mask_size != head.mask_size:
+        raise ConfigError(
+            f"action masks have {mask_size} entries, but the policy over {action_space} has "
+            f"{head.mask_size or 'no'} logits"
+        )
+    if seed is None:
+        return ActorCritic(observation_space, head, config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return ActorCritic(observation_space, head, config)
+
+
+class ActorCritic(nn.Module):
+    """See the module. ``head`` (an ActionHead) samples and judges actions from the parameters this net gives."""
+
+    def __init__(self, observation_space: gym.Space, head: ActionHead, config: NetConfig) -> None:
+        super().__init__()
+        self.head = head
+        self.torso = encoder(observation_space, config)
+        width = self.torso.features + (head.encoded + 1 if config.prev_action_reward else 0)
+        self.core = LSTMCore(width, config.lstm_size) if config.recurrent == "lstm" else PassThrough(width)
+        self.value_torso = encoder(observation_space, config) if config.separate_value else None
+        self._uses_previous = config.prev_action_reward
+        P = head.outputs
+        self.out = nn.Linear(self.core.features, P if config.separate_value else P + 1)
+        orthogonal(self.out)
+        nn.init.orthogonal_(self.out.weight.data[:P], 0.01)
+        if config.separate_value:
+            self.value_out = orthogonal(nn.Linear(self.value_torso.features, 1), 1.0)
+        else:
+            nn.init.orthogonal_(self.out.weight.data[P:], 1.0)
+        self.log_std = nn.Parameter(torch.zeros(head.size - P)) if head.size > P else None
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether there is a state to carry."""
+        return isinstance(self.core, LSTMCore)
+
+    def initial_state(self, B: int) -> State:
+        """State before the first step of an episode; {} for feed-forward nets."""
+        return self.core.initial_state(B)
+
+    def unroll(
+        self,
+        observation: Observation,
+        first: Tensor | None,
+        state: State,
+        prev_action: Tensor | None = None,
+        prev_reward: Tensor | None = None,
+        all_states: bool = False,
+    ) -> Output:
+        """A sequence [T, B, ...]. ``all_states`` also returns the state after every step (for final_values)."""
+        T, B = _lead(observation)
+        folded = _fold(observation)
+        x = self.torso(folded)
+        if self._uses_previous:
+            previous = self._previous(first, prev_action, prev_reward)
+            x = torch.cat([x, previous.flatten(0, 1)], 1)
+        states: State = {}
+        if self.recurrent:
+            x, state, states = self.core(x.unflatten(0, (T, B)), state, first)
+            x = x.flatten(0, 1)
+        params, value = self._read(x, folded)
+        return Output(params.unflatten(0, (T, B)), value.unflatten(0, (T, B)), state, states if all_states else None)
+
+    @torch.no_grad()
+    def step(
+        self,
+        observation: Observation,
+        first: Tensor | None,
+        state: State,
+        prev_action: Tensor | None = None,
+        prev_reward: Tensor | None = None,
+    ) -> Output:
+        """One step [B, ...] for acting, without gradients. ``first=None`` means that no episode starts."""
+        x = self.torso(observation)
+        if self._uses_previous:
+            x = torch.cat([x, self._previous(first, prev_action, prev_reward)], 1)
+        x, state = self.core.step(x, state, first)
+        params, value = self._read(x, observation)
+        return Output(params, value, state)
+
+    def final_values(
+        self,
+        final_observation: Observation,
+        states_after: State,
+        prev_action: Tensor | None = None,
+        prev_reward: Tensor | None = None,
+    ) -> Tensor:
+        """Values [K] of the true final observations [K, ...] of truncated episodes, without gradients.
+
+        ``states_after`` is the state after the truncated step, {} for feed-forward nets, gathered from
+        ``unroll(..., all_states=True).states`` as ``{k: s[t, b] for ...}``. Where the net sees them, the previous
+        action and reward are those of the truncated step.
+        """
+        return self.step(final_observation, None, states_after, prev_action, prev_reward).value
+
+    def _read(self, x: Tensor, observation: Observation) -> tuple[Tensor, Tensor]:
+        out = F.linear(x, self.out.weight, self.out.bias)
+        if self.value_torso is None:
+            params, value = out[:, :-1], out[:, -1]
+        else:
+            params, value = out, self.value_out(self.value_torso(observation)).squeeze(1)
+        if self.log_std is not None:
+            params = torch.cat([params, self.log_std.expand(params.shape[0], -1)], 1)
+        return params, value
+
+    def _previous(self, first: Tensor | None, prev_action: Tensor | None, prev_reward: Tensor | None) -> Tensor:
+        """[..., encoded + 1]: one-hot (or raw) action and clipped reward; zero where an episode starts."""
+        if prev_action is None or prev_reward is None:
+            raise ConfigError("net.prev_action_reward = True: the net needs prev_action and prev_reward at every step")
+        reward = prev_reward.float().clamp(-1, 1).unsqueeze(-1)
+        x = torch.cat([self.head.encode(prev_action), reward], -1)
+        return x if first is None else x.masked_fill(first.unsqueeze(-1), 0.0)
+
+
+def _lead(observation: Any) -> tuple[int, int]:
+    while isinstance(observation, dict):
+        observation = next(iter(observation.values()))
+    return observation.shape[0], observation.shape[1]
+
+
+def _fold(observation: Any) -> Any:
+    if isinstance(observation, dict):
+        return {key: _fold(part) for key, part in observation.items()}
+    return observation.flatten(0, 1)

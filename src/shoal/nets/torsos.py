@@ -1,0 +1,152 @@
+"""Torsos: one observation leaf in, features out. Time is folded into the batch before they are called.
+
+Nature CNN: Mnih et al. 2015. IMPALA ResNet: Espeholt et al. 2018, figure 3 right. Small convolution: MinAtar (Young &
+Tian 2019). Images are ``[N, C, H, W]``, uint8 (scaled by 1/255 here) or float, and run channels-last.
+Initialisation: orthogonal with gain sqrt(2) and bias 0 (PPO practice), except the ResNet's convolutions, whose residual
+sums would grow with it and which keep PyTorch's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.errors import ConfigError
+
+__all__ = ["MLP", "ImpalaResNet", "NatureCNN", "SmallConv", "orthogonal", "to_channels_last"]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "elu": F.elu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+}
+
+
+def orthogonal(layer: nn.Module, gain: float = math.sqrt(2)) -> nn.Module:
+    """Orthogonal weights, bias 0, in place."""
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def to_channels_last(image: Tensor) -> Tensor:
+    """float32 channels-last images; bytes become [0, 1]."""
+    x = image.to(dtype=torch.float32, memory_format=torch.channels_last)
+    return x.mul_(1 / 255) if image.dtype == torch.uint8 else x
+
+
+def _flat_features(x: Tensor) -> Tensor:
+    """[N, C, H, W] -> [N, H*W*C]: in the order of channels-last memory this is a view, not a copy."""
+    return x.permute(0, 2, 3, 1).flatten(1)
+
+
+class MLP(nn.Module):
+    """Dense layers, each followed by the activation. ``sizes`` are those of the layers, without the input's."""
+
+    def __init__(self, inputs: int, sizes: Sequence[int], activation: str = "tanh") -> None:
+        super().__init__()
+        widths = [inputs, *sizes]
+        self.layers = nn.ModuleList(orthogonal(nn.Linear(i, o)) for i, o in pairwise(widths))
+        self.features = widths[-1]
+        self._activation = ACTIVATIONS[activation]
+        self._layers = list(self.layers)  # a ModuleList is slow to walk, and acting on small batches is all overhead
+
+    def forward(self, x: Tensor) -> Tensor:  # [N, inputs] -> [N, features]
+        for layer in self._layers:
+            x = self._activation(F.linear(x, layer.weight, layer.bias))
+        return x
+
+
+class NatureCNN(nn.Module):
+    """8x8 stride 4 x 32, 4x4 stride 2 x 64, 3x3 x 64, dense 512."""
+
+    features = 512
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        channels = _check_image("nature", shape, 36)
+        self.convs = nn.ModuleList(
+            orthogonal(conv)
+            for conv in (nn.Conv2d(channels, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3, 1))
+        )
+        height, width = (((((n - 8) // 4 + 1) - 4) // 2 + 1) - 2 for n in shape[1:])
+        self.dense = orthogonal(nn.Linear(64 * height * width, self.features))
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, image: Tensor) -> Tensor:  # [N, C, H, W] -> [N, 512]
+        x = to_channels_last(image)
+        for conv in self.convs:
+            x = torch.relu(conv(x))
+        return torch.relu(self.dense(_flat_features(x)))
+
+
+class SmallConv(nn.Module):
+    """3x3 x 16, dense 128: for boards and planes of about 10 x 10."""
+
+    features = 128
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        channels = _check_image("small_conv", shape, 3)
+        self.conv = orthogonal(nn.Conv2d(channels, 16, 3))
+        self.dense = orthogonal(nn.Linear(16 * (shape[1] - 2) * (shape[2] - 2), self.features))
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, image: Tensor) -> Tensor:  # [N, C, H, W] -> [N, 128]
+        x = torch.relu(self.conv(to_channels_last(image)))
+        return torch.relu(self.dense(_flat_features(x)))
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(torch.relu(self.first(torch.relu(x))))
+
+
+class ImpalaResNet(nn.Module):
+    """Three sections (16, 32, 32 channels) of conv 3x3, max-pool 3x3 stride 2, two residual blocks; dense 256."""
+
+    features = 256
+
+    def __init__(self, shape: Sequence[int], channels: Sequence[int] = (16, 32, 32)) -> None:
+        super().__init__()
+        inputs = _check_image("impala", shape, 8)
+        sections, height, width = [], shape[1], shape[2]
+        for outputs in channels:
+            sections.append(
+                nn.Sequential(
+                    nn.Conv2d(inputs, outputs, 3, padding=1),
+                    nn.MaxPool2d(3, 2, padding=1),
+                    _Residual(outputs),
+                    _Residual(outputs),
+                )
+            )
+            inputs, height, width = outputs, (height + 1) // 2, (width + 1) // 2
+        self.sections = nn.Sequential(*sections)
+        self.dense = orthogonal(nn.Linear(inputs * height * width, self.features))
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, image: Tensor) -> Tensor:  # [N, C, H, W] -> [N, 256]
+        x = torch.relu(self.sections(to_channels_last(image)))
+        return torch.relu(self.dense(_flat_features(x)))
+
+
+def _check_image(torso: str, shape: Sequence[int], smallest: int) -> int:
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        raise ConfigError(
+            f"net.torso = {torso!r} needs images (channels, height, width) of at least {smallest} x {smallest}, "
+            f"but the observation has shape {tuple(shape)}; move the channels to the front or choose another torso"
+        )
+    return shape[0]

@@ -1,0 +1,101 @@
+"""Optimisers over ONE flat vector, in place, as functions of explicit state tensors.
+
+All parameters of a learner are one contiguous float32 vector (`shoal.nets.flat`), so an update is a handful of kernels,
+its state is a few named tensors that can be checkpointed, published or put into shared memory (Hogwild), and clipping
+is one norm. ``count`` is a float32 tensor with one element, so that several processes can share it.
+
+RMSProp puts epsilon inside the root (Mnih et al. 2016; TensorFlow): `torch.optim.RMSprop` puts it outside, which with
+the epsilons in use (0.1 to 1e-3) is another optimiser.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["adam_", "clip_by_global_norm_", "rmsprop_", "sgd_"]
+
+_FUSED_DEVICES = ("cpu", "cuda") if hasattr(torch, "_fused_adam_") else ()
+
+
+@torch.no_grad()
+def adam_(
+    params: Tensor,
+    grad: Tensor,
+    m: Tensor,
+    v: Tensor,
+    count: Tensor,
+    lr: float,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+) -> None:
+    """Adam (Kingma & Ba 2015); the numbers of `torch.optim.Adam`.
+
+    Uses PyTorch's fused kernel where there is one: 3 times faster than five separate ones for 10k to 2M parameters.
+    """
+    count += 1
+    if params.device.type in _FUSED_DEVICES and params.dtype == torch.float32:
+        torch._fused_adam_(
+            [params],
+            [grad],
+            [m],
+            [v],
+            [],
+            [count],
+            lr=lr,
+            beta1=b1,
+            beta2=b2,
+            weight_decay=0.0,
+            eps=eps,
+            amsgrad=False,
+            maximize=False,
+        )
+        return
+    steps = float(count)
+    m.lerp_(grad, 1 - b1)
+    v.mul_(b2).addcmul_(grad, grad, value=1 - b2)
+    root = v.sqrt().mul_((1 - b2**steps) ** -0.5).add_(eps)
+    params.addcdiv_(m, root, value=-lr / (1 - b1**steps))
+
+
+@torch.no_grad()
+def rmsprop_(
+    params: Tensor,
+    grad: Tensor,
+    square: Tensor,
+    lr: float,
+    decay: float = 0.99,
+    eps: float = 0.01,
+    mean: Tensor | None = None,
+) -> None:
+    """RMSProp without momentum, epsilon inside the root. With ``mean`` the centred form: E[g^2] - E[g]^2."""
+    square.mul_(decay).addcmul_(grad, grad, value=1 - decay)
+    if mean is None:
+        variance = square + eps
+    else:
+        mean.lerp_(grad, 1 - decay)
+        # Rounding may leave E[g^2] - E[g]^2 below 0 where the gradient hardly varies.
+        variance = torch.addcmul(square, mean, mean, value=-1).clamp_(min=0).add_(eps)
+    params.addcmul_(grad, variance.rsqrt_(), value=-lr)
+
+
+@torch.no_grad()
+def sgd_(params: Tensor, grad: Tensor, lr: float, velocity: Tensor | None = None, momentum: float = 0.0) -> None:
+    """Gradient descent; with ``velocity`` with momentum, as `torch.optim.SGD`."""
+    if velocity is None:
+        params.add_(grad, alpha=-lr)
+    else:
+        velocity.mul_(momentum).add_(grad)
+        params.add_(velocity, alpha=-lr)
+
+
+@torch.no_grad()
+def clip_by_global_norm_(grad: Tensor, max_norm: float) -> Tensor:
+    """Scale the gradient down to ``max_norm`` if it is longer; returns the norm it had.
+
+    Nothing is read back to Python, so a GPU does not wait. A norm that is not finite shows in what is returned.
+    """
+    norm: Tensor = torch.linalg.vector_norm(grad)
+    grad.mul_((max_norm / norm).clamp_(max=1.0))
+    return norm

@@ -1,0 +1,31 @@
+"""Where programs run: `run(program, session, kind)`. Nothing here knows what reinforcement learning is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.errors import ConfigError
+from shoal.runtime.program import CONTROL, Program
+from shoal.runtime.supervisor import Faults, Session, Supervisor
+
+if TYPE_CHECKING:
+    from shoal.runtime.local import Nursery
+
+__all__ = ["CONTROL", "RUNTIMES", "Faults", "Program", "Session", "Supervisor", "run"]
+
+RUNTIMES = ("inline", "local")
+
+
+def run(program: Program, session: Session, kind: str, log_dir: Path, faults: Faults | None = None,
+        nursery: Nursery | None = None) -> str:
+    """Run a program until its session or a role stops it; returns the reason. Raises RoleFailed."""
+    if kind == "inline":
+        from shoal.runtime.inline import run_inline
+
+        return run_inline(program, session)
+    if kind == "local":
+        from shoal.runtime.local import run_local
+
+        return run_local(program, session, log_dir, faults, nursery)
+    raise ConfigError(f"there is no runtime {kind!r}; use one of {', '.join(RUNTIMES)}")

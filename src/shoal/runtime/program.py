@@ -1,0 +1,188 @@
+"""A Program: roles in places, joined by wires. An architecture draws one; a runtime runs it.
+
+    program = Program("impala", seed=1)
+    unrolls = program.stream("unrolls", layout, depth=2)
+    weights = program.broadcast("weights", layout)
+    program.add("actor", Actor, unrolls=unrolls.sink, weights=weights.reader, replicas=(1, 2, 8))   # least, start, most
+    program.add("learner", Learner, unrolls=unrolls.source, weights=weights.publisher)
+
+Each role is made in the process where it will live, as Role(me, **arguments), its ports replaced by endpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from shoal.errors import ProgramError
+from shoal.runtime.wires import Broadcast, Call, Group, Port, Shared, Stream, Wire
+from shoal.slots import Layout, Medium, Memory
+from shoal.telemetry import Stats
+
+__all__ = ["CONTROL", "ControlPort", "Node", "Place", "Program", "Store"]
+
+W = TypeVar("W", bound=Wire)
+
+
+class Store(Protocol):
+    """How a role's state is written to disk; the experiment brings it."""
+
+    def save(self, path: Any, state: Mapping[str, Any]) -> None: ...
+    def load(self, path: Any) -> dict[str, Any]: ...
+
+
+class ControlPort:
+    """Stands for the control handle in a role's arguments."""
+
+
+CONTROL = ControlPort()
+
+
+@dataclass
+class Place:
+    """A process (or a Ray actor). Its roles share one loop, or have a thread each; it dies and restarts as a unit."""
+
+    name: str
+    members: list[tuple[str, int]] = field(default_factory=list)  # (node, replica)
+    threads: bool = False
+
+
+@dataclass
+class Node:
+    """One kind of role in the graph, with 1..most replicas."""
+
+    name: str
+    role: Callable[..., Any]
+    arguments: dict[str, Any]
+    least: int
+    start: int
+    most: int
+    compute_threads: int
+
+    @property
+    def ports(self) -> dict[str, Port]:
+        return {key: value for key, value in self.arguments.items() if isinstance(value, Port)}
+
+
+class Program:
+    """The graph."""
+
+    def __init__(self, name: str, seed: int = 0, store: Store | None = None) -> None:
+        self.name, self.seed, self.store = name, seed, store
+        self.resumed = 0  # grows with every resume: part of every seed
+        self.nodes: dict[str, Node] = {}
+        self.wires: dict[str, Wire] = {}
+        self.places: dict[str, Place] = {}
+        self.pages: Memory | None = None
+
+    # ------------------------------------------------------------------ drawing
+    def _wire(self, wire: W) -> W:
+        if wire.name in self.wires:
+            raise ProgramError(f"two wires are called {wire.name}; names are unique in a program")
+        self.wires[wire.name] = wire
+        return wire
+
+    def stream(self, name: str, layout: Layout, depth: int = 2, full: str = "block") -> Stream:
+        return self._wire(Stream(name, layout, depth, full))
+
+    def broadcast(self, name: str, layout: Layout) -> Broadcast:
+        return self._wire(Broadcast(name, layout))
+
+    def call(self, name: str, request: Layout, reply: Layout, depth: int = 2) -> Call:
+        return self._wire(Call(name, request, reply, depth))
+
+    def group(self, name: str, nbytes: int) -> Group:
+        return self._wire(Group(name, nbytes))
+
+    def shared(self, name: str, layout: Layout) -> Shared:
+        return self._wire(Shared(name, layout))
+
+    def add(self, name: str, role: Callable[..., Any], *, replicas: int | tuple[int, int, int] = 1,
+            place: str | Callable[[int], str] | None = None, compute_threads: int = 1, **arguments: Any) -> Node:
+        """Add a role. `replicas` is a number, or (least, start, most). `place` names a process to share."""
+        least, start, most = (replicas, replicas, replicas) if isinstance(replicas, int) else replicas
+        if not 0 <= least <= start <= most or most < 1:
+            raise ProgramError(f"role {name}: replicas must be 0 <= least <= start <= most, not {least}, {start}, {most}")
+        if name in self.nodes:
+            raise ProgramError(f"two roles are called {name}; names are unique in a program")
+        node = Node(name, role, arguments, least, start, most, compute_threads)
+        self.nodes[name] = node
+        for port in node.ports.values():
+            if self.wires.get(port.wire.name) is not port.wire:
+                raise ProgramError(f"role {name} is given {port!r}, which belongs to another program")
+            port.wire.join(port.end, node)
+        for index in range(most):
+            where = place(index) if callable(place) else place or f"{name}-{index}"
+            self.places.setdefault(where, Place(where)).members.append((name, index))
+        return node
+
+    def threaded(self, place: str) -> None:
+        """Drive the roles of this place in one thread each: where one of them computes for long."""
+        self.places[place].threads = True
+
+    # ------------------------------------------------------------------ for the runtimes
+    def instances(self) -> list[tuple[str, int]]:
+        """Every (node, replica) there can be, in the order of drawing."""
+        return [(node.name, index) for node in self.nodes.values() for index in range(node.most)]
+
+    def place_of(self, node: str, index: int) -> Place:
+        return next(place for place in self.places.values() if (node, index) in place.members)
+
+    def build(self, medium: Medium) -> None:
+        """Lay out all memory, for the most replicas there can be."""
+        for wire in self.wires.values():
+            wire.build(medium)
+        self.pages = medium.memory(8 * self._page_words() * len(self.instances()))
+
+    def _page_words(self) -> int:
+        return len(Stats.names(self._waits()))
+
+    def _waits(self) -> list[str]:
+        return [f"wait_seconds/{name}" for name in (*self.wires, "clock", "control")]
+
+    def stats(self, node: str, index: int) -> Stats:
+        """The page of one instance; it outlives its incarnations, so totals never run backwards."""
+        assert self.pages is not None
+        names = Stats.names(self._waits())
+        page = self.instances().index((node, index))
+        array = self.pages.array()[page * 8 * len(names) : (page + 1) * 8 * len(names)]
+        return Stats(names, array.view("f8"))
+
+    def describe(self) -> str:
+        """The graph in words, for `shoal show`."""
+        lines = [f"program {self.name}", "", "places (processes) and roles"]
+        shown: set[str] = set()
+        for place in self.places.values():
+            node_names = list(dict.fromkeys(node for node, _ in place.members))
+            key = ",".join(node_names)
+            if key in shown:
+                continue
+            shown.add(key)
+            same = [other for other in self.places.values() if list(dict.fromkeys(n for n, _ in other.members)) == node_names]
+            label = place.name if len(same) == 1 else f"{same[0].name} .. {same[-1].name}"
+            lines.append(f"  [{label}]{' a thread per role' if place.threads else ''}")
+            for name in node_names:
+                node = self.nodes[name]
+                count = f"{node.most}" if node.least == node.most else f"{node.least}..{node.most}, {node.start} at first"
+                lines.append(f"    {name} x {count}   {_title(node.role)}")
+                for argument, port in node.ports.items():
+                    arrow = "-->" if port.end in ("sink", "publisher", "client") else "<--" if port.end != "member" else "<->"
+                    lines.append(f"      {arrow} {port.wire.name:<12} ({port.wire.kind}.{port.end}, as {argument})")
+        lines += ["", "wires"]
+        for wire in self.wires.values():
+            ends = "   ".join(f"{end}: {', '.join(dict.fromkeys(n for n, _ in wire.users(end))) or 'nobody'}" for end in wire.ends)
+            lines.append(f"  {wire.name:<14} {wire.kind:<10} {ends}{_details(wire)}")
+        return "\n".join(lines)
+
+
+def _title(role: Callable[..., Any]) -> str:
+    return (role.__doc__ or getattr(role, "__name__", "")).strip().splitlines()[0]
+
+
+def _details(wire: Wire) -> str:
+    if isinstance(wire, Stream):
+        return f"   {wire.depth} slots of {wire.layout.nbytes:,} bytes per pair, when full: {wire.full}"
+    if isinstance(wire, Broadcast):
+        return f"   {wire.layout.nbytes:,} bytes"
+    return ""

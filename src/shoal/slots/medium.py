@@ -1,0 +1,194 @@
+"""Where memory and numbers live: in one process (Inline), or in anonymous shared memory and pipes (Local).
+
+Everything above is written once against these two things: a block of memory, and a channel that carries small numbers
+from those who changed the memory to those who wait for it. No lock is shared between processes: whoever is killed
+holds nothing, and a pipe's writes are atomic below PIPE_BUF.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import select
+import struct
+from collections import deque
+from typing import Protocol
+
+import numpy as np
+
+__all__ = ["Channel", "Inline", "Local", "Medium", "Memory"]
+
+FD_NUMBERS: dict[int, int] = {}  # the supervisor's descriptor numbers -> this process's, after they were passed on
+TOKEN = struct.Struct("<qq")
+PIPE_TOKENS = 65536 // TOKEN.size  # what a pipe holds by default
+
+
+class Channel(Protocol):
+    """Carries pairs of integers; `put` never blocks, `get` returns what is there."""
+
+    fds: tuple[int, ...]  # readable when there is something to get
+
+    def put(self, a: int, b: int = 0) -> bool: ...
+    def get(self) -> list[tuple[int, int]]: ...
+    def pop(self) -> tuple[int, int] | None: ...
+    def waiting(self) -> bool: ...
+
+
+class Memory(Protocol):
+    """A block of zeroed bytes."""
+
+    nbytes: int
+
+    def array(self) -> np.ndarray: ...
+
+
+class Medium(Protocol):
+    """Makes memory and channels for one program."""
+
+    shared: bool
+
+    def memory(self, nbytes: int) -> Memory: ...
+    def channel(self, tokens: int) -> Channel: ...
+    def close(self) -> None: ...
+
+
+# ---------------------------------------------------------------------------------------------- one process
+class InlineMemory:
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._array = np.zeros(nbytes, np.uint8)
+
+    def array(self) -> np.ndarray:
+        return self._array
+
+
+class InlineChannel:
+    fds: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        self._tokens: deque[tuple[int, int]] = deque(maxlen=PIPE_TOKENS)
+
+    def put(self, a: int, b: int = 0) -> bool:
+        if len(self._tokens) == PIPE_TOKENS:
+            return False
+        self._tokens.append((a, b))
+        return True
+
+    def get(self) -> list[tuple[int, int]]:
+        tokens = list(self._tokens)
+        self._tokens.clear()
+        return tokens
+
+    def pop(self) -> tuple[int, int] | None:
+        return self._tokens.popleft() if self._tokens else None
+
+    def waiting(self) -> bool:
+        return bool(self._tokens)
+
+
+class Inline:
+    """One process, one thread."""
+
+    shared = False
+
+    def memory(self, nbytes: int) -> InlineMemory:
+        return InlineMemory(nbytes)
+
+    def channel(self, tokens: int) -> InlineChannel:
+        return InlineChannel()
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+# ---------------------------------------------------------------------------------------------- many processes
+class LocalMemory:
+    """Anonymous shared memory: a memfd, inherited by number; gone with the last process that holds it."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.fd = os.memfd_create("shoal")
+        os.ftruncate(self.fd, nbytes)
+        self._map: mmap.mmap | None = None
+
+    def array(self) -> np.ndarray:
+        if self._map is None:
+            self._map = mmap.mmap(self.fd, self.nbytes)
+        return np.frombuffer(self._map, np.uint8)
+
+    def __getstate__(self) -> dict[str, int]:
+        return {"nbytes": self.nbytes, "fd": self.fd}
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        self.nbytes, self.fd, self._map = state["nbytes"], FD_NUMBERS.get(state["fd"], state["fd"]), None
+
+
+class LocalChannel:
+    """A pipe with both ends open everywhere and non-blocking: nobody's death closes it."""
+
+    def __init__(self, tokens: int) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.fds: tuple[int, ...] = (self._read,)
+        if tokens > PIPE_TOKENS:
+            fcntl.fcntl(self._write, fcntl.F_SETPIPE_SZ, tokens * TOKEN.size)
+
+    def __getstate__(self) -> tuple[int, int]:
+        return self._read, self._write
+
+    def __setstate__(self, state: tuple[int, int]) -> None:
+        self._read, self._write = (FD_NUMBERS.get(fd, fd) for fd in state)
+        self.fds = (self._read,)
+
+    def put(self, a: int, b: int = 0) -> bool:
+        try:
+            os.write(self._write, TOKEN.pack(a, b))
+        except BlockingIOError:
+            return False  # full: the reader has thousands of reasons to look already
+        return True
+
+    def get(self) -> list[tuple[int, int]]:
+        try:
+            data = os.read(self._read, 65536)
+        except BlockingIOError:
+            return []
+        return list(TOKEN.iter_unpack(data))
+
+    def pop(self) -> tuple[int, int] | None:
+        try:
+            data = os.read(self._read, TOKEN.size)
+        except BlockingIOError:
+            return None
+        a, b = TOKEN.unpack(data)
+        return a, b
+
+    def waiting(self) -> bool:
+        return bool(select.select([self._read], [], [], 0)[0])
+
+
+class Local:
+    """Shared memory and pipes, made by the supervisor before any other process exists and inherited by number."""
+
+    shared = True
+
+    def __init__(self) -> None:
+        self._memories: list[LocalMemory] = []
+        self._channels: list[LocalChannel] = []
+
+    def memory(self, nbytes: int) -> LocalMemory:
+        self._memories.append(LocalMemory(nbytes))
+        return self._memories[-1]
+
+    def channel(self, tokens: int) -> LocalChannel:
+        self._channels.append(LocalChannel(tokens))
+        return self._channels[-1]
+
+    @property
+    def fds(self) -> list[int]:
+        return [m.fd for m in self._memories] + [fd for c in self._channels for fd in (c._read, c._write)]
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self._memories.clear()
+        self._channels.clear()

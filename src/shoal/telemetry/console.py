@@ -1,0 +1,146 @@
+"""What the user sees while it runs: a small live table on a terminal, plain lines every few seconds anywhere else."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import IO, Any
+
+__all__ = ["Live", "Plain", "console", "progress"]
+
+
+def console(mode: str, stream: IO[str], title: str, goals: Mapping[str, Any],
+            every_seconds: float) -> Live | Plain | None:
+    """The sink for a mode: live | plain | none, or auto (live on a terminal, plain otherwise)."""
+    if mode == "none":
+        return None
+    if mode == "live" or (mode == "auto" and stream.isatty()):
+        return Live(stream, title, goals)
+    return Plain(stream, title, goals, every_seconds)
+
+
+def progress(shot: Mapping[str, Any], goals: Mapping[str, Any]) -> tuple[float, str]:
+    """How far towards the stop condition that will come first, from 0 to 1, and in words."""
+    best, words = 0.0, ""
+    steps, seconds, wanted = goals.get("max_env_steps"), goals.get("max_seconds"), goals.get("until_return")
+    if steps:
+        best, words = shot["env_steps"] / steps, f"{shot['env_steps']:,} of {steps:,} env steps"
+    if seconds and shot["seconds"] / seconds >= best:
+        best, words = shot["seconds"] / seconds, f"{shot['seconds']:.0f} of {seconds:g} s"
+    if wanted is not None:
+        best_so_far = shot["best_return"]
+        words = f"evaluation {number(best_so_far)} of {wanted:g}" + (f"; {words}" if words else "")
+        lowest = shot["lowest_return"]
+        if math.isfinite(best_so_far) and wanted > lowest:
+            best = max(best, (best_so_far - lowest) / (wanted - lowest))
+    return min(1.0, max(0.0, best)), words or "no stop condition: Ctrl-C stops the run"
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None or not math.isfinite(value) else f"{100 * value:.0f} %"
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+class Plain:
+    """One line every `every_seconds`, one line per event."""
+
+    def __init__(self, stream: IO[str], title: str, goals: Mapping[str, Any], every_seconds: float) -> None:
+        self._stream, self._goals, self._every, self._next = stream, goals, every_seconds, 0.0
+        self._line(title)
+
+    def _line(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def write(self, shot: Mapping[str, Any]) -> None:
+        if time.monotonic() < self._next and not shot.get("last"):
+            return
+        self._next = time.monotonic() + self._every
+        self._line(f"{clock(shot['seconds']):>7}  {shot['env_steps']:>11,} env steps"
+                   f" ({number(shot['env_steps_per_second'], 0)}/s)"
+                   f"  return {number(shot['train_return'])}  eval {number(shot['eval_return'])}"
+                   f"  learner idle {percent(shot['learner_idle'])}  lag {number(shot['policy_lag']['mean'])}"
+                   f"  | {shot['verdict']}")
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        self._line(event_line(event))
+
+    def close(self) -> None:
+        """The stream is not ours."""
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    role = f"{event['role']}: " if event.get("role") else ""
+    return f"  * {event.get('kind', 'note')}: {role}{event.get('text', '')}"
+
+
+class Live:
+    """A table that redraws itself in place."""
+
+    def __init__(self, stream: IO[str], title: str, goals: Mapping[str, Any]) -> None:
+        from rich.console import Console
+        from rich.live import Live as RichLive
+
+        self._title, self._goals = title, goals
+        self._events: deque[str] = deque(maxlen=3)
+        self._shot: Mapping[str, Any] | None = None
+        screen = Console(file=stream)
+        self._live = RichLive(console=screen, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        self._live.start()
+        self._draw()
+
+    def write(self, shot: Mapping[str, Any]) -> None:
+        self._shot = shot
+        self._draw()
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        self._events.append(event_line(event).strip(" *"))
+        self._draw()
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _draw(self) -> None:
+        from rich.panel import Panel
+        from rich.table import Table
+
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column()
+        for name, value in self._rows():
+            table.add_row(name, value)
+        self._live.update(Panel(table, title=self._title, title_align="left", border_style="cyan"), refresh=True)
+
+    def _rows(self) -> list[tuple[str, Any]]:
+        from rich.progress_bar import ProgressBar
+        from rich.text import Text
+
+        shot = self._shot
+        if shot is None:
+            return [("starting", "environments, networks, processes")]
+        share, words = progress(shot, self._goals)
+        lag, age = shot["policy_lag"], shot["data_age_seconds"]
+        evaluated = f"   evaluation {number(shot['eval_return'])}" if math.isfinite(shot["eval_return"]) else ""
+        rows: list[tuple[str, Any]] = [
+            ("return", Text(f"{number(shot['train_return'])} while training{evaluated}", style="bold")),
+            ("env steps", f"{shot['env_steps']:,}   {number(shot['env_steps_per_second'], 0)}/s"),
+            ("learner", f"{shot['learner_steps']:,} updates   {number(shot['learner_steps_per_second'])}/s   "
+                        f"idle {percent(shot['learner_idle'])}"),
+            ("policy lag", f"{number(lag['mean'])} mean   {number(lag['p95'], 0)} p95   {number(lag['max'], 0)} max   "
+                           f"data age {number(age['mean'], 3)} s"),
+            ("time", f"{clock(shot['seconds'])}   {words}"),
+            ("progress", ProgressBar(total=1.0, completed=share, width=40)),
+            ("verdict", Text(shot["verdict"], style="yellow")),
+        ]
+        rows += [("", Text(line, style="dim")) for line in self._events]
+        return rows

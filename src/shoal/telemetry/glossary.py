@@ -1,0 +1,52 @@
+"""Writes docs/metrics.md from the registry (`python -m shoal.telemetry.glossary`); a test checks that it is current."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shoal.telemetry.metrics import PHASES, REGISTRY
+
+__all__ = ["DERIVED", "glossary"]
+
+KIND_TEXT = {
+    "counter": "only grows; summed over instances and restarts",
+    "gauge": "the newest value",
+    "mean": "a sum and a count",
+    "histogram": "counts in fixed buckets; shown as mean, p95 and max",
+}
+
+DERIVED = {
+    "seconds": "Wall time since the first environment step, all earlier parts of a resumed run included.",
+    "startup_seconds": "Wall time from the start of the command's run to the first environment step.",
+    "env_steps_per_second": "env_steps over the last seconds; in summary.json over the whole run, from the first step.",
+    "env_frames_per_second": "The same for env_frames.",
+    "learner_steps_per_second": "The same for learner_steps.",
+    "train_return": "Mean return of the last 100 or so training episodes, with exploration.",
+    "train_length": "Mean length of the same episodes.",
+    "learner_idle": "Share of wall time in which the learners waited on their wires.",
+    "samples_per_insert": "samples_consumed over env_steps: how often a decision is used.",
+    "roles": "Per role: living instances, busy share, shares of wall time by phase and by wire waited for.",
+    "wires": "Per wire: time-weighted occupancy of a stream (1 is full), growth of its counters per second.",
+    "verdict": "One sentence: what the run waits for, and the knob to turn.",
+    "peak_memory_mb": "Largest sum of the proportional set sizes of all processes of the run.",
+}
+
+
+def glossary() -> str:
+    """The whole page."""
+    lines = ["# Metrics", "", "Generated from the registry by `python -m shoal.telemetry.glossary`; do not edit.",
+             "", "## Measured by the roles", "",
+             *(f"- **{kind}**: {text}" for kind, text in KIND_TEXT.items()), "",
+             "| name | kind | unit | what it is |", "|---|---|---|---|"]
+    lines += [f"| `{m.name}` | {m.kind} | {m.unit} | {m.text} |" for m in REGISTRY]
+    lines += ["", "Every role also counts `phase_seconds/<phase>` and, per wire, `wait_seconds/<wire>`. Phases: "
+              + ", ".join(f"`{phase}`" for phase in PHASES) + ".",
+              "", "## Derived by the supervisor", "", "| name | what it is |", "|---|---|"]
+    lines += [f"| `{name}` | {text} |" for name, text in DERIVED.items()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    page = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+    page.parent.mkdir(exist_ok=True)
+    page.write_text(glossary(), encoding="utf-8")

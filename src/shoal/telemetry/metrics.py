@@ -1,0 +1,233 @@
+"""The registry of everything that is measured, and `Stats`: how a role writes it down.
+
+    role:       stats.add("env_steps", 32)   stats.observe("policy_lag", lags)   with stats.phase("env"): ...
+    runtime:    one page of float64 words per role instance, in shared memory; it outlives the instance's incarnations
+    supervisor: reads all pages, sums, and derives every rate (telemetry/snapshot.py)
+
+Roles expose only cumulative numbers and gauges, never rates. A histogram is a sum, a count, a maximum and counts in
+buckets with fixed edges, so that the mean, the 95th percentile and the maximum of any stretch of time can be computed
+from two readings. docs/metrics.md is generated from REGISTRY (`python -m shoal.telemetry.glossary`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["PHASES", "REGISTRY", "Distribution", "Metric", "Stats", "distribution", "mean"]
+
+PHASES = ("pull", "inference", "env", "write", "gather", "prepare", "learn", "publish", "evaluate", "checkpoint")
+
+LAGS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 16384)
+SECONDS = tuple(round(1e-4 * 10 ** (i / 6), 9) for i in range(43))  # 0.1 ms .. 1000 s, six per decade
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One thing that is measured.
+
+    counter: only grows; summed over instances and incarnations.     gauge: the newest value.
+    mean: a sum and a count.     histogram: a sum, a count, a maximum and counts in buckets (`edges` are upper ends).
+    """
+
+    name: str
+    kind: str  # "counter" | "gauge" | "mean" | "histogram"
+    unit: str
+    text: str
+    edges: tuple[float, ...] = ()
+
+    def words(self) -> list[str]:
+        """The names of the float64 words that hold it."""
+        if self.kind == "mean":
+            return [f"{self.name}/sum", f"{self.name}/count"]
+        if self.kind == "histogram":
+            buckets = [f"{self.name}/bucket{i}" for i in range(len(self.edges) + 1)]
+            return [f"{self.name}/sum", f"{self.name}/count", f"{self.name}/max", *buckets]
+        return [self.name]
+
+
+REGISTRY: tuple[Metric, ...] = (
+    # every role
+    Metric("steps", "counter", "steps", "Completed steps of the role: one step is one unit of its work."),
+    Metric("busy_seconds", "counter", "s", "Time in which the role computed, waiting excluded."),
+    Metric("alive", "gauge", "0 or 1", "1 while the instance runs."),
+    Metric("incarnation", "gauge", "count", "How often the instance has been started, minus one."),
+    Metric("heartbeat", "gauge", "s", "Monotonic clock at the end of the instance's last step."),
+    Metric("restarts", "counter", "count", "Restarts after a death or a hang."),
+    # acting
+    Metric("env_steps", "counter", "decisions", "Agent decisions that were acted on in training environments."),
+    Metric("env_frames", "counter", "frames", "Frames the environments simulated: env_steps times the frame-skip."),
+    Metric("episodes", "counter", "episodes", "Training episodes that ended, by termination or truncation."),
+    Metric("episode_return", "mean", "reward", "Undiscounted return of training episodes, with exploration."),
+    Metric("episode_length", "mean", "decisions", "Length of training episodes."),
+    Metric("publish_to_use_seconds", "histogram", "s", "From publication of weights to their first use by an actor.",
+           SECONDS),
+    Metric("inference_batch", "histogram", "seats", "Seats in one forward pass of an inference server.", COUNTS),
+    # learning
+    Metric("learner_steps", "counter", "updates", "Optimiser steps; of a group of learners only the first one counts."),
+    Metric("updates_skipped", "counter", "updates", "Updates left out because a loss or a gradient was not finite."),
+    Metric("group_discarded", "counter", "updates", "Updates discarded because the group of learners changed."),
+    Metric("samples_consumed", "counter", "decisions", "Decisions that entered a batch, counted once per batch."),
+    Metric("weights_version", "gauge", "version", "The newest published version of the weights."),
+    Metric("policy_lag", "histogram", "versions", "Version at consumption minus version at generation.", LAGS),
+    Metric("data_age_seconds", "histogram", "s", "Time from generation to consumption, per decision.", SECONDS),
+    Metric("loss", "gauge", "", "The whole loss of the last update."),
+    Metric("policy_loss", "gauge", "", "The policy-gradient term of the last update."),
+    Metric("value_loss", "gauge", "", "The value term of the last update, before its weight."),
+    Metric("entropy", "gauge", "nats", "Mean entropy of the policy in the last update."),
+    Metric("approx_kl", "gauge", "nats", "Divergence from the policy that acted: mean(rho - 1 - log rho)."),
+    Metric("clip_fraction", "gauge", "share", "Share of decisions whose ratio was clipped in the last update."),
+    Metric("grad_norm", "gauge", "", "Norm of the last gradient, before clipping."),
+    Metric("learning_rate", "gauge", "", "Step size of the last update."),
+    Metric("explained_variance", "gauge", "share", "1 - Var(target - value) / Var(target) in the last update."),
+    Metric("mean_rho", "gauge", "ratio", "Mean ratio of the learner's policy to the one that acted; 1 on-policy."),
+    # evaluating
+    Metric("eval_return", "gauge", "reward", "Mean return of the last evaluation, of one published version."),
+    Metric("eval_std", "gauge", "reward", "Standard deviation of the returns of the last evaluation."),
+    Metric("eval_episodes", "gauge", "episodes", "Episodes in the last evaluation."),
+    Metric("eval_version", "gauge", "version", "Weights version of the last evaluation."),
+    Metric("eval_env_steps", "counter", "decisions", "Decisions spent on evaluation; they are not env_steps."),
+    Metric("evaluations", "counter", "count", "Completed evaluations."),
+)
+
+KINDS = {metric.name: metric for metric in REGISTRY}
+
+
+class _Phase:
+    """`with stats.phase("env")`: adds the time spent inside, less that of phases and waits nested in it."""
+
+    __slots__ = ("_nested", "_slot", "_start", "_stats")
+
+    def __init__(self, stats: Stats, slot: int) -> None:
+        self._stats, self._slot, self._start, self._nested = stats, slot, 0.0, 0.0
+
+    def __enter__(self) -> None:
+        self._nested, self._stats.nested = self._stats.nested, 0.0
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        elapsed = time.perf_counter() - self._start
+        stats = self._stats
+        stats.words[self._slot] += elapsed - stats.nested
+        stats.nested = self._nested + elapsed
+
+
+class Stats:
+    """One role instance's page of float64 words. Every method is a dictionary lookup and a few additions."""
+
+    def __init__(self, names: Sequence[str], array: np.ndarray) -> None:
+        self._names = list(names)
+        self._index = {name: i for i, name in enumerate(self._names)}
+        self.words = memoryview(array)  # plain floats in and out: three times as fast as a NumPy scalar
+        self.nested = 0.0
+        self._phases = {phase: _Phase(self, self._index[f"phase_seconds/{phase}"]) for phase in PHASES}
+
+    @staticmethod
+    def names(extra: Iterable[str] = ()) -> list[str]:
+        """All words of a page: the registry's, one per phase, and `extra` ones such as wait_seconds/<wire>."""
+        registered = [word for metric in REGISTRY for word in metric.words()]
+        return [*registered, *(f"phase_seconds/{p}" for p in PHASES), *extra]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._index or f"{name}/sum" in self._index
+
+    def add(self, name: str, n: float = 1) -> None:
+        self.words[self._index[name]] += n
+
+    def set(self, name: str, x: float) -> None:
+        self.words[self._index[name]] = x
+
+    def get(self, name: str) -> float:
+        return self.words[self._index[name]]
+
+    def maximum(self, name: str, x: float) -> None:
+        i = self._index[name]
+        if x > self.words[i]:
+            self.words[i] = x
+
+    def observe(self, name: str, values: np.ndarray | float) -> None:
+        """Add one value, or an array of them, to a `mean` or a `histogram`."""
+        start, words = self._index[f"{name}/sum"], self.words
+        edges = KINDS[name].edges
+        if isinstance(values, float | int):
+            words[start] += values
+            words[start + 1] += 1
+            if edges:
+                words[start + 2] = max(words[start + 2], values)
+                words[start + 3 + bisect_left(edges, values)] += 1
+            return
+        values = np.asarray(values, np.float64).ravel()
+        if not values.size:
+            return
+        words[start] += float(values.sum())
+        words[start + 1] += values.size
+        if edges:
+            words[start + 2] = max(words[start + 2], float(values.max()))
+            for bucket, count in zip(*np.unique(np.searchsorted(edges, values), return_counts=True), strict=True):
+                words[start + 3 + int(bucket)] += int(count)
+
+    def phase(self, name: str) -> _Phase:
+        return self._phases[name]
+
+    def waited(self, wire: str, seconds: float) -> None:
+        """Time suspended on a wire; a phase that contains the `await` does not count it."""
+        self.words[self._index[f"wait_seconds/{wire}"]] += seconds
+        self.nested += seconds
+
+    def read(self) -> dict[str, float]:
+        return dict(zip(self._names, self.words.tolist(), strict=False))
+
+
+# ---------------------------------------------------------------------------------------------- reading
+@dataclass(frozen=True)
+class Distribution:
+    """What can be said of a histogram. NaN where nothing was observed."""
+
+    count: float = 0.0
+    mean: float = math.nan
+    p95: float = math.nan
+    max: float = math.nan
+
+
+def mean(now: Mapping[str, float], before: Mapping[str, float] | None, name: str) -> float:
+    """The mean of what was observed between two readings (from the start without `before`)."""
+    before = before or {}
+    count = now.get(f"{name}/count", 0.0) - before.get(f"{name}/count", 0.0)
+    total = now.get(f"{name}/sum", 0.0) - before.get(f"{name}/sum", 0.0)
+    return total / count if count > 0 else math.nan
+
+
+def distribution(now: Mapping[str, float], before: Mapping[str, float] | None, name: str) -> Distribution:
+    """Mean, 95th percentile and maximum of a histogram between two readings.
+
+    The percentile of seconds interpolates inside its bucket; that of whole numbers is the bucket's upper end. The
+    maximum is that of the whole run, or less where the buckets show that it lay outside this stretch.
+    """
+    before = before or {}
+    edges = KINDS[name].edges
+    counts = [now.get(word, 0.0) - before.get(word, 0.0) for word in KINDS[name].words()[3:]]
+    total = sum(counts)
+    if total <= 0:
+        return Distribution()
+    top = now.get(f"{name}/max", 0.0)
+    highest = max(i for i, n in enumerate(counts) if n > 0)
+    top = min(top, edges[highest]) if highest < len(edges) else top
+    p95 = _percentile(edges, counts, 0.95, top, whole=KINDS[name].unit != "s")
+    return Distribution(total, mean(now, before, name), min(p95, top), top)
+
+
+def _percentile(edges: Sequence[float], counts: Sequence[float], share: float, top: float, whole: bool) -> float:
+    target, seen = share * sum(counts), 0.0
+    for i, n in enumerate(counts):
+        if n > 0 and seen + n >= target:
+            low = edges[i - 1] if i else 0.0
+            high = edges[i] if i < len(edges) else top
+            return high if whole else low + (high - low) * (target - seen) / n
+        seen += n
+    return top

@@ -1,0 +1,74 @@
+"""One sentence: what the run is waiting for, and the knob to turn.
+
+The theoretical limit of a distributed RL system is a learner that always finds its next batch ready. So the first
+question is whether the learner waits; if it does, what the actors wait for says why; if it does not, whether the actors
+wait for it says whether there are too many of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["verdict"]
+
+IDLE = 0.25      # a learner that waits less than this is kept busy
+BLOCKED = 0.25   # actors that wait more than this for one thing are held up by it
+WARM_SECONDS = 3.0
+
+
+def verdict(shot: Mapping[str, Any], seconds: float, cores: int | None = None) -> str:
+    """Judge a snapshot `seconds` after the first environment step."""
+    idle = shot["learner_idle"]
+    if seconds < WARM_SECONDS or not shot["learner_steps"] or idle != idle:
+        return "warming up: no verdict before the learner has run for a few seconds"
+    actors = {name: role for name, role in shot["roles"].items() if _acts(role)}
+    blocked, weights, calls = (_longest(actors, shot["wires"], kind) for kind in ("stream", "broadcast", "call"))
+    span = "of the last seconds"
+    if idle >= IDLE:
+        if calls >= BLOCKED and calls >= weights:
+            return (f"inference-bound: actors waited {_percent(calls)} {span} for inference while the learner idled "
+                    f"{_percent(idle)}; more environments per actor, or another inference server")
+        if weights >= BLOCKED and not _lock_step(shot):
+            return (f"weight-bound: actors waited {_percent(weights)} {span} for new weights while the learner idled "
+                    f"{_percent(idle)}; let actors go on with older weights, or publish more often")
+        return f"actor-bound: the learner idled {_percent(idle)} {span}; {_faster_actors(shot, cores)}"
+    if max(blocked, weights) >= BLOCKED:
+        what = "blocked on a full queue" if blocked >= weights else "waiting for weights"
+        return (f"learner-bound: actors were {what} {_percent(max(blocked, weights))} {span}; fewer --actors, "
+                "or a smaller network, or fewer passes over each batch")
+    return f"balanced: the learner idled {_percent(idle)} and the actors were held up {_percent(blocked)} {span}"
+
+
+def _acts(role: Mapping[str, Any]) -> bool:
+    return "env" in role["phases"] and "evaluate" not in role["phases"]
+
+
+def _kind(wire: Mapping[str, Any]) -> str:
+    if "occupancy" in wire:
+        return "stream"
+    return "call" if "asked_per_second" in wire else "broadcast"
+
+
+def _longest(actors: Mapping[str, Any], wires: Mapping[str, Any], kind: str) -> float:
+    """The largest share of time that a kind of actor waited on wires of one kind."""
+    return max((sum(share for wire, share in role["waits"].items() if _kind(wires.get(wire, {})) == kind)
+                for role in actors.values()), default=0.0)
+
+
+def _lock_step(shot: Mapping[str, Any]) -> bool:
+    """No lag at all: actors and the learner take turns, and waiting for weights is how they do it."""
+    return shot["policy_lag"]["max"] == 0
+
+
+def _faster_actors(shot: Mapping[str, Any], cores: int | None) -> str:
+    cores = cores or len(os.sched_getaffinity(0))
+    busy = sum(role["busy"] * role["instances"] for role in shot["roles"].values())
+    if busy >= 0.9 * cores:
+        return f"all {cores} cores are busy, so more actors will not help: a faster environment, or more cores"
+    return "more --actors, or more environments per actor"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

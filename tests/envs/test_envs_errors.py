@@ -1,0 +1,123 @@
+"""A broken environment is named, with its index, step and value."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from shoal import envs
+from shoal.errors import ConfigError, EnvironmentError_
+
+
+class Broken(gym.Env):
+    """Environment 1 does something wrong at step 3."""
+
+    made = 0
+
+    def __init__(self, fault):
+        self.observation_space, self.action_space = spaces.Box(-9, 9, (2,)), spaces.Discrete(2)
+        self.fault, self.t = fault, 0
+        self.me, Broken.made = Broken.made, Broken.made + 1
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if self.fault == "bare reset":
+            return np.zeros(2, np.float32)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        answer = {"o": np.ones(2, np.float32), "r": 1.0, "d": False, "u": False, "i": {}}
+        if self.me == 1 and self.t == 3:
+            if self.fault == "raise":
+                raise ZeroDivisionError("engine on fire")
+            if self.fault == "four":
+                return answer["o"], 1.0, False, {}
+            answer.update(FAULTS[self.fault][0])
+        return tuple(answer.values())
+
+
+FAULTS = {
+    "nan": ({"o": np.array([0, np.nan], np.float32)}, r"environment 1, at step 3: observation\[1\] is nan"),
+    "inf": ({"o": np.array([np.inf, 0], np.float32)}, r"environment 1, at step 3: observation\[0\] is inf"),
+    "nan at the end": ({"o": np.full(2, np.nan, np.float32), "u": True}, r"environment 1, at step 3: last .* is nan"),
+    "reward": ({"r": float("-inf")}, "environment 1, at step 3: reward is -inf"),
+    "reward type": ({"r": "much"}, "environment 1, at step 3: reward is 'much'"),
+    "shape": ({"o": np.ones(3, np.float32)}, r"environment 1, at step 3: observation has shape \(3,\)"),
+    "scalar": ({"o": np.float32(1)}, r"environment 1, at step 3: observation has shape \(\)"),
+    "dtype": ({"o": np.array([1j, 0])}, "environment 1, at step 3: observation has dtype complex128"),
+    "flag": ({"d": 1}, "environment 1, at step 3: terminated is 1 .int., not a bool"),
+    "raise": ({}, "environment 1, at step 3: raised ZeroDivisionError: engine on fire"),
+    "four": ({}, "environment 1, at step 3: step.. must return"),
+}
+
+
+def trial(fault, **kwargs):
+    Broken.made = 0
+    env = envs.make(lambda: Broken(fault), 2, **kwargs)
+    env.reset(seed=0)
+    for _ in range(4):
+        step = env.step(np.zeros(2, int))
+    return step
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_loop_names_the_fault(fault):
+    with pytest.raises(EnvironmentError_, match=FAULTS[fault][1]) as caught:
+        trial(fault)
+    assert "<lambda>" in str(caught.value)
+
+
+def test_a_reset_without_info():
+    with pytest.raises(EnvironmentError_, match=r"environment 0, at reset: reset.. must return"):
+        trial("bare reset")
+
+
+def test_checks_can_be_switched_off():
+    assert trial("nan", check=False).valid.all()
+
+
+def test_huge_but_finite_values_pass():
+    huge = np.full(2, 3e38, np.float32)
+    FAULTS["huge"] = ({"o": huge}, "")
+    assert trial("huge").valid.all()
+    del FAULTS["huge"]
+
+
+@pytest.mark.parametrize("fault", ["nan", "reward", "raise"])
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_the_vector_stream_names_the_fault(fault, mode):
+    Broken.made = 0
+    env = envs.make(lambda: SyncVectorEnv([lambda: Broken(fault)] * 2, autoreset_mode=mode), 2)
+    env.reset(seed=0)
+    with pytest.raises(EnvironmentError_, match=r"at step 3: .*(\[1\] is nan|reward is -inf|engine on fire)"):
+        for _ in range(4):
+            env.step(np.zeros(2, int))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: envs.make("CartPole-v9", 1), "unknown environment 'CartPole-v9'"),
+        (lambda: envs.make("Cartpole-v1", 1), "CartPole-v1"),
+        (lambda: envs.make("Catch-v0", 1), "shoal/Catch-v0"),
+        (lambda: envs.make("shoal/Catch-v0", 1, colour=1), "unexpected keyword argument 'colour'"),
+        (lambda: envs.make("shoal/TMaze-v0", 1, length=0), "length=0"),
+        (lambda: envs.make("CartPole-v1", 0), "num_envs=0"),
+        (lambda: envs.make("CartPole-v1", 1, backend="gpu"), "backend='gpu': use one of"),
+        (lambda: envs.make("Pendulum-v1", 1, backend="vector"), "no vectorised version"),
+        (lambda: envs.make("Pendulum-v1", 1, backend="compiled"), "no compiled version"),
+        (lambda: envs.make("Pendulum-v1", 1, backend="ale"), "begin with ALE/"),
+        (lambda: envs.make("Pendulum-v1", 1, wind=3), "unexpected keyword argument 'wind'"),
+        (lambda: envs.make("CartPole-v1", 1, backend="envpool"), r"pip install 'shoal\[envpool\]'"),
+        (lambda: envs.make(3, 1), "must be an id"),
+        (lambda: envs.make(dict, 1), "returned a dict"),
+        (lambda: envs.make(lambda: SyncVectorEnv([lambda: gym.make("Pendulum-v1")]), 2), "1 environments instead of 2"),
+    ],
+)
+def test_wrong_requests(call, words):
+    with pytest.raises(ConfigError, match=words):
+        call()

@@ -1,0 +1,194 @@
+"""The stream wire: order, back-pressure, drop-oldest, and real kills on both sides."""
+
+import time
+
+import numpy as np
+import pytest
+
+from shoal.core import any_of
+from shoal.runtime import Program
+from shoal.slots import Field, Layout
+from tests.runtime.harness import RUNTIMES, Watch, drive, kill
+
+LAYOUT = Layout({"number": Field((1,), "i8"), "producer": Field((1,), "i8"), "data": Field((3, 4), "f4", join=1)})
+BIG = Layout({"number": Field((1,), "i8"), "data": Field((1 << 18,), "i8")})
+
+
+class Producer:
+    """Sends numbered slots."""
+
+    def __init__(self, me, out, limit=None, pause=0.0):
+        self.me, self.out, self.limit, self.pause, self.sent = me, out, limit, pause, 0
+
+    async def step(self):
+        if self.limit is not None and self.sent >= self.limit:
+            await any_of(timeout=0.05)
+            return
+        slot = await self.out.slot()
+        slot.data["number"][0] = self.sent
+        slot.data["producer"][0] = self.me.index
+        slot.data["data"][:] = self.sent
+        slot.send()
+        self.sent += 1
+        self.me.stats.add("env_steps")
+        if self.pause:
+            await any_of(timeout=self.pause)
+
+
+class Consumer:
+    """Checks that slots of each producer come whole and in order."""
+
+    def __init__(self, me, source, count=1, pause=0.0):
+        self.me, self.source, self.count, self.pause = me, source, count, pause
+        self.next = {}
+
+    async def step(self):
+        batch = await self.source.take(self.count)
+        for k in range(self.count):
+            number, producer = int(batch["number"][k]), int(batch["producer"][k])
+            assert (batch["data"][:, 4 * k : 4 * k + 4] == number).all()
+            assert number >= self.next.get(producer, 0)
+            self.next[producer] = number + 1
+        self.me.stats.add("samples_consumed", self.count)
+        if self.pause:
+            await any_of(timeout=self.pause)
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+@pytest.mark.parametrize(("producers", "consumers", "count"), [(1, 1, 1), (3, 1, 2), (4, 2, 3)])
+def test_everything_sent_arrives_whole_and_in_order(kind, producers, consumers, count, tmp_path):
+    program = Program("t")
+    stream = program.stream("items", LAYOUT, depth=2)
+    program.add("producer", Producer, out=stream.sink, replicas=producers)
+    program.add("consumer", Consumer, source=stream.source, count=count, replicas=consumers)
+    watch = drive(program, kind, tmp_path, Watch(until=lambda c: c.total("samples_consumed") >= 600))
+    assert watch.reason == "until"
+    assert watch.wires["items"]["written"] >= 600
+    assert watch.unbalanced == 0
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_a_full_stream_blocks_its_producer(kind, tmp_path):
+    program = Program("t")
+    stream = program.stream("items", LAYOUT, depth=3)
+    program.add("producer", Producer, out=stream.sink)
+    program.add("consumer", Consumer, source=stream.source, count=1, pause=0.05)
+    watch = drive(program, kind, tmp_path, Watch(until=lambda c: c.total("samples_consumed") >= 10))
+    assert watch.wires["items"]["dropped"] == 0
+    assert watch.final["producer-0"]["env_steps"] <= watch.final["consumer-0"]["samples_consumed"] + 3 + 1
+    assert watch.final["producer-0"]["wait_seconds/items"] > 0.2
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_drop_oldest_never_blocks_and_counts_what_it_drops(kind, tmp_path):
+    program = Program("t")
+    stream = program.stream("items", LAYOUT, depth=3, full="drop_oldest")
+    program.add("producer", Producer, out=stream.sink, pause=0.002)
+    program.add("consumer", Consumer, source=stream.source, count=1, pause=0.05)
+    watch = drive(program, kind, tmp_path, Watch(until=lambda c: c.total("samples_consumed") >= 10))
+    numbers = watch.wires["items"]
+    assert numbers["dropped"] > 20
+    assert numbers["written"] == numbers["consumed"] + numbers["dropped"] + numbers["occupied"]
+    assert watch.final["producer-0"]["wait_seconds/items"] < 0.3
+
+
+class Each:
+    """A barrier over all producers."""
+
+    def __init__(self, me, source):
+        self.me, self.source = me, source
+
+    async def step(self):
+        batch = await self.source.take_each()
+        producers = batch["producer"].tolist()
+        assert producers == sorted(producers)
+        self.me.stats.add("samples_consumed", len(producers))
+        self.me.stats.maximum("eval_episodes", len(producers))
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_a_barrier_takes_one_of_each_in_their_order(kind, tmp_path):
+    program = Program("t")
+    stream = program.stream("items", LAYOUT)
+    program.add("producer", Producer, out=stream.sink, replicas=3)
+    program.add("trainer", Each, source=stream.source)
+    watch = drive(program, kind, tmp_path, Watch(until=lambda c: c.total("samples_consumed") >= 90))
+    assert watch.final["trainer-0"]["eval_episodes"] == 3
+
+
+def test_a_barrier_goes_on_without_a_dead_producer_and_with_its_successor(tmp_path):
+    program = Program("t")
+    stream = program.stream("items", LAYOUT)
+    program.add("producer", Producer, out=stream.sink, replicas=3, pause=0.001)
+    program.add("trainer", Each, source=stream.source)
+    killed = []
+
+    def act(control):
+        if control.total("samples_consumed") > 60 and not killed:
+            killed.append(kill(control, "producer-1"))
+
+    watch = drive(program, "local", tmp_path, Watch(lambda c: killed and c.total("steps") > 2000, act))
+    assert watch.reason == "until"
+    assert watch.final["producer-1"]["restarts"] == 1
+    assert watch.unbalanced == 0
+
+
+class SlowWriter:
+    """Writes a big slot piece by piece: easy to kill in the middle."""
+
+    def __init__(self, me, out):
+        self.me, self.out, self.sent = me, out, me.incarnation * 1_000_000
+
+    async def step(self):
+        slot = await self.out.slot()
+        self.sent += 1
+        slot.data["number"][0] = self.sent
+        for piece in np.array_split(slot.data["data"], 8):
+            piece[:] = self.sent
+            time.sleep(0.001)
+        slot.send()
+        self.me.stats.add("env_steps")
+
+
+class WholeReader:
+    """Fails on the first torn or repeated slot."""
+
+    def __init__(self, me, source):
+        self.me, self.source, self.last = me, source, -1
+
+    async def step(self):
+        batch = await self.source.take(1)
+        number = int(batch["number"][0])
+        assert (batch["data"] == number).all(), "torn"
+        self.me.stats.add("samples_consumed")
+        time.sleep(0.003)
+
+
+@pytest.mark.parametrize("full", ["block", "drop_oldest"])
+@pytest.mark.parametrize("victims", [("writer-0",), ("reader-0",), ("writer-0", "reader-0")])
+def test_kill_9_in_the_middle_loses_nothing_and_tears_nothing(full, victims, tmp_path):
+    program = Program("t")
+    stream = program.stream("items", BIG, depth=3, full=full)
+    program.add("writer", SlowWriter, out=stream.sink)
+    program.add("reader", WholeReader, source=stream.source)
+    rng = np.random.default_rng(1)
+    state = {"next": 1.5, "kills": 0}
+
+    def act(control):
+        now = time.monotonic() - watch.start
+        if now > state["next"] and state["kills"] < 6:
+            if all(control.children[v].pid and control.children[v].ready for v in victims):
+                kill(control, victims[state["kills"] % len(victims)])
+                state["kills"] += 1
+                state["next"] = now + rng.uniform(0.25, 0.6)
+
+    watch = Watch(lambda c: state["kills"] >= 6 and time.monotonic() - watch.start > state["next"] + 1.5, act, seconds=40)
+    drive(program, "local", tmp_path, watch)
+    assert watch.reason == "until"
+    numbers = watch.wires["items"]
+    assert numbers["written"] == numbers["consumed"] + numbers["dropped"] + numbers["occupied"]
+    assert watch.unbalanced == 0
+    assert sum(row["restarts"] for row in watch.final.values()) == 6
+    assert numbers["consumed"] > 100
+    if "writer-0" in victims:
+        assert numbers["torn"] >= 1  # at least one kill hit a half-written slot, and it was never read
