@@ -1,4 +1,4 @@
-"""Actors and a learner in one plain loop, without roles, wires or runtime: the theory's loop in core.py, taken literally."""
+"""Actors and a learner in one plain loop, without roles, wires or runtime: the loop of core.py, taken literally."""
 
 from collections import deque
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from shoal import algorithms, envs
-from shoal.core import Progress, StepView
+from shoal.core import Progress
 from shoal.slots import map_tree
 
 
@@ -26,7 +26,9 @@ class Actor:
         data = self.record.layout.empty()
         self.recorder.begin(data, self.step, self.state, version)
         for t in range(self.record.length):
-            action, self.state, extras = self.policy.act(self.recorder.view(self.step), self.state, self.explore, self.rng)
+            action, self.state, extras = self.policy.act(
+                self.recorder.view(self.step), self.state, self.explore, self.rng
+            )
             self.step = self.env.step(action)
             self.recorder.write(t, action, extras, self.step, version)
             self.returns.extend(self.step.episode_return)
@@ -43,7 +45,9 @@ def join(record, slots):
 def update(learn, batch, progress=None, rng=None, flip=False):
     """One batch learned from, alone. `flip` turns every gradient around: whatever is tested must then fail."""
     rows = []
-    for minibatch in learn.minibatches(batch, learn.sums(batch), progress or Progress(), rng or np.random.default_rng(0)):
+    for minibatch in learn.minibatches(
+        batch, learn.sums(batch), progress or Progress(), rng or np.random.default_rng(0)
+    ):
         for phase in learn.phases:
             gradient, metrics = learn.gradients(minibatch, phase)
             learn.apply(-gradient if flip else gradient, phase)
@@ -54,7 +58,9 @@ def update(learn, batch, progress=None, rng=None, flip=False):
 class Loop:
     """Training: `actors` x `seats` environments, `lag` versions between the learner and the weights that act."""
 
-    def __init__(self, config, env, net, *, actors=1, seats=8, seed=1, lag=0, budget=None, flip=False, slots=None, **kwargs):
+    def __init__(
+        self, config, env, net, *, actors=1, seats=8, seed=1, lag=0, budget=None, flip=False, slots=None, **kwargs
+    ):
         self.spec = envs.describe(env, **kwargs)
         self.algorithm = algorithms.make(config, self.spec, net, seats)
         self.make = lambda n: envs.make(env, n, **kwargs)
@@ -69,7 +75,9 @@ class Loop:
 
     @property
     def progress(self):
-        return Progress(self.env_steps, self.learner_steps, min(1.0, self.env_steps / self.budget) if self.budget else 0.0)
+        return Progress(
+            self.env_steps, self.learner_steps, min(1.0, self.env_steps / self.budget) if self.budget else 0.0
+        )
 
     def publish(self):
         self.weights.append(map_tree(np.copy, self.learn.published(self.progress)))
@@ -102,18 +110,13 @@ class Loop:
 
 
 def evaluate(policy, env, record, seed, greedy=True):
-    step, state = env.reset(seed=seed), policy.initial_state(env.num_seats)
-    rng = torch.Generator().manual_seed(seed)
+    step, action, state = env.reset(seed=seed), None, policy.initial_state(env.num_seats)
+    rng, sight = torch.Generator().manual_seed(seed), record.sight(env.num_seats)
     going, total = np.ones(env.num_seats, bool), np.zeros(env.num_seats)
     explore = None if greedy else np.zeros(env.num_seats, np.float32)
-    previous = {}
     while going.any():
-        view = StepView(step.observation, step.first, step.action_mask, **previous)
-        action, state, _ = policy.act(view, state, explore, rng)
+        action, state, _ = policy.act(sight.of(step, action), state, explore, rng)
         step = env.step(action)
         total += going * step.reward
         going &= ~step.last
-        if record.previous:
-            alive = ~step.first
-            previous = {"prev_action": action * alive.reshape(-1, *(1,) * (action.ndim - 1)), "prev_reward": step.reward * alive}
     return float(total.mean())

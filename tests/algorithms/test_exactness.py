@@ -44,7 +44,9 @@ def collect(algorithm, learn, people):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("config", [ppo.Config(unroll=12, lr=3e-3), vtrace.Config(unroll=12, lr=3e-3)], ids=["ppo", "vtrace"])
+@pytest.mark.parametrize(
+    "config", [ppo.Config(unroll=12, lr=3e-3), vtrace.Config(unroll=12, lr=3e-3)], ids=["ppo", "vtrace"]
+)
 def test_the_learner_sees_what_the_actor_did(config, case):
     algorithm, learn, people = setup(config, case)
     for _ in range(4):  # weights and statistics that have moved
@@ -67,7 +69,9 @@ def test_the_learner_sees_what_the_actor_did(config, case):
 def test_a2c_is_ppo_with_one_epoch_and_one_minibatch(case, normalise):
     same = {"unroll": 12, "lambda_": 0.9, "lr": 1e-2, "normalise_advantage": normalise}
     algorithm, one, people = setup(a2c.Config(**same), case)
-    two = algorithms.make(ppo.Config(epochs=1, minibatches=1, **same, **CASES[case][2]), algorithm.plan.spec, CASES[case][1], 4)
+    two = algorithms.make(
+        ppo.Config(epochs=1, minibatches=1, **same, **CASES[case][2]), algorithm.plan.spec, CASES[case][1], 4
+    )
     two = two.learn(3)
     for _ in range(3):
         batch = join(algorithm.record, collect(algorithm, one, people))
@@ -77,12 +81,16 @@ def test_a2c_is_ppo_with_one_epoch_and_one_minibatch(case, normalise):
 
 
 @pytest.mark.parametrize("case", ["plain", "normalised", "lstm"])
-@pytest.mark.parametrize("config", [
-    vtrace.Config(unroll=12, lr=1e-2),
-    vtrace.Config(unroll=12, lr=1e-2, reduction="sum", grad_norm=40.0),
-    ppo.Config(unroll=12, lr=1e-2, minibatches=1, epochs=2),
-    a2c.Config(unroll=12, lr=1e-2, normalise_advantage=True),
-], ids=["vtrace", "vtrace sum", "ppo", "a2c"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        vtrace.Config(unroll=12, lr=1e-2),
+        vtrace.Config(unroll=12, lr=1e-2, reduction="sum", grad_norm=40.0),
+        ppo.Config(unroll=12, lr=1e-2, minibatches=1, epochs=2),
+        a2c.Config(unroll=12, lr=1e-2, normalise_advantage=True),
+    ],
+    ids=["vtrace", "vtrace sum", "ppo", "a2c"],
+)
 def test_two_learners_make_the_update_of_one(config, case):
     algorithm, one, people = setup(config, case)
     left, right = algorithm.learn(3), algorithm.learn(3)
@@ -94,14 +102,19 @@ def test_two_learners_make_the_update_of_one(config, case):
         update(one, join(algorithm.record, slots))
         halves = [join(algorithm.record, slots[:1]), join(algorithm.record, slots[1:])]
         sums = left.sums(halves[0]) + right.sums(halves[1])
-        steps = zip(left.minibatches(halves[0], sums, Progress(), rng), right.minibatches(halves[1], sums, Progress(), rng),
-                    strict=True)
+        steps = zip(
+            left.minibatches(halves[0], sums, Progress(), rng),
+            right.minibatches(halves[1], sums, Progress(), rng),
+            strict=True,
+        )
         for a, b in steps:
             mean = (left.gradients(a, "all")[0] + right.gradients(b, "all")[0]) / 2
             left.apply(mean, "all")
             right.apply(mean.copy(), "all")
         for name, value in one.state.items():
-            torch.testing.assert_close(left.state[name], value, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
+            torch.testing.assert_close(
+                left.state[name], value, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}"
+            )
             assert torch.equal(left.state[name], right.state[name]), name
 
 
@@ -137,8 +150,17 @@ class Scripted:
 
         flag, rows = np.array([last]), np.flatnonzero([last and self.truncated])
         discount = np.array([0.0 if last and not self.truncated else 1.0], np.float32)
-        return Step(self.observe(), np.array([reward], np.float32), discount, np.array([self.t == 0 or last]), flag,
-                    flag & self.truncated, np.ones(1, bool), rows, np.array([[4.0]], np.float32) if len(rows) else None)
+        return Step(
+            self.observe(),
+            np.array([reward], np.float32),
+            discount,
+            np.array([self.t == 0 or last]),
+            flag,
+            flag & self.truncated,
+            np.ones(1, bool),
+            rows,
+            np.array([[4.0]], np.float32) if len(rows) else None,
+        )
 
     def reset(self, seed=None):
         self.t = 0
@@ -164,7 +186,7 @@ def test_a_truncated_episode_bootstraps_from_its_true_end(truncated, expected):
     learn.learner.model.net = ReadOff(learn.learner.model.net.head)
     _, _, advantages = learn._prepare(join(algorithm.record, [actor.unroll()]))
     np.testing.assert_allclose(advantages.advantage[:, 0], expected, rtol=1e-6)
-    np.testing.assert_allclose(advantages.target[:, 0], np.array(expected) + [1, 2, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(advantages.target[:, 0], np.add(expected, [1, 2, 0.5]), rtol=1e-6)
 
 
 def test_vtrace_bootstraps_there_too():
@@ -177,7 +199,9 @@ def test_vtrace_bootstraps_there_too():
     output = learn.learner.model.unroll(batch)
     v_t = learn.learner.model.next_values(batch, output)
     np.testing.assert_allclose(v_t[:, 0], [2, 4, 3])
-    target = returns.vtrace(torch.zeros(3, 1), batch.reward, 0.9 * batch.discount, output.value[:-1], v_t, keep_t=batch.keep)
+    target = returns.vtrace(
+        torch.zeros(3, 1), batch.reward, 0.9 * batch.discount, output.value[:-1], v_t, keep_t=batch.keep
+    )
     np.testing.assert_allclose(target.vs[:, 0], [1 + 0.9 * 3.6, 3.6, 4.7], rtol=1e-6)
 
 
@@ -194,13 +218,18 @@ def test_the_true_end_is_seen_with_the_memory_of_its_episode():
         state = step.state
         for k in (batch.finals.t == t).nonzero()[:, 0]:
             b = batch.finals.b[k : k + 1]
-            alone = net.step(batch.finals.observation[k : k + 1], None, {name: x[b] for name, x in state.items()},
-                             batch.action[t][b], batch.reward[t][b])
+            alone = net.step(
+                batch.finals.observation[k : k + 1],
+                None,
+                {name: x[b] for name, x in state.items()},
+                batch.action[t][b],
+                batch.reward[t][b],
+            )
             torch.testing.assert_close(alone.value[0], v_t[t, b[0]], rtol=0, atol=1e-5)
 
 
 def test_the_behaviour_is_the_mixture():
-    algorithm, _, (actor, _) = setup(vtrace.Config(unroll=4, behaviour_mix=0.3), "masked")
+    _, _, (actor, _) = setup(vtrace.Config(unroll=4, behaviour_mix=0.3), "masked")
     assert (actor.explore == np.float32(0.3)).all()
     step = actor.step
     action, _, extras = actor.policy.act(actor.recorder.view(step), {}, actor.explore, actor.rng)
@@ -264,6 +293,8 @@ def test_schedules_follow_the_progress():
     algorithm, learn, people = setup(config, "plain")
     batch = join(algorithm.record, collect(algorithm, learn, people))
     for fraction, lr, clip, entropy in ((0, 1, 0.2, 0.1), (0.5, 0.5, 0.15, 0.05), (2, 0, 0.1, 0)):
-        minibatch = next(learn.minibatches(batch, learn.sums(batch), Progress(0, 0, fraction), np.random.default_rng(0)))
+        minibatch = next(
+            learn.minibatches(batch, learn.sums(batch), Progress(0, 0, fraction), np.random.default_rng(0))
+        )
         assert learn.learner.optimiser.lr == pytest.approx(lr)
         assert (minibatch.clip, minibatch.entropy) == pytest.approx((clip, entropy))

@@ -27,7 +27,9 @@ class Counting:
 
     def reset(self):
         none, all_ = np.zeros(self.seats, bool), np.ones(self.seats, bool)
-        return Step(self.observe(), np.zeros(self.seats, np.float32), np.ones(self.seats, np.float32), all_, none, none, all_)
+        return Step(
+            self.observe(), np.zeros(self.seats, np.float32), np.ones(self.seats, np.float32), all_, none, none, all_
+        )
 
     def step(self, action):
         self.age += 1
@@ -37,8 +39,17 @@ class Counting:
         reward = self.age.astype(np.float32) + 100 * np.asarray(action, np.float32)
         self.episode[rows] += 1
         self.age[rows] = 0
-        return Step(self.observe(), reward, np.ones(self.seats, np.float32), last.copy(), last.copy(), last.copy(),
-                    np.ones(self.seats, bool), rows, final)
+        return Step(
+            self.observe(),
+            reward,
+            np.ones(self.seats, np.float32),
+            last.copy(),
+            last.copy(),
+            last.copy(),
+            np.ones(self.seats, bool),
+            rows,
+            final,
+        )
 
 
 def collect(record, env, unrolls, step=None, recorder=None):
@@ -70,7 +81,9 @@ def test_round_trip_overlap_and_truncation():
     np.testing.assert_array_equal(one["first"][-1], two["first"][0])
     np.testing.assert_array_equal(one["observation"][:, 0], [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1]])
     np.testing.assert_array_equal(one["first"][:, 0], [True, False, False, True, False])
-    np.testing.assert_array_equal(one["reward"][:, 1], [101, 102, 103, 104])  # action 1 adds 100, age follows the action
+    np.testing.assert_array_equal(
+        one["reward"][:, 1], [101, 102, 103, 104]
+    )  # action 1 adds 100, age follows the action
     np.testing.assert_array_equal(one["truncated"][:, 0], [False, False, True, False])
     assert one["final_index"][2, 0] == 0 and (np.delete(one["final_index"].ravel(), 6) == -1).all()
     np.testing.assert_array_equal(one["final_observation"][0], [0, 3])  # not [1, 0], the one after the reset
@@ -159,4 +172,6 @@ def test_what_is_not_valid_does_not_count():
         step.valid = np.array([True, False])
         recorder.write(t, np.zeros(2), {"log_prob": np.zeros(2)}, step, 0)
     assert data["observation_moments"]["count"].item() == 2
-    np.testing.assert_allclose(data["observation_moments"]["shift"][0] + data["observation_moments"]["sum"][0] / 2, [0, 0.5])
+    np.testing.assert_allclose(
+        data["observation_moments"]["shift"][0] + data["observation_moments"]["sum"][0] / 2, [0, 0.5]
+    )

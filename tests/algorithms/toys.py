@@ -43,7 +43,13 @@ class Toy(gym.Env):
 
     def step(self, action):
         self.age += 1
-        return self.observe(), self.np_random.normal(1.0, 2.0), self.np_random.random() < 0.1, self.age >= 6, self.info()
+        return (
+            self.observe(),
+            self.np_random.normal(1.0, 2.0),
+            self.np_random.random() < 0.1,
+            self.age >= 6,
+            self.info(),
+        )
 
 
 def toy_spec(**kwargs):

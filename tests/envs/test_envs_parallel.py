@@ -13,9 +13,9 @@ LEAVES = {"ann": (2, "terminated"), "bob": (3, "truncated"), "cid": (5, "termina
 
 
 class Party:
-    """Observation (episode, t, agent); reward t; everybody leaves as LEAVES says. Keeps showing the dead, as some do."""
+    """Observation (episode, t, agent); reward t; agents leave as LEAVES says. May keep showing the dead."""
 
-    possible_agents = list(LEAVES)
+    possible_agents = tuple(LEAVES)
 
     def __init__(self, ghosts=True):
         self.observation_spaces = dict.fromkeys(LEAVES, spaces.Box(-9, 99, (3,), np.float64))
@@ -92,8 +92,8 @@ def test_an_agent_that_enters_late():
 
     env = envs.make(Late, 1)
     env.reset(seed=0)
-    seen = [env.step(np.zeros(3, int)) for _ in range(1)][0]
-    assert seen.valid.tolist() == [True, False, False] and seen.first.tolist() == [False, True, False]
+    step = env.step(np.zeros(3, int))
+    assert step.valid.tolist() == [True, False, False] and step.first.tolist() == [False, True, False]
     step = env.step(np.zeros(3, int))
     assert step.valid.tolist() == [True, True, False] and not step.first.any()
     step = env.step(np.zeros(3, int))

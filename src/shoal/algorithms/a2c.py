@@ -9,8 +9,8 @@
     value loss   (R - V)^2                            half of it
     time limits  treated as the end                   bootstrapped from the true last observation, trace cut
 
-It is PPO with one epoch and one minibatch, where the ratio is 1 (a test says so), and costs one forward pass less. It does
-not correct for lag: for asynchronous actors, vtrace is the algorithm.
+It is PPO with one epoch and one minibatch, where the ratio is 1 (a test says so), and costs one forward pass less. It
+does not correct for lag: for asynchronous actors, vtrace is the algorithm.
 """
 
 from __future__ import annotations
@@ -76,8 +76,12 @@ class Config:
     """Final observations of truncated episodes that one slot can hold; 0 works it out."""
 
     def validate(self) -> None:
-        check_numbers(self, positive=("unroll", "lr", "optimiser_epsilon"), shares=("gamma", "lambda_"),
-                      not_negative=("value_weight", "entropy", "grad_norm", "final_rows", "lr_final", "entropy_final"))
+        check_numbers(
+            self,
+            positive=("unroll", "lr", "optimiser_epsilon"),
+            shares=("gamma", "lambda_"),
+            not_negative=("value_weight", "entropy", "grad_norm", "final_rows", "lr_final", "entropy_final"),
+        )
 
 
 class A2C:
@@ -124,8 +128,9 @@ class A2CLearn:
 
     def __init__(self, config: Config, plan: Blueprint, seed: int) -> None:
         self.config = config
-        self.learner = Learner(plan, seed, optimiser=config.optimiser, epsilon=config.optimiser_epsilon,
-                               grad_norm=config.grad_norm)
+        self.learner = Learner(
+            plan, seed, optimiser=config.optimiser, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm
+        )
         self.state = self.learner.state
 
     def sums(self, batch: Tree) -> np.ndarray:
@@ -137,7 +142,9 @@ class A2CLearn:
         advantages = estimate(self.learner.model, tensors, output, self.config)
         return self.learner.sums(batch, advantages.sums(tensors.valid))
 
-    def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Update]:
+    def minibatches(
+        self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator
+    ) -> Iterator[Update]:
         self.learner.optimiser.lr = annealed(progress, self.config.lr, self.config.lr_final)
         entropy = annealed(progress, self.config.entropy, self.config.entropy_final)
         yield Update(self.learner.batch(batch), self.learner.totals(sums, extra=2), entropy)
@@ -155,14 +162,17 @@ class A2CLearn:
         value_loss = losses.masked_sum(losses.value_loss(output.value[:-1], advantages.target), valid) * weight
         bonus = losses.masked_sum(entropy, valid) * weight
         loss = policy_loss + config.value_weight * value_loss - minibatch.entropy * bonus
-        return self.learner.descend(loss, {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": losses.masked_mean(entropy.detach(), valid),
-            "approx_kl": losses.masked_mean(losses.approx_kl(log_prob.detach(), batch.log_prob), valid),
-            "mean_rho": losses.masked_mean((log_prob.detach() - batch.log_prob).exp(), valid),
-            "explained_variance": losses.explained_variance(advantages.value, advantages.target, valid),
-        })
+        return self.learner.descend(
+            loss,
+            {
+                "policy_loss": policy_loss,
+                "value_loss": value_loss,
+                "entropy": losses.masked_mean(entropy.detach(), valid),
+                "approx_kl": losses.masked_mean(losses.approx_kl(log_prob.detach(), batch.log_prob), valid),
+                "mean_rho": losses.masked_mean((log_prob.detach() - batch.log_prob).exp(), valid),
+                "explained_variance": losses.explained_variance(advantages.value, advantages.target, valid),
+            },
+        )
 
     def apply(self, gradient: np.ndarray, phase: str) -> bool:
         return self.learner.optimiser.step(gradient)

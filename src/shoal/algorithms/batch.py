@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,7 +51,9 @@ class Batch:
     @classmethod
     def of(cls, tree: Tree, seats: int, final_rows: int) -> Batch:
         """From joined slots of `seats` columns and `final_rows` rows of final observations each."""
-        tensors = map_tree(torch.from_numpy, {name: part for name, part in tree.items() if not name.endswith("moments")})
+        tensors = map_tree(
+            torch.from_numpy, {name: part for name, part in tree.items() if not name.endswith("moments")}
+        )
         return cls(
             observation=tensors["observation"],
             first=tensors["first"],
@@ -70,9 +73,15 @@ class Batch:
     def acted(self) -> Batch:
         """Only the T rows in which an action was chosen."""
         T = self.length
-        return replace(self, observation=map_tree(lambda x: x[:T], self.observation), first=self.first[:T],
-                       action_mask=_cut(self.action_mask, T), prev_action=_cut(self.prev_action, T),
-                       prev_reward=_cut(self.prev_reward, T), finals=None)
+        return replace(
+            self,
+            observation=map_tree(lambda x: x[:T], self.observation),
+            first=self.first[:T],
+            action_mask=_cut(self.action_mask, T),
+            prev_action=_cut(self.prev_action, T),
+            prev_reward=_cut(self.prev_reward, T),
+            finals=None,
+        )
 
     def flattened(self) -> Batch:
         """Every step a column of its own, [1, T x B]: for nets without memory."""
@@ -89,15 +98,24 @@ class Batch:
         width = self.action.shape[1]
         return np.arange(width) if self.valid is None else np.flatnonzero(self.valid.any(0).numpy())
 
-    def _each_column(self, function) -> Batch:  # noqa: ANN001
+    def _each_column(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         def each(x: torch.Tensor | None) -> torch.Tensor | None:
             return None if x is None else function(x)
 
         return replace(
-            self, observation=map_tree(function, self.observation), first=function(self.first),
-            action_mask=each(self.action_mask), prev_action=each(self.prev_action), prev_reward=each(self.prev_reward),
-            action=function(self.action), log_prob=function(self.log_prob), reward=function(self.reward),
-            discount=function(self.discount), keep=function(self.keep), valid=each(self.valid), finals=None,
+            self,
+            observation=map_tree(function, self.observation),
+            first=function(self.first),
+            action_mask=each(self.action_mask),
+            prev_action=each(self.prev_action),
+            prev_reward=each(self.prev_reward),
+            action=function(self.action),
+            log_prob=function(self.log_prob),
+            reward=function(self.reward),
+            discount=function(self.discount),
+            keep=function(self.keep),
+            valid=each(self.valid),
+            finals=None,
         )
 
 
@@ -112,5 +130,10 @@ def _finals(tree: Tree, tensors: Tree, seats: int, final_rows: int) -> Finals | 
     rows = torch.from_numpy(tree["final_index"][t, b] + (b // seats) * final_rows)  # each slot counts from 0
     t, b = torch.from_numpy(t), torch.from_numpy(b)
     previous = "prev_action" in tensors
-    return Finals(t, b, map_tree(lambda x: x[rows], tensors["final_observation"]),
-                  tensors["action"][t, b] if previous else None, tensors["reward"][t, b] if previous else None)
+    return Finals(
+        t,
+        b,
+        map_tree(lambda x: x[rows], tensors["final_observation"]),
+        tensors["action"][t, b] if previous else None,
+        tensors["reward"][t, b] if previous else None,
+    )

@@ -1,4 +1,4 @@
-"""What a2c, ppo and vtrace share before anything is learned: checks, the net to build, the record, what is published."""
+"""What a2c, ppo and vtrace share before anything is learned: checks, the net, the record, what is published."""
 
 from __future__ import annotations
 
@@ -45,18 +45,32 @@ class Blueprint:
         net.validate()
         action = spec.action_space
         if not isinstance(action, SPACES) or (isinstance(action, gym.spaces.Box) and action.dtype.kind != "f"):
-            raise ConfigError(f"{name} cannot act in {spec.name}: its action space is {action}; use an environment with Discrete, "
-                              "MultiDiscrete or floating-point Box actions, or wrap it (gymnasium.wrappers.TransformAction)")
+            raise ConfigError(
+                f"{name} cannot act in {spec.name}: its action space is {action}; use an environment with Discrete, "
+                "MultiDiscrete or floating-point Box actions, or wrap it (gymnasium.wrappers.TransformAction)"
+            )
         if mix and isinstance(action, gym.spaces.Box):
-            raise ConfigError(f"behaviour_mix={mix} mixes uniform actions in, but the actions of {spec.name} are {action}; "
-                              "set behaviour_mix=0 or use an environment with discrete actions")
+            raise ConfigError(
+                f"behaviour_mix={mix} mixes uniform actions in, but the actions of {spec.name} are {action}; "
+                "set behaviour_mix=0 or use an environment with discrete actions"
+            )
         if config.normalise_observations and not float_size(spec.observation_space):
-            raise ConfigError(f"normalise_observations=True, but the observations of {spec.name} hold no floating-point numbers "
-                              f"({spec.observation_space}); set normalise_observations=False (pixels are scaled anyway)")
+            raise ConfigError(
+                f"normalise_observations=True, but the observations of {spec.name} hold no floating-point numbers "
+                f"({spec.observation_space}); set normalise_observations=False (pixels are scaled anyway)"
+            )
         if seats < 1:
             raise ConfigError(f"seats={seats}: an actor needs at least one; raise the number of environments per actor")
-        return cls(spec, net, seats, config.unroll, config.gamma, config.normalise_observations, config.normalise_returns,
-                   config.final_rows)
+        return cls(
+            spec,
+            net,
+            seats,
+            config.unroll,
+            config.gamma,
+            config.normalise_observations,
+            config.normalise_returns,
+            config.final_rows,
+        )
 
     @cached_property
     def norm_size(self) -> int:
@@ -67,10 +81,18 @@ class Blueprint:
     def record(self) -> Unroll:
         state = {name: tuple(x.shape[1:]) for name, x in self.model().net.initial_state(1).items()}
         return Unroll(
-            self.unroll, self.seats, self.spec.observation_space, self.spec.action_space,
-            mask_size=self.spec.mask_size if self.spec.has_action_mask else 0, state=state,
-            previous=self.net.prev_action_reward, max_episode_steps=self.spec.max_episode_steps, final_rows=self.final_rows,
-            observation_moments=self.normalise_observations, return_moments=self.normalise_returns, gamma=self.gamma,
+            self.unroll,
+            self.seats,
+            self.spec.observation_space,
+            self.spec.action_space,
+            mask_size=self.spec.mask_size if self.spec.has_action_mask else 0,
+            state=state,
+            previous=self.net.prev_action_reward,
+            max_episode_steps=self.spec.max_episode_steps,
+            final_rows=self.final_rows,
+            observation_moments=self.normalise_observations,
+            return_moments=self.normalise_returns,
+            gamma=self.gamma,
         )
 
     def model(self, seed: int = 0, statistics: tuple[torch.Tensor, torch.Tensor] | None = None) -> Model:
@@ -86,22 +108,30 @@ class Blueprint:
 
     def published_layout(self) -> Layout:
         norm = {"mean": Field((self.norm_size,), "float32"), "scale": Field((self.norm_size,), "float32")}
-        return Layout({
-            "params": Field((self.model().params.numel(),), "float32"),
-            "norm": norm if self.norm_size else {},
-            "progress": Field((3,), "float64"),
-        })
+        return Layout(
+            {
+                "params": Field((self.model().params.numel(),), "float32"),
+                "norm": norm if self.norm_size else {},
+                "progress": Field((3,), "float64"),
+            }
+        )
 
 
-def check_numbers(config: Any, positive: tuple[str, ...] = (), shares: tuple[str, ...] = (),
-                  not_negative: tuple[str, ...] = ()) -> None:
+def check_numbers(
+    config: Any, positive: tuple[str, ...] = (), shares: tuple[str, ...] = (), not_negative: tuple[str, ...] = ()
+) -> None:
     """Raise a ConfigError for the first field that is out of its range; None is always in range."""
-    for names, low, high, words in ((positive, 0.0, math.inf, "more than 0"), (not_negative, 0.0, math.inf, "0 or more"),
-                                    (shares, 0.0, 1.0, "between 0 and 1")):
+    for names, low, high, words in (
+        (positive, 0.0, math.inf, "more than 0"),
+        (not_negative, 0.0, math.inf, "0 or more"),
+        (shares, 0.0, 1.0, "between 0 and 1"),
+    ):
         for name in names:
             value = getattr(config, name)
             if value is None:
                 continue
             inside = low <= value <= high and not (names is positive and value == 0)
             if not inside:
-                raise ConfigError(f"{name}={value}: must be {words}, for example {type(config).__dataclass_fields__[name].default}")
+                raise ConfigError(
+                    f"{name}={value}: must be {words}, for example {type(config).__dataclass_fields__[name].default}"
+                )

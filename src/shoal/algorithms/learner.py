@@ -1,9 +1,9 @@
-"""What the learners of a2c, ppo and vtrace hold: the model, its optimiser and normalisers, as named tensors in one dictionary.
+"""What the learners of a2c, ppo and vtrace hold: model, optimiser and normalisers, as named tensors in one dictionary.
 
-Several learners make the same update as one learner on the joined batch. For this each puts three kinds of things into one
-vector of float64 that an all-reduce adds: how many learners there are (1 each), how many valid decisions they have, and
-whatever statistics the algorithm normalises by. A loss is then `sum over my decisions x learners / decisions of all`, and
-the mean of the learners' gradients is exactly the gradient of the mean over all decisions.
+Several learners make the same update as one learner on the joined batch. For this each puts three kinds of things into
+one vector of float64 that an all-reduce adds: how many learners there are (1 each), how many valid decisions they have,
+and whatever statistics the algorithm normalises by. A loss is then `sum over my decisions x learners / decisions of
+all`, and the mean of the learners' gradients is exactly the gradient of the mean over all decisions.
 """
 
 from __future__ import annotations

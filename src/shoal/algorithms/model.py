@@ -1,4 +1,4 @@
-"""The net with its flat parameters and the statistics through which it sees observations; the same for acting and learning."""
+"""The net, its flat parameters and the statistics through which it sees observations, for acting and for learning."""
 
 from __future__ import annotations
 
@@ -21,14 +21,22 @@ OBSERVATION_CLIP = 10.0  # of normalised observations, in standard deviations
 
 
 class Model:
-    """A net, `params` (one flat vector, of which the net's parameters are views), and the observation statistics in use.
+    """A net, `params` (one flat vector, of which its parameters are views), and the observation statistics in use.
 
     `statistics` are tensors owned by somebody else (the learner's normaliser), or None: then private ones.
     """
 
-    def __init__(self, spec: EnvSpec, config: NetConfig, seed: int, norm_size: int,
-                 statistics: tuple[torch.Tensor, torch.Tensor] | None = None) -> None:
-        self.net = build(spec.observation_space, spec.action_space, config, spec.mask_size if spec.has_action_mask else None, seed)
+    def __init__(
+        self,
+        spec: EnvSpec,
+        config: NetConfig,
+        seed: int,
+        norm_size: int,
+        statistics: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> None:
+        self.net = build(
+            spec.observation_space, spec.action_space, config, spec.mask_size if spec.has_action_mask else None, seed
+        )
         self.recurrent = self.net.recurrent
         self.params = flatten(self.net)
         self._grad: torch.Tensor | None = None
@@ -58,13 +66,21 @@ class Model:
         state = {name: torch.as_tensor(x) for name, x in state.items()}
         if view.prev_action is None:
             return self.net.step(observation, first, state)
-        return self.net.step(observation, first, state, torch.from_numpy(view.prev_action), torch.from_numpy(view.prev_reward))
+        return self.net.step(
+            observation, first, state, torch.from_numpy(view.prev_action), torch.from_numpy(view.prev_reward)
+        )
 
     # -------------------------------------------------------------------------------- learning
     def unroll(self, batch: Batch) -> Output:
         """All rows of a batch, from its initial recurrent state."""
-        return self.net.unroll(self.see(batch.observation), batch.first, batch.state, batch.prev_action, batch.prev_reward,
-                               all_states=self.recurrent and batch.finals is not None)
+        return self.net.unroll(
+            self.see(batch.observation),
+            batch.first,
+            batch.state,
+            batch.prev_action,
+            batch.prev_reward,
+            all_states=self.recurrent and batch.finals is not None,
+        )
 
     def judge(self, output: Output, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability of the actions that were taken, and entropy, both [T, B]."""
@@ -75,20 +91,21 @@ class Model:
 
     @torch.no_grad()
     def next_values(self, batch: Batch, output: Output) -> torch.Tensor:
-        """V(x_{t+1}) [T, B] from an unroll of T + 1 rows; of the true last observation where an episode was truncated."""
+        """V(x_{t+1}) [T, B] from an unroll of T + 1 rows; of the true last observation where one was truncated."""
         values = output.value.detach()[1:]
         finals = batch.finals
         if finals is None:
             return values
         states = {name: x[finals.t, finals.b] for name, x in (output.states or {}).items()}
         values = values.clone()
-        values[finals.t, finals.b] = self.net.final_values(self.see(finals.observation), states, finals.prev_action,
-                                                           finals.prev_reward)
+        values[finals.t, finals.b] = self.net.final_values(
+            self.see(finals.observation), states, finals.prev_action, finals.prev_reward
+        )
         return values
 
 
 def _slices(space: Any, mean: torch.Tensor, scale: torch.Tensor) -> Tree:
-    """For each leaf of an observation the views of mean and scale that belong to it, None where it is not normalised."""
+    """For each leaf of an observation its views of mean and scale, None where it is not normalised."""
     from shoal.algorithms.records import leaf_tree
 
     tree: dict[str, Any] = {"": leaf_tree(space)}

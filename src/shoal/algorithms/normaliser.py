@@ -4,8 +4,8 @@
     learner   sums(moments)  brings the slots' sums to its own mean: vectors that an all-reduce may add
               merge(total)   adds them to the running moments;   freeze()   makes the result the one in use
 
-The numbers in use change only in `freeze`, which every learner calls after the last minibatch of a batch, just before the
-weights are published: the policy and the loss always see observations scaled by the same numbers.
+The numbers in use change only in `freeze`, which every learner calls after the last minibatch of a batch, just before
+the weights are published: the policy and the loss always see observations scaled by the same numbers.
 """
 
 from __future__ import annotations

@@ -28,8 +28,10 @@ class ActorCriticPolicy:
     def initial_state(self, seats: int) -> Tree:
         return self.model.net.initial_state(seats)
 
-    def act(self, view: StepView, state: Tree, explore: np.ndarray | None, rng: torch.Generator) -> tuple[Any, Tree, Tree]:
-        """`explore` is the share of uniform actions mixed in, per seat; None acts greedily. The extras hold log mu(a|x)."""
+    def act(
+        self, view: StepView, state: Tree, explore: np.ndarray | None, rng: torch.Generator
+    ) -> tuple[Any, Tree, Tree]:
+        """`explore` is the share of uniform actions per seat; None acts greedily. The extras hold log mu(a|x)."""
         with torch.inference_mode():
             output = self.model.step(view, state)
             head, mask = self.model.net.head, view.action_mask

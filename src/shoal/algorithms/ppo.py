@@ -4,13 +4,15 @@
     learner   V with the same weights -> GAE, once per batch -> `epochs` times over the batch in `minibatches` parts,
               each a gradient of the clipped objective
 
-                       common practice (CleanRL)           here
-    advantages         normalised per minibatch            normalised once over the whole batch of all learners
-    values of actors   sent with the data                  recomputed by the learner: nothing to send, exact after lag
-    observation stats  updated while acting                frozen while a batch is learned from: the first ratio is 1
-    time limits        often treated as the end            bootstrapped from the true last observation, trace cut
-    value clip         on                                  off unless `value_clip` is set
-    shuffling          steps                               steps; whole columns [T] of seats when the net is recurrent
+Deliberate differences:
+
+                       common practice (CleanRL)     here
+    advantages         normalised per minibatch      normalised once over the whole batch of all learners
+    values             sent with the data            recomputed by the learner: nothing to send, right after lag too
+    observation stats  updated while acting          frozen while a batch is learned from: the first ratio is 1
+    time limits        often treated as the end      bootstrapped from the true last observation, trace cut
+    value clip         on                            off unless `value_clip` is set
+    shuffling          steps                         steps; whole columns [T] of seats when the net is recurrent
 """
 
 from __future__ import annotations
@@ -86,10 +88,20 @@ class Config:
     """Final observations of truncated episodes that one slot can hold; 0 works it out."""
 
     def validate(self) -> None:
-        check_numbers(self, positive=("unroll", "lr", "epochs", "minibatches", "clip", "value_clip", "optimiser_epsilon"),
-                      shares=("gamma", "lambda_"),
-                      not_negative=("value_weight", "entropy", "grad_norm", "final_rows", "lr_final", "entropy_final",
-                                    "clip_final"))
+        check_numbers(
+            self,
+            positive=("unroll", "lr", "epochs", "minibatches", "clip", "value_clip", "optimiser_epsilon"),
+            shares=("gamma", "lambda_"),
+            not_negative=(
+                "value_weight",
+                "entropy",
+                "grad_norm",
+                "final_rows",
+                "lr_final",
+                "entropy_final",
+                "clip_final",
+            ),
+        )
 
 
 class PPO:
@@ -138,8 +150,9 @@ class PPOLearn:
 
     def __init__(self, config: Config, plan: Blueprint, seed: int) -> None:
         self.config = config
-        self.learner = Learner(plan, seed, optimiser=config.optimiser, epsilon=config.optimiser_epsilon,
-                               grad_norm=config.grad_norm)
+        self.learner = Learner(
+            plan, seed, optimiser=config.optimiser, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm
+        )
         self.state = self.learner.state
         self._prepared: tuple[Tree, Batch, Advantages] | None = None
 
@@ -148,7 +161,9 @@ class PPOLearn:
         _, prepared, advantages = self._prepare(batch)
         return self.learner.sums(batch, advantages.sums(prepared.valid))
 
-    def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Minibatch]:
+    def minibatches(
+        self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator
+    ) -> Iterator[Minibatch]:
         config, learner = self.config, self.learner
         _, prepared, advantages = self._prepare(batch)
         self._prepared = None
@@ -156,9 +171,13 @@ class PPOLearn:
         if config.normalise_advantage:
             advantages = advantages.normalised(totals)
         learner.optimiser.lr = annealed(progress, config.lr, config.lr_final)
-        whole = Minibatch(prepared.acted(), advantages, totals.weight(config.minibatches),
-                          annealed(progress, config.clip, config.clip_final),
-                          annealed(progress, config.entropy, config.entropy_final))
+        whole = Minibatch(
+            prepared.acted(),
+            advantages,
+            totals.weight(config.minibatches),
+            annealed(progress, config.clip, config.clip_final),
+            annealed(progress, config.entropy, config.entropy_final),
+        )
         if not learner.model.recurrent:  # then a step is a column of its own
             whole = replace(whole, batch=whole.batch.flattened(), advantages=advantages.flattened())
         columns = whole.batch.columns()
@@ -179,19 +198,26 @@ class PPOLearn:
         ratio = losses.importance_ratio(log_prob, batch.log_prob)
         valid, weight = batch.valid, minibatch.weight
         policy_loss = losses.masked_sum(losses.ppo_clip_loss(ratio, advantages.advantage, lower, upper), valid) * weight
-        value_loss = losses.masked_sum(
-            losses.value_loss(output.value, advantages.target, advantages.value, config.value_clip), valid) * weight
+        value_loss = (
+            losses.masked_sum(
+                losses.value_loss(output.value, advantages.target, advantages.value, config.value_clip), valid
+            )
+            * weight
+        )
         bonus = losses.masked_sum(entropy, valid) * weight
         loss = policy_loss + config.value_weight * value_loss - minibatch.entropy * bonus
-        return self.learner.descend(loss, {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": losses.masked_mean(entropy.detach(), valid),
-            "approx_kl": losses.masked_mean(losses.approx_kl(log_prob.detach(), batch.log_prob), valid),
-            "mean_rho": losses.masked_mean(ratio.detach(), valid),
-            "clip_fraction": losses.clip_fraction(ratio.detach(), lower, upper, valid),
-            "explained_variance": losses.explained_variance(advantages.value, advantages.target, valid),
-        })
+        return self.learner.descend(
+            loss,
+            {
+                "policy_loss": policy_loss,
+                "value_loss": value_loss,
+                "entropy": losses.masked_mean(entropy.detach(), valid),
+                "approx_kl": losses.masked_mean(losses.approx_kl(log_prob.detach(), batch.log_prob), valid),
+                "mean_rho": losses.masked_mean(ratio.detach(), valid),
+                "clip_fraction": losses.clip_fraction(ratio.detach(), lower, upper, valid),
+                "explained_variance": losses.explained_variance(advantages.value, advantages.target, valid),
+            },
+        )
 
     def apply(self, gradient: np.ndarray, phase: str) -> bool:
         return self.learner.optimiser.step(gradient)

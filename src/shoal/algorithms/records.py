@@ -7,12 +7,12 @@
         recorder.write(t, action, extras, step, version)     # a_t, r_t, ..., x_{t+1}
     slot.send()
 
-Index t holds what was seen (x_t), what was done (a_t) and what followed (r_t, discount_t); x_T is x_0 of the next unroll.
-Environments reset by themselves, so the observation after a truncation belongs to the next episode: the true last one goes
-to `final_observation`, and `final_index[t, b]` says to which row (-1: not truncated).
+Index t holds what was seen (x_t), what was done (a_t) and what followed (r_t, discount_t); x_T is x_0 of the next
+unroll. Environments reset by themselves, so the observation after a truncation belongs to the next episode: the true
+last one goes to `final_observation`, and `final_index[t, b]` says to which row (-1: not truncated).
 
-Actors also send moments of their observations and of their discounted returns, as sums relative to a `shift` that travels
-with them. Sums of any slots can therefore be merged by any learner, however old the weights were that made them.
+Actors also send moments of their observations and of their discounted returns, as sums relative to a `shift` that
+travels with them: any learner can merge the sums of any slots, however old the weights were that made them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class Unroll:
 
     def recorder(self, seats: int | None = None) -> Recorder:
         if seats not in (None, self.seats):
-            raise ConfigError(f"this record was laid out for {self.seats} seats per slot, not {seats}; make the algorithm anew")
+            raise ConfigError(
+                f"this record was laid out for {self.seats} seats per slot, not {seats}; make the algorithm anew"
+            )
         return Recorder(self)
 
     def sight(self, seats: int) -> Sight:
@@ -111,7 +113,10 @@ class Unroll:
             return self.final_rows
         if self.max_episode_steps:
             return self.seats * math.ceil(self.length / self.max_episode_steps)
-        row = sum(np.dtype(dtype).itemsize * math.prod(shape) for _, (shape, dtype) in leaves(leaf_tree(self.observation_space)))
+        row = sum(
+            np.dtype(dtype).itemsize * math.prod(shape)
+            for _, (shape, dtype) in leaves(leaf_tree(self.observation_space))
+        )
         return self.seats * (self.length if row <= SMALL_ROW_BYTES else math.ceil(self.length / 8))
 
 
@@ -121,7 +126,9 @@ class Recorder:
     def __init__(self, record: Unroll) -> None:
         self.record = record
         self._paths = [path for path, _ in leaves(leaf_tree(record.observation_space))]
-        self._floats = [path for path, (_, dtype) in leaves(leaf_tree(record.observation_space)) if np.dtype(dtype).kind == "f"]
+        self._floats = [
+            path for path, (_, dtype) in leaves(leaf_tree(record.observation_space)) if np.dtype(dtype).kind == "f"
+        ]
         self._state = tuple(record.state)
         self._sight = record.sight(record.seats)
         self._view = self._sight.view
@@ -181,9 +188,9 @@ class Recorder:
         end = start + len(step.final_rows)
         if end > self.record.final_capacity:
             raise ConfigError(
-                f"{end} episodes were truncated within one unroll of {self.record.length} steps x {self.record.seats} seats, but a "
-                f"slot holds {self.record.final_capacity} final observations; set final_rows={self.record.length * self.record.seats} "
-                "(--algorithm.final-rows)"
+                f"{end} episodes were truncated within one unroll of {self.record.length} steps x {self.record.seats} "
+                f"seats, but a slot holds {self.record.final_capacity} final observations; set "
+                f"final_rows={self.record.length * self.record.seats} (--algorithm.final-rows)"
             )
         data["final_index"][t, step.final_rows] = np.arange(start, end)
         for path in self._paths:

@@ -1,4 +1,4 @@
-"""What a policy sees of an environment's steps: the observation, and what was done and earned before, where a net wants it."""
+"""What a policy sees of steps: the observation, and what was done and earned before, where a net wants it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learner's flat parameter vector and what is done to it: optimiser, clipping, schedules, refusal of bad gradients."""
+"""What is done to the learner's flat parameter vector: optimiser, clipping, schedules, refusal of bad gradients."""
 
 from __future__ import annotations
 
@@ -18,8 +18,15 @@ OptimiserName = Literal["adam", "rmsprop", "sgd"]
 class Optimiser:
     """One of three optimisers over one flat vector. Its moments are named tensors in the learner's state."""
 
-    def __init__(self, kind: OptimiserName, params: torch.Tensor, state: dict[str, torch.Tensor], *, epsilon: float,
-                 grad_norm: float) -> None:
+    def __init__(
+        self,
+        kind: OptimiserName,
+        params: torch.Tensor,
+        state: dict[str, torch.Tensor],
+        *,
+        epsilon: float,
+        grad_norm: float,
+    ) -> None:
         self.kind, self.params, self.epsilon, self.grad_norm = kind, params, epsilon, grad_norm
         self.lr = 0.0
         state["params"] = params

@@ -4,13 +4,16 @@
     learner   V and pi with the current weights on the stored observations  ->  rho = pi / mu
               -> targets v_s and advantages, corrected for the lag  ->  one gradient
 
+Deliberate differences:
+
                  paper and its source          here
-    reduction    sum over T x B                mean (`reduction="sum"` for the paper's)
-    optimiser    RMSProp eps .1                Adam; RMSProp with epsilon inside the root as in the paper by choice
+    reduction    sum over T x B                mean; reduction="sum" for the paper's
+    optimiser    RMSProp eps .1                Adam; RMSProp with epsilon inside the root, as in the paper, by choice
     gradient     clipped at 40 (of sums)       clipped at 0.5 (of means)
+    rewards      clipped or squashed           as they are, or scaled by the deviation of the return
     time limits  treated as the end            bootstrapped from the true last observation, trace cut
     lambda       1                             a choice, with SEED's bootstrap of the advantage
-    mu           pi of an older version        may be mixed with uniform actions (`behaviour_mix`), log mu being that of the mixture
+    mu           pi of an older version        may be mixed with uniform actions (behaviour_mix), log mu of the mixture
 """
 
 from __future__ import annotations
@@ -86,15 +89,22 @@ class Config:
     """Final observations of truncated episodes that one slot can hold; 0 works it out."""
 
     def validate(self) -> None:
-        check_numbers(self, positive=("unroll", "lr", "rho_bar", "c_bar", "optimiser_epsilon"),
-                      shares=("gamma", "lambda_", "behaviour_mix"),
-                      not_negative=("value_weight", "entropy", "grad_norm", "final_rows", "lr_final", "entropy_final"))
+        check_numbers(
+            self,
+            positive=("unroll", "lr", "rho_bar", "c_bar", "optimiser_epsilon"),
+            shares=("gamma", "lambda_", "behaviour_mix"),
+            not_negative=("value_weight", "entropy", "grad_norm", "final_rows", "lr_final", "entropy_final"),
+        )
         if self.rho_bar < self.c_bar:
-            raise ConfigError(f"rho_bar={self.rho_bar} is below c_bar={self.c_bar}, but V-trace needs rho_bar >= c_bar "
-                              f"(paper, section 4.1); set c_bar={self.rho_bar} or raise rho_bar")
+            raise ConfigError(
+                f"rho_bar={self.rho_bar} is below c_bar={self.c_bar}, but V-trace needs rho_bar >= c_bar "
+                f"(paper, section 4.1); set c_bar={self.rho_bar} or raise rho_bar"
+            )
         if self.reduction == "sum" and 0 < self.grad_norm < 1:
-            raise ConfigError(f'reduction="sum" with grad_norm={self.grad_norm} would clip every gradient of T x B summed '
-                              "losses; set grad_norm=40 (the paper's) or reduction=\"mean\"")
+            raise ConfigError(
+                f'reduction="sum" with grad_norm={self.grad_norm} would clip every gradient of T x B summed '
+                'losses; set grad_norm=40 (the paper\'s) or reduction="mean"'
+            )
 
 
 class VTrace:
@@ -141,14 +151,17 @@ class VTraceLearn:
 
     def __init__(self, config: Config, plan: Blueprint, seed: int) -> None:
         self.config = config
-        self.learner = Learner(plan, seed, optimiser=config.optimiser, epsilon=config.optimiser_epsilon,
-                               grad_norm=config.grad_norm)
+        self.learner = Learner(
+            plan, seed, optimiser=config.optimiser, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm
+        )
         self.state = self.learner.state
 
     def sums(self, batch: Tree) -> np.ndarray:
         return self.learner.sums(batch)
 
-    def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Update]:
+    def minibatches(
+        self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator
+    ) -> Iterator[Update]:
         self.learner.optimiser.lr = annealed(progress, self.config.lr, self.config.lr_final)
         entropy = annealed(progress, self.config.entropy, self.config.entropy_final)
         yield Update(self.learner.batch(batch), self.learner.totals(sums), entropy)
@@ -163,23 +176,32 @@ class VTraceLearn:
         v_tm1, v_t = values[:-1], model.next_values(batch, output)
         target = returns.vtrace(
             log_rho if config.correction == "vtrace" else torch.zeros_like(log_rho),
-            batch.reward, config.gamma * batch.discount, v_tm1, v_t,
-            lambda_=config.lambda_, rho_bar=config.rho_bar, c_bar=config.c_bar, keep_t=batch.keep,
+            batch.reward,
+            config.gamma * batch.discount,
+            v_tm1,
+            v_t,
+            lambda_=config.lambda_,
+            rho_bar=config.rho_bar,
+            c_bar=config.c_bar,
+            keep_t=batch.keep,
         )
         valid, weight = batch.valid, minibatch.totals.weight(reduction=config.reduction)
         policy_loss = losses.masked_sum(losses.policy_gradient_loss(log_prob, target.pg_advantage), valid) * weight
         value_loss = losses.masked_sum(losses.value_loss(output.value[:-1], target.vs), valid) * weight
         bonus = losses.masked_sum(entropy, valid) * weight
         loss = policy_loss + config.value_weight * value_loss - minibatch.entropy * bonus
-        return self.learner.descend(loss, {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": losses.masked_mean(entropy.detach(), valid),
-            "approx_kl": losses.masked_mean(losses.approx_kl(log_prob.detach(), batch.log_prob), valid),
-            "mean_rho": losses.masked_mean(log_rho.exp(), valid),
-            "clip_fraction": losses.masked_mean((log_rho.exp() > config.rho_bar + ROUNDING).float(), valid),
-            "explained_variance": losses.explained_variance(v_tm1, target.vs, valid),
-        })
+        return self.learner.descend(
+            loss,
+            {
+                "policy_loss": policy_loss,
+                "value_loss": value_loss,
+                "entropy": losses.masked_mean(entropy.detach(), valid),
+                "approx_kl": losses.masked_mean(losses.approx_kl(log_prob.detach(), batch.log_prob), valid),
+                "mean_rho": losses.masked_mean(log_rho.exp(), valid),
+                "clip_fraction": losses.masked_mean((log_rho.exp() > config.rho_bar + ROUNDING).float(), valid),
+                "explained_variance": losses.explained_variance(v_tm1, target.vs, valid),
+            },
+        )
 
     def apply(self, gradient: np.ndarray, phase: str) -> bool:
         return self.learner.optimiser.step(gradient)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from shoal.envs.spaces import ActionCodec, BadValue, Layout
+from shoal.envs.spaces import QUIET, ActionCodec, BadValue, Layout
 from shoal.envs.stream import Ledger, breach
 from shoal.errors import EnvironmentError_
 
@@ -74,14 +75,21 @@ class Stream:
 
     def _verify(self, arrays: list[np.ndarray], reward: np.ndarray) -> None:
         """Observations, rewards and masks are finite and in range. One pass over each array."""
-        if not np.isfinite(reward.sum()):
-            for row in np.flatnonzero(~np.isfinite(reward)):
-                raise self._wrong(int(row), f"reward is {reward[row]}")
-        found = self.layout.fault(arrays)
+        with np.errstate(**QUIET):
+            if not math.isfinite(np.add.reduce(reward)):
+                for row in np.flatnonzero(~np.isfinite(reward)):
+                    raise self._wrong(int(row), f"reward is {reward[row]}")
+            found = self.layout.fault(arrays)
         if found is None and self._mask is not None:
             found = self.codec.mask_fault(self._mask)
         if found is not None:
             raise self._wrong(*found)
+
+    def _verify_final(self, arrays: list[np.ndarray], rows: np.ndarray | list[int]) -> None:
+        with np.errstate(**QUIET):
+            found = self.layout.fault(arrays)
+        if found:
+            raise self._wrong(int(rows[found[0]]), "last " + found[1])
 
     def _put_mask(self, row: int, value: Any) -> None:
         if self._mask is None:

@@ -133,9 +133,7 @@ class LoopEnv(Stream):
             return self._step(NO_ROWS, None, returns, lengths)
         final = [buffer[: len(cut)] for buffer in self._final or ()]
         if self.check:
-            found = self.layout.fault(final)
-            if found:
-                raise self._wrong(cut[found[0]], "last " + found[1])
+            self._verify_final(final, cut)
         return self._step(np.array(cut, np.int64), self.layout.tree(final), returns, lengths)
 
     def _step(self, rows: np.ndarray, final: Tree | None, returns: np.ndarray, lengths: np.ndarray) -> Step:

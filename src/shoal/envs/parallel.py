@@ -101,9 +101,8 @@ class ParallelStream(Stream):
         if cut:
             rows = np.array(cut, np.int64)
             arrays = [buffer[: len(cut)] for buffer in self._final]
-            found = self.layout.fault(arrays) if self.check else None
-            if found:
-                raise self._wrong(cut[found[0]], "last " + found[1])
+            if self.check:
+                self._verify_final(arrays, cut)
             final = self.layout.tree(arrays)
         return Step(
             self._tree,

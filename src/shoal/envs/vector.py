@@ -104,14 +104,15 @@ class VectorStream(Stream):
         reward, valid, first = self._reward, self._all, self._false
         if self._any_dead:
             valid, first = np.logical_not(self._dead, out=self._valid), self._dead.copy()
-            reward[first] = 0
-            self._discount[first] = 1
-            self._last &= valid
-            self._truncated &= valid
+            # By contract a dead row has no reward and no flags; make sure.
+            np.multiply(reward, valid, out=reward)
+            np.maximum(self._discount, first, out=self._discount)
+            np.logical_and(self._last, valid, out=self._last)
+            np.logical_and(self._truncated, valid, out=self._truncated)
             self._any_dead = False
         self._ledger.add(reward, valid)
         step = Step(self.layout.tree(arrays), reward, self._discount, first, self._last, self._truncated, valid)
-        if self._last.any():
+        if np.count_nonzero(self._last):
             self._end(step, arrays, info)
         if self.check:
             self._verify(arrays, reward)
@@ -122,9 +123,10 @@ class VectorStream(Stream):
 
     def _flags(self, reward: Any, terminated: Any, truncated: Any) -> None:
         """Reward and flags into our own arrays; termination wins over truncation."""
-        for value, name in ((reward, "reward"), (terminated, "terminated"), (truncated, "truncated")):
-            if np.shape(value) != (self.num_envs,):
-                raise BadValue(f"{name} has shape {np.shape(value)} instead of {(self.num_envs,)}")
+        want = (self.num_envs,)
+        if not np.shape(reward) == np.shape(terminated) == np.shape(truncated) == want:
+            shapes = np.shape(reward), np.shape(terminated), np.shape(truncated)
+            raise BadValue(f"reward, terminated and truncated have shapes {shapes} instead of {want}")
         self._reward[:] = reward
         np.logical_not(terminated, out=self._discount)
         np.greater(truncated, terminated, out=self._truncated)
@@ -133,16 +135,16 @@ class VectorStream(Stream):
     def _end(self, step: Step, arrays: list[np.ndarray], info: dict[str, Any]) -> None:
         """Some rows ended: their last observations, their reset, their returns."""
         last = self._last
-        step.episode_return, step.episode_length = self._ledger.close(np.flatnonzero(last))
-        rows = np.flatnonzero(self._truncated)
+        ended = np.flatnonzero(last)
+        step.episode_return, step.episode_length = self._ledger.close(ended)
+        rows = ended[self._truncated[ended]]
         if len(rows):
             if self.mode is AutoresetMode.SAME_STEP:
                 final = self._final_from(info, rows)
             else:
                 final = [array[rows] for array in arrays]
-            found = self.layout.fault(final) if self.check else None
-            if found:
-                raise self._wrong(int(rows[found[0]]), "last " + found[1])
+            if self.check:
+                self._verify_final(final, rows)
             step.final_rows, step.final_observation = rows, self.layout.tree(final)
         if self.mode is AutoresetMode.NEXT_STEP:
             self._dead[:] = last

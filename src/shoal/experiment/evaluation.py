@@ -49,10 +49,11 @@ class Policy:
         action = policy.act(observation)        # as the environment's own step() takes it
     """
 
-    def __init__(self, algorithm: Algorithm, published: Tree, env: Any) -> None:
+    def __init__(self, algorithm: Algorithm, published: Tree, observation_space: gym.Space,
+                 action_space: gym.Space) -> None:
         self._policy = algorithm.policy()
         self._policy.load(published)
-        self._layout, self._codec = Layout(env.observation_space), ActionCodec(env.action_space)
+        self._layout, self._codec = Layout(observation_space), ActionCodec(action_space)
         self._wants_previous = "prev_action" in algorithm.record.layout.fields
         self._rng = torch.Generator().manual_seed(0)
         self.reset()
@@ -62,7 +63,7 @@ class Policy:
         self._state, self._first, self._previous = self._policy.initial_state(1), True, None
 
     def act(self, observation: Any, *, mask: Any = None, reward: float = 0.0) -> Any:
-        """The likeliest action. `mask` says which actions are legal, `reward` is the last one (for nets that see it)."""
+        """The likeliest action. `mask`: which actions are legal; `reward`: the last one, for nets that see it."""
         buffers = self._layout.buffers(1)
         self._layout.write(buffers, 0, observation)
         if self._layout.masked and mask is None:
@@ -148,12 +149,13 @@ def _render(env: gym.Env) -> Any:
 
 def plain_env(target: Any, kwargs: dict[str, Any], render_mode: str | None) -> gym.Env:
     """One ordinary gymnasium environment, for playing."""
-    extra = {"render_mode": render_mode} if render_mode else {}
+    options = {**kwargs, "render_mode": render_mode} if render_mode else kwargs
     try:
-        env = gym.make(target, disable_env_checker=True, **kwargs, **extra) if isinstance(target, str) else target(**kwargs, **extra)
+        env = gym.make(target, disable_env_checker=True, **options) if isinstance(target, str) else target(**options)
     except Exception as error:  # whatever a foreign constructor raises
-        raise ConfigError(f"{target} cannot be made for playing{f' with render_mode={render_mode!r}' if render_mode else ''}: "
-                          f"{error}; leave --video out, or install what it needs") from None
+        raise ConfigError(f"{target} cannot be made with {options}: {error}; "
+                          "leave --video out, or install what it needs") from None
     if not isinstance(env, gym.Env):
-        raise ConfigError(f"{target} makes a {type(env).__name__}; `play` shows plain gymnasium environments: use `shoal eval`")
+        raise ConfigError(f"{target} makes a {type(env).__name__}, but `shoal play` shows gymnasium environments; "
+                          "use `shoal eval`")
     return env

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
+import gymnasium as gym
 
 from shoal import __version__, algorithms
 from shoal.architectures.parts import EnvSource, Parts
@@ -31,6 +32,16 @@ class Prepared:
     source: EnvSource
     spec: EnvSpec
     algorithm: Algorithm
+
+    def raw_spaces(self) -> tuple[gym.Space, gym.Space]:
+        """Observations and actions as the environment itself has them, not as the stream stores them."""
+        env = self.source.make(1)
+        try:
+            layout = getattr(env, "layout", None)
+            observation = layout.raw_space if layout is not None else env.observation_space
+            return observation, env.codec.raw_space
+        finally:
+            env.close()
 
     def program(self, resumed: int = 0) -> Program:
         """Draw the graph."""

@@ -128,7 +128,7 @@ class Sink:
     def __init__(self, stream: Stream, lanes: list[Lane], incarnation: int) -> None:
         self.name, self._drop, self._lanes = stream.name, stream.full == "drop_oldest", lanes
         self._free: list[deque[int]] = [deque() for _ in lanes]
-        self._turn = 0
+        self._turn = lanes[0].producer % len(lanes)  # producers begin with different consumers
         self._sequence = 0
         self._fds = [fd for lane in lanes for fd in lane.free.fds]
         for lane, free in zip(lanes, self._free, strict=True):

@@ -1,0 +1,94 @@
+"""The `shoal` command. Nothing heavy is imported before it is known what to do: `shoal --help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+HELP = """\
+shoal: distributed reinforcement learning
+
+  shoal train PRESET ENV [options]      train, such as: shoal train impala CartPole-v1 --until-return 475
+  shoal train --algorithm A --architecture B ENV [options]
+  shoal resume RUN [options]            go on from the newest checkpoint of a run directory
+  shoal eval RUN [--episodes N]         mean return of fresh episodes, played greedily
+  shoal play RUN [--video FILE.gif]     watch it play
+  shoal show PRESET [ENV] [options]     the graph of places, roles and wires, and the preset's values
+  shoal list                            presets, algorithms, architectures, and which pairs fit
+  shoal runs [DIR]                      the runs under DIR (runs/)
+  shoal doctor [--env ID]               check this machine, or an environment's contract
+  shoal replay serve|info ...           the replay service
+
+Options of train (all of them: shoal train PRESET ENV --help)
+  --runtime local|inline     a process for each role, or one thread, bit-exact for a seed    (local)
+  --actors N|auto            how many actors                                                  (auto)
+  --learners N               how many learners share the gradients                            (1)
+  --seed S                   everything random derives from it                                (0)
+  --until-return R           stop when an evaluation's mean return is R, confirmed by a second one
+  --max-env-steps N          stop after N agent decisions
+  --max-seconds S            stop after S seconds
+  --run-dir DIR              where the run is written            (runs/<time>-<preset>-<env>-<seed>)
+  --SECTION.FIELD VALUE      algorithm, architecture, net, envs, eval, checkpoint, faults, console
+
+Exit codes: 0 done, 2 something you gave makes no sense, 3 a role kept failing, 130 stopped with Ctrl-C.
+"""
+
+COMMANDS = ("train", "resume", "eval", "play", "show", "list", "runs", "doctor", "replay")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        sys.stdout.write(HELP)
+        return 0
+    if words[0] in ("-V", "--version", "version"):
+        from shoal import __version__
+
+        sys.stdout.write(f"shoal {__version__}\n")
+        return 0
+    return _guarded(words[0], words[1:])
+
+
+def _guarded(command: str, rest: list[str]) -> int:
+    """Errors that shoal raises on purpose become one sentence and an exit code."""
+    from shoal.errors import CheckpointError, ConfigError, EnvironmentError_, RoleFailed, ShoalError
+
+    try:
+        return _run(command, rest)
+    except RoleFailed as error:
+        sys.stderr.write(f"shoal: the run failed: {error}\n")
+        return 3
+    except (ConfigError, CheckpointError, EnvironmentError_) as error:
+        sys.stderr.write(f"shoal: {' '.join(str(error).split())}\n")
+        return 2
+    except ShoalError as error:
+        sys.stderr.write(f"shoal: {type(error).__name__}: {error}\n")
+        return 3
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone: `shoal list | head`
+        sys.stderr.close()
+        return 0
+
+
+def _run(command: str, rest: list[str]) -> int:
+    from shoal.errors import ConfigError
+
+    if command not in COMMANDS:
+        import difflib
+
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        raise ConfigError(f"there is no command {command!r}; "
+                          + (f"did you mean `shoal {near[0]}`?" if near else f"there are {', '.join(COMMANDS)}"))
+    if command in ("list", "runs", "doctor", "show", "replay"):
+        from shoal.experiment import inspect_commands as commands
+    else:
+        from shoal.experiment import run_commands as commands  # type: ignore[no-redef]
+    return int(getattr(commands, f"{command}_command")(rest))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

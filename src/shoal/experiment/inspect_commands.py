@@ -1,0 +1,157 @@
+"""`shoal list`, `show`, `runs`, `doctor`, `replay`: the commands that look."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import ConfigError
+
+__all__ = ["doctor_command", "list_command", "replay_command", "runs_command", "show_command"]
+
+
+def list_command(arguments: list[str]) -> int:
+    from shoal import algorithms, architectures
+    from shoal.core import Tolerance
+    from shoal.experiment.config import architecture_of
+    from shoal.experiment.presets import load_preset, preset_names
+
+    _no_arguments("list", arguments)
+    write = sys.stdout.write
+    write("presets\n")
+    for name in preset_names():
+        preset = load_preset(name)
+        write(f"  {name:<10} {preset.algorithm} x {preset.architecture}   {preset.title}; {preset.status}\n")
+    write("\nalgorithms (what they tolerate) x architectures (what they deliver)\n")
+    modules = {name: architecture_of(name) for name in architectures.ARCHITECTURES}
+    delivered = {name: module.delivers(module.Config()) for name, module in modules.items()}
+    width = max(len(name) for name in modules) + 2
+    write(f"  {'':<10}{''.join(f'{name:<{width}}' for name in modules)}tolerates\n")
+    for name in algorithms.ALGORITHMS:
+        tolerates = algorithms.named(name)[1].tolerates
+        cells = "".join(f"{'yes' if tolerates >= one.needs else '-':<{width}}" for one in delivered.values())
+        write(f"  {name:<10}{cells}{Tolerance.NAMES[tolerates]}\n")
+    for name, one in delivered.items():
+        write(f"  {name}: {one.why}\n")
+    return 0
+
+
+def show_command(arguments: list[str]) -> int:
+    from shoal.experiment.parse import choose, parse_train
+    from shoal.experiment.prepare import prepare
+    from shoal.experiment.presets import load_preset
+
+    choice = choose(arguments)
+    paired = bool(choice.algorithm or choice.architecture)
+    if len(choice.positionals) == (0 if paired else 1):
+        arguments = [*choice.positionals, "CartPole-v1", *_pair(choice), *choice.rest]
+    plan = parse_train(arguments)
+    prepared = prepare(plan)
+    sys.stdout.write(prepared.program().describe() + "\n")
+    sys.stdout.write(f"\n{prepared.spec.line}\n")
+    if plan.names.preset is not None:
+        preset = load_preset(plan.names.preset)
+        sys.stdout.write(f"\n{preset.title}\n{preset.status}\nvalues that differ from the defaults\n")
+        for override in preset.overrides:
+            where = f"   for {override.env}" if override.env else ""
+            sys.stdout.write(f"  {override.key:<32} {override.value!r:<12} {override.source}{where}\n")
+    return 0
+
+
+def _pair(choice: Any) -> list[str]:
+    pair = (("--algorithm", choice.algorithm), ("--architecture", choice.architecture))
+    return [word for name, value in pair if value for word in (name, value)]
+
+
+def runs_command(arguments: list[str]) -> int:
+    from shoal.experiment.rundir import RUNS, list_runs
+
+    if len(arguments) > 1:
+        raise ConfigError(f"shoal runs {' '.join(arguments)}: give one folder, or none")
+    root = Path(arguments[0]) if arguments else RUNS
+    if arguments and not root.is_dir():
+        raise ConfigError(f"{root} is no folder; give one that holds runs")
+    rows = list_runs(root)
+    if not rows:
+        sys.stdout.write(f"no runs under {root}; start one with `shoal train impala CartPole-v1`\n")
+        return 0
+    columns = ("run", "preset", "env", "stopped_by", "env_steps", "seconds", "train_return", "eval_return")
+    table = [columns, *(tuple(_cell(row.get(column)) for column in columns) for row in rows)]
+    widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
+    for line in table:
+        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")
+    return 0
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Check this machine, or an environment."""
+
+    env: str | None = None
+    """The id of an environment to check."""
+    kwargs: tuple[str, ...] = ()
+    """Arguments of the environment, as name=value pairs."""
+
+
+def doctor_command(arguments: list[str]) -> int:
+    from shoal.experiment.parse import parse_options
+
+    options = parse_options(Doctor, Doctor(), arguments, "shoal doctor")
+    if options.env is None:
+        return _machine()
+    from shoal.envs import describe, diagnose
+    from shoal.experiment.config import EnvsConfig
+
+    sys.path.append(os.getcwd())
+    kwargs = EnvsConfig(kwargs=options.kwargs).arguments()
+    describe(options.env, **kwargs)  # an unknown id or a bad argument is the user's mistake, not the environment's
+    findings = diagnose(options.env, **kwargs)
+    for finding in findings:
+        advice = f" {finding.advice}" if finding.advice else ""
+        sys.stdout.write(f"{finding.level:<8} {finding.check:<12} {finding.text}{advice}\n")
+    errors = sum(finding.level == "error" for finding in findings)
+    sys.stdout.write(f"\n{options.env}: {'healthy' if not errors else f'{errors} errors, see above'}\n")
+    return 1 if errors else 0
+
+
+def _machine() -> int:
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    from shoal import __version__
+
+    write = sys.stdout.write
+    write(f"shoal {__version__}, Python {platform.python_version()}, {platform.system()} {platform.release()}\n")
+    if sys.platform.startswith("linux"):
+        write(f"cores     {len(os.sched_getaffinity(0))}\n")
+        write("runtimes  inline, local\n")
+    else:
+        write("runtimes  inline (local needs Linux)\n")
+    for name in ("torch", "numpy", "gymnasium", "numba", "ale-py", "envpool", "ray"):
+        try:
+            write(f"{name:<9} {version(name)}\n")
+        except PackageNotFoundError:
+            write(f"{name:<9} not installed\n")
+    return 0
+
+
+def replay_command(arguments: list[str]) -> int:
+    if not arguments or arguments[0] not in ("serve", "info"):
+        raise ConfigError(f"shoal replay {' '.join(arguments)}: give `serve` or `info`, then its options")
+    from shoal.replay.command import info_command, serve_command
+
+    return int((serve_command if arguments[0] == "serve" else info_command)(arguments[1:]) or 0)
+
+
+def _no_arguments(command: str, arguments: list[str]) -> None:
+    if arguments:
+        raise ConfigError(f"shoal {command} takes no arguments, not {' '.join(arguments)}")

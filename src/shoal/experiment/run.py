@@ -1,0 +1,221 @@
+"""`shoal.train`, `shoal.resume`, `shoal.load`: a run, from Python and for the command line.
+
+    run = shoal.train("impala", "CartPole-v1", actors=2, until_return=475)
+    run.summary["eval_return"], run.directory
+    action = run.policy.act(observation)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from shoal.errors import CheckpointError, ConfigError
+from shoal.experiment.checkpoints import read_meta
+from shoal.experiment.config import Names, Plan, default_plan
+from shoal.experiment.prepare import Prepared, plan_from_json, plan_to_json, prepare
+from shoal.experiment.presets import load_preset
+from shoal.experiment.references import EnvRef, check_trust, modules_of
+from shoal.experiment.rundir import RunDir, default_directory
+from shoal.experiment.session import Base, Goals, RunSession
+from shoal.experiment.values import apply
+from shoal.telemetry.console import console
+from shoal.telemetry.sinks import JsonLines, Sink
+from shoal.telemetry.snapshot import COUNTERS
+from shoal.telemetry.tensorboard import TensorBoard
+
+if TYPE_CHECKING:
+    from shoal.experiment.evaluation import Evaluation, Policy
+
+__all__ = ["Run", "launch", "load", "plan_of", "resume", "resume_plan", "train"]
+
+
+@dataclass
+class Run:
+    """A run that has ended (or that was loaded from its directory)."""
+
+    directory: Path
+    summary: dict[str, Any]
+    prepared: Prepared
+
+    @cached_property
+    def published(self) -> Any:
+        """The weights of the newest checkpoint: the best version evaluated."""
+        from shoal.experiment.evaluation import published_of
+
+        newest = RunDir(self.directory).checkpoints().newest()
+        if newest is None:
+            raise CheckpointError(f"{self.directory} has no whole checkpoint; start the run again with `shoal train`")
+        return published_of(self.prepared.algorithm, newest)
+
+    @cached_property
+    def policy(self) -> Policy:
+        """Acts greedily, one observation at a time; `policy.reset()` at the start of an episode."""
+        from shoal.experiment.evaluation import Policy
+
+        return Policy(self.prepared.algorithm, self.published, *self.prepared.raw_spaces())
+
+    def evaluate(self, episodes: int = 100, seed: int = 1_000_000) -> Evaluation:
+        """Fresh greedy episodes."""
+        from shoal.experiment.evaluation import evaluate
+
+        env = self.prepared.source.make(min(episodes, 100))
+        try:
+            return evaluate(self.prepared.algorithm, self.published, env, episodes, seed)
+        finally:
+            env.close()
+
+
+def train(preset: str | None = None, env: Any = None, *, algorithm: Any = None, architecture: Any = None,
+          **overrides: Any) -> Run:
+    """Train, and return when it is done. Raises ConfigError for what makes no sense, RoleFailed for what kept failing.
+
+    `env` is an id, a gymnasium.Env class or a callable. Either a preset, or the names of an algorithm and an
+    architecture. Everything else overrides a value: `actors=2`, `net={"hidden": (32,)}`, `**{"algorithm.lr": 1e-3}`.
+    """
+    return launch(plan_of(preset, env, algorithm, architecture, overrides))
+
+
+def plan_of(preset: str | None, env: Any, algorithm: Any, architecture: Any, overrides: Mapping[str, Any]) -> Plan:
+    """A plan from Python's arguments; `algorithm` and `architecture` are names, or values for the preset's."""
+    values = dict(overrides)
+    if preset is not None and env is None:
+        raise ConfigError(f'which environment? Such as shoal.train("{preset}", "CartPole-v1")')
+    if not isinstance(env, str) and not callable(env):
+        raise ConfigError(f"env={env!r} is not possible: give an id, a gymnasium.Env class or a callable")
+    for name, value in (("algorithm", algorithm), ("architecture", architecture)):
+        if isinstance(value, Mapping):
+            values[name] = value
+        elif value is not None and preset is not None:
+            raise ConfigError(f'preset "{preset}" and {name}="{value}": give a preset, or both names, not both')
+    if preset is not None:
+        loaded = load_preset(preset)
+        return default_plan(Names(loaded.algorithm, loaded.architecture, preset), EnvRef(env), loaded, values)
+    if not (isinstance(algorithm, str) and isinstance(architecture, str)):
+        raise ConfigError('give a preset, or algorithm="..." and architecture="..."; `shoal list` shows what there is')
+    return default_plan(Names(algorithm, architecture), EnvRef(env), None, values)
+
+
+def load(run: str | Path, env: Any = None, trust: bool = False) -> Run:
+    """A run by its directory, to act with or to evaluate."""
+    rundir = RunDir.open(Path(run))
+    config = rundir.config()
+    if env is None:
+        check_trust(modules_of(config), trust)
+    prepared = prepare(plan_from_json(config, str(rundir.config_file), env))
+    return Run(rundir.path, rundir.summary(), prepared)
+
+
+def resume(run: str | Path, *, env: Any = None, trust: bool = False, **overrides: Any) -> Run:
+    """Go on from the newest checkpoint. New stop conditions (max_env_steps, until_return, max_seconds) may be given."""
+    rundir = RunDir.open(Path(run))
+    return launch(resume_plan(rundir, overrides, env, trust), rundir)
+
+
+def resume_plan(rundir: RunDir, overrides: Mapping[str, Any], env: Any = None, trust: bool = False) -> Plan:
+    """The plan of a run with new stop conditions, after a look at whether there is anything left to do."""
+    config = rundir.config()
+    if env is None:
+        check_trust(modules_of(config), trust)
+    plan = plan_from_json(config, str(rundir.config_file), env)
+    if rundir.checkpoints().newest() is None:
+        raise ConfigError(f"{rundir.path} has no whole checkpoint to resume from; start again with `shoal train`")
+    reached = rundir.summary().get("stopped_by") == "return"
+    new_goals = {"until_return", "max_env_steps", "max_seconds"} & overrides.keys()
+    if reached and not new_goals:
+        raise ConfigError(f"{rundir.path} has reached its return of {plan.experiment.until_return:g}; to go on, give "
+                          "--max-env-steps, --max-seconds or a higher --until-return")
+    if reached and "until_return" not in overrides:
+        plan = replace(plan, experiment=replace(plan.experiment, until_return=None))
+    plan = replace(plan, experiment=apply(plan.experiment, overrides, ""))
+    base = base_of(rundir)
+    for name, done in (("max_env_steps", base.totals["env_steps"]), ("max_seconds", base.seconds)):
+        limit = getattr(plan.experiment, name)
+        if limit is not None and done >= limit:
+            raise ConfigError(f"{rundir.path} has already done {done:,.0f} of {name}={limit:g}; "
+                              f"give a larger --{name.replace('_', '-')}")
+    return plan
+
+
+def base_of(rundir: RunDir) -> Base:
+    """What earlier parts of a run add up to. Work done after the newest checkpoint was lost, but it was done."""
+    newest = rundir.checkpoints().newest()
+    meta = read_meta(newest) if newest is not None else {}
+    last = rundir.last_snapshot()
+    totals = {name: max(meta.get("totals", {}).get(name, 0), last.get(name) or 0) for name in COUNTERS}
+    seconds = max(meta.get("seconds") or 0.0, last.get("seconds") or 0.0)
+    return Base(totals, seconds, rundir.summary().get("peak_memory_mb") or 0.0, last)
+
+
+def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = None) -> Run:
+    """Check, create or continue the run directory, run, and return the finished run."""
+    from shoal import runtime
+
+    started = time.monotonic()
+    prepared = prepare(plan)
+    plan, experiment, resumed = prepared.plan, prepared.plan.experiment, 0
+    if rundir is None:
+        path = Path(experiment.run_dir) if experiment.run_dir else default_directory(
+            plan.names.title, plan.env.name, experiment.seed)
+        RunDir.check_free(path)
+        program = prepared.program()
+        rundir, base = RunDir.create(path, plan_to_json(plan)), Base()
+    else:
+        resumed, base = int(rundir.config().get("resumed", 0)) + 1, base_of(rundir)
+        program = prepared.program(resumed)
+        rundir.save_config(plan_to_json(plan, resumed))
+    session = _session(prepared, rundir, base, stream or sys.stdout, started)
+    with interruptible(session):
+        runtime.run(program, session, experiment.runtime, rundir.logs, experiment.faults)
+    return Run(rundir.path, rundir.summary(), prepared)
+
+
+def _session(prepared: Prepared, rundir: RunDir, base: Base, stream: IO[str], started: float) -> RunSession:
+    names, experiment, env = prepared.plan.names, prepared.plan.experiment, prepared.plan.env
+    goals = Goals(experiment.until_return, experiment.max_env_steps, experiment.max_seconds)
+    title = f"{names.title} on {env.name} · {experiment.runtime} · {experiment.actors} actors · seed {experiment.seed}"
+    sinks: list[Sink | None] = [
+        console(experiment.console.mode, stream, title, vars(goals), experiment.console.every_seconds),
+        JsonLines(rundir.metrics_file),
+        TensorBoard(rundir.path / "tensorboard") if experiment.tensorboard else None,
+    ]
+    labels = {"preset": names.preset, "algorithm": names.algorithm, "architecture": names.architecture, "env": env.name,
+              "runtime": experiment.runtime, "seed": experiment.seed, "actors": experiment.actors,
+              "learners": experiment.learners}
+    return RunSession(rundir, labels, goals, checkpoint_seconds=experiment.checkpoint.every_seconds,
+                      keep=experiment.checkpoint.keep, sinks=[sink for sink in sinks if sink is not None], base=base,
+                      started=started)
+
+
+@contextlib.contextmanager
+def interruptible(session: RunSession) -> Iterator[None]:
+    """Ctrl-C (or SIGTERM) once: checkpoint, clean stop, summary. Twice: everything is gone at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed = False
+
+    def handler(number: int, frame: object) -> None:
+        nonlocal pressed
+        if pressed:
+            if sys.stdout.isatty():
+                os.write(sys.stdout.fileno(), b"\x1b[?25h")  # the live table hides the cursor
+            os._exit(130)  # children die with their parent
+        pressed = True
+        session.interrupt()
+
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -1,0 +1,175 @@
+"""`shoal train`, `resume`, `eval`, `play`: the commands that train or act."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from shoal.errors import ConfigError, EnvironmentError_, RoleFailed
+from shoal.experiment.config import ConsoleConfig
+from shoal.experiment.parse import parse_options, parse_train, split_positionals
+from shoal.experiment.references import check_trust, modules_of
+from shoal.experiment.run import Run, launch, load, resume_plan
+from shoal.experiment.rundir import RunDir
+
+__all__ = ["eval_command", "play_command", "resume_command", "train_command"]
+
+
+def train_command(arguments: list[str]) -> int:
+    if not arguments or arguments in (["-h"], ["--help"]):
+        from shoal.cli import HELP
+
+        sys.stdout.write(HELP)
+        return 0 if arguments else 2
+    sys.path.append(os.getcwd())  # for --net.module and environments of the user's own; installed modules come first
+    return _go(lambda: launch(parse_train(arguments)))
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on from the newest checkpoint."""
+
+    until_return: float | None = None
+    """Stop when an evaluation's mean return reaches this; as before without it."""
+    max_env_steps: int | None = None
+    """Stop after this many agent decisions, earlier parts included."""
+    max_seconds: float | None = None
+    """Stop after this much time, earlier parts included."""
+    trust: bool = False
+    """Import modules that the run names, also from outside the installed environment."""
+    console: ConsoleConfig = dataclasses.field(default_factory=ConsoleConfig)
+    """What is shown while it runs."""
+
+
+def resume_command(arguments: list[str]) -> int:
+    rundir, options = _run_and_options(arguments, Resume(), "shoal resume RUN")
+    _say_modules(rundir, options.trust)
+    goals = {name: getattr(options, name) for name in ("until_return", "max_env_steps", "max_seconds")}
+    overrides: dict[str, Any] = {name: value for name, value in goals.items() if value is not None}
+    if options.console != ConsoleConfig():
+        overrides["console"] = dataclasses.asdict(options.console)
+    return _go(lambda: launch(resume_plan(rundir, overrides, trust=options.trust), rundir))
+
+
+def _go(start: Any) -> int:
+    """Run, then say where it is, what came out, and how to go on."""
+    try:
+        run: Run = start()
+    except EnvironmentError_ as error:
+        if error.__traceback__ is not None and _while_running(error):
+            raise RoleFailed(f"an environment broke its contract: {error}") from None
+        raise
+    _farewell(run, sys.stdout)
+    return 130 if run.summary.get("stopped_by") == "interrupt" else 0
+
+
+def _while_running(error: BaseException) -> bool:
+    """Whether an error came out of a running program (inline), not out of the checks before it."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__", "").startswith("shoal.runtime"):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _farewell(run: Run, out: IO[str]) -> None:
+    summary = run.summary
+    reason = str(summary.get("stopped_by"))
+    stopped = {"return": "the return was reached", "env_steps": "all env steps were taken",
+               "seconds": "the time is over", "interrupt": "stopped by hand"}.get(reason, reason)
+    shown = [f"{name.replace('_', ' ')} {_number(summary.get(name))}" for name in ("eval_return", "train_return")]
+    out.write(f"\n{stopped} after {summary['env_steps']:,} env steps in {summary['seconds']:.1f} s "
+              f"({_number(summary['env_steps_per_second'], 0)}/s): {', '.join(shown)}\n"
+              f"  run     {run.directory}\n"
+              f"  play    shoal play {run.directory}\n"
+              f"  resume  shoal resume {run.directory} --max-env-steps {_further(summary['env_steps'])}\n")
+    out.flush()
+
+
+def _further(env_steps: int) -> int:
+    """A round number well beyond."""
+    unit = 10 ** max(3, int(math.log10(max(env_steps, 1))))
+    return (env_steps // unit + 2) * unit
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "unknown" if value is None else f"{value:,.{digits}f}"
+
+
+# ---------------------------------------------------------------------------------------------- acting
+@dataclass(frozen=True)
+class Eval:
+    """Mean return of fresh episodes, played greedily with the newest checkpoint."""
+
+    episodes: int = 100
+    """How many episodes."""
+    seed: int = 1_000_000
+    """Of the environments."""
+    trust: bool = False
+    """Import modules that the run names, also from outside the installed environment."""
+
+
+def eval_command(arguments: list[str]) -> int:
+    rundir, options = _run_and_options(arguments, Eval(), "shoal eval RUN")
+    if options.episodes < 1:
+        raise ConfigError(f"--episodes {options.episodes} is not possible: give 1 or more")
+    _say_modules(rundir, options.trust)
+    run = load(rundir.path, trust=options.trust)
+    result = run.evaluate(options.episodes, options.seed)
+    sys.stdout.write(f"{run.prepared.plan.env.name}: {result.sentence()}\n")
+    return 0
+
+
+@dataclass(frozen=True)
+class Play:
+    """Watch a run's policy play."""
+
+    episodes: int = 1
+    """How many episodes."""
+    seed: int = 0
+    """Of the environment."""
+    video: str | None = None
+    """Write a GIF instead of showing it."""
+    trust: bool = False
+    """Import modules that the run names, also from outside the installed environment."""
+
+
+def play_command(arguments: list[str]) -> int:
+    from shoal.experiment.playing import show, write_gif
+
+    rundir, options = _run_and_options(arguments, Play(), "shoal play RUN")
+    if options.episodes < 1:
+        raise ConfigError(f"--episodes {options.episodes} is not possible: give 1 or more")
+    if options.video is not None and not options.video.endswith(".gif"):
+        raise ConfigError(f"--video {options.video} is not possible: give a name that ends in .gif")
+    _say_modules(rundir, options.trust)
+    run = load(rundir.path, trust=options.trust)
+    if options.video is not None:
+        write_gif(run, options.episodes, options.seed, Path(options.video), sys.stdout)
+    else:
+        show(run, options.episodes, options.seed, sys.stdout)
+    return 0
+
+
+def _run_and_options(arguments: list[str], default: Any, usage: str) -> tuple[RunDir, Any]:
+    if any(word in ("-h", "--help") for word in arguments):
+        parse_options(type(default), default, ["--help"], usage)
+    positionals, rest = split_positionals(arguments, 1)
+    if len(positionals) != 1:
+        raise ConfigError(f"{usage}: give one run directory; `shoal runs` lists them")
+    rundir = RunDir.open(Path(positionals[0]))
+    return rundir, parse_options(type(default), default, rest, usage)
+
+
+def _say_modules(rundir: RunDir, trust: bool) -> None:
+    """A run directory is data, but using it imports the modules that it names: say which."""
+    if trust:
+        sys.path.append(os.getcwd())
+    for line in check_trust(modules_of(rundir.config()), trust):
+        sys.stdout.write(f"{line}\n")
