@@ -13,6 +13,7 @@ Actors never wait for an update: they take the newest weights at the start of ea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from shoal.architectures.parts import Parts
 from shoal.architectures.roles import Actor, Evaluator, Learner, learner_group
@@ -36,13 +37,44 @@ class Config:
     lockstep: bool = False
     """Make every actor wait for new weights after each unroll: slower, but an inline and a local run are equal bit for bit."""
 
+    reuse: float = 1.0
+    """How often an unroll is learned from, on average."""
+    buffer_slots: int = 0
+    """Unrolls that a learner keeps to draw batches from at random; 0 learns from each as it comes."""
+    max_staleness: int | None = None
+    """Mask steps whose weights are more than this many versions old."""
+    delay_slots: int = 0
+    """Keep unrolls back in a queue of this length before they may be drawn: an artificial lag, for experiments."""
+    one_place: bool = False
+    """Put the actors and the learner into one process: on few cores, with cheap environments, nothing is faster."""
+
     def validate(self) -> None:
         for name in ("envs_per_actor", "batch_slots", "slots_per_actor"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--architecture.{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1")
+        for name in ("buffer_slots", "delay_slots"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"--architecture.{name.replace('_', '-')} is {getattr(self, name)}; it must not be negative")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise ConfigError(f"--architecture.max-staleness is {self.max_staleness}; it must not be negative")
+        if self.reuse <= 0:
+            raise ConfigError(f"--architecture.reuse is {self.reuse}; it must be above 0")
+        if not self.buffer_slots and (self.reuse != 1.0 or self.delay_slots or self.max_staleness is not None):
+            raise ConfigError(f"--architecture.reuse {self.reuse:g}, max-staleness and delay-slots need a buffer; give "
+                              f"--architecture.buffer-slots {4 * self.batch_slots}")
+        if 0 < self.buffer_slots < self.batch_slots:
+            raise ConfigError(f"--architecture.buffer-slots {self.buffer_slots} holds less than one batch of --architecture.batch-slots "
+                              f"{self.batch_slots}; make it at least as large")
+        if self.lockstep and self.buffer_slots:
+            raise ConfigError("--architecture.lockstep learns from each unroll once; it does not go with --architecture.buffer-slots")
 
 
 def delivers(config: Config) -> Delivery:
+    if config.buffer_slots and config.max_staleness is None:
+        return Delivery(Tolerance.REPLAY, f"--architecture.buffer-slots {config.buffer_slots} replays data of any age (a "
+                        "--architecture.max-staleness would bound it)")
+    if config.buffer_slots:
+        return Delivery(Tolerance.BOUNDED_REUSE, f"data are learned from {config.reuse:g} times, at most {config.max_staleness} versions old")
     return Delivery(Tolerance.LAG, "actors go on while the learner learns, so data are some versions old")
 
 
@@ -54,9 +86,18 @@ def draw(program: Program, parts: Parts, config: Config) -> None:
     unrolls = program.stream("unrolls", algorithm.record.layout, depth=config.slots_per_actor)
     weights = program.broadcast("weights", algorithm.published_layout())
     group = learner_group(program, parts)
+    place = "main" if config.one_place else None
     program.add("actor", Actor, parts=parts, unrolls=unrolls.sink, weights=weights.reader, per_version=int(config.lockstep),
-                replicas=(1, parts.actors, parts.actors))
+                replicas=(1, parts.actors, parts.actors), place=place)
     program.add("learner", Learner, parts=parts, unrolls=unrolls.source, weights=weights.publisher, group=group,
-                batch_slots=config.batch_slots, replicas=parts.learners, compute_threads=parts.learner_threads)
+                batch_slots=config.batch_slots, reuse=_reuse(config), replicas=parts.learners, place=place,
+                compute_threads=parts.learner_threads)
     if parts.eval.enabled:
         program.add("evaluator", Evaluator, parts=parts, weights=weights.reader)
+
+
+def _reuse(config: Config) -> dict[str, Any] | None:
+    """What a learner's buffer is made with; None without one."""
+    if not config.buffer_slots:
+        return None
+    return {"capacity": config.buffer_slots, "reuse": config.reuse, "max_staleness": config.max_staleness, "delay": config.delay_slots}

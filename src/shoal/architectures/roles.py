@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from shoal.architectures.parts import Parts
+from shoal.architectures.reuse import Reuse
 from shoal.core import Group, Learn, Me, Progress, Publisher, Reader, Sink, Source, Tree
 from shoal.errors import GroupChanged
 from shoal.runtime import Program
@@ -49,7 +50,7 @@ class Actor:
         self.published = self.algorithm.published_layout().empty()
         self.rng = torch.Generator().manual_seed(int(seeds[0]))
         self.now = self.env.reset(int(seeds[1]))
-        self.state = self.policy.initial_state(self.env.num_seats)
+        self.hidden = self.policy.initial_state(self.env.num_seats)
         self.version, self.sent = 0, 0
 
     async def step(self) -> None:
@@ -74,7 +75,7 @@ class Actor:
         self.me.stats.observe("publish_to_use_seconds", self.weights.age_seconds)
 
     def _unroll(self, data: Tree) -> None:
-        recorder, policy, env, stats, now, state = self.recorder, self.policy, self.env, self.me.stats, self.now, self.state
+        recorder, policy, env, stats, now, state = self.recorder, self.policy, self.env, self.me.stats, self.now, self.hidden
         inference, world, write = stats.phase("inference"), stats.phase("env"), stats.phase("write")
         with write:
             recorder.begin(data, now, state, self.version)
@@ -91,7 +92,7 @@ class Actor:
                 stats.add("episodes", len(now.episode_return))
                 stats.observe("episode_return", now.episode_return)
                 stats.observe("episode_length", now.episode_length)
-        self.now, self.state = now, state
+        self.now, self.hidden = now, state
         stats.add("env_steps", decisions)
         stats.add("env_frames", decisions * env.frame_skip)
 
@@ -105,9 +106,10 @@ class Learner:
     shares_state = True  # a restarted learner may begin from any learner's checkpoint
 
     def __init__(self, me: Me, parts: Parts, unrolls: Source, weights: Publisher, group: Group | None = None,
-                 batch_slots: int | None = None) -> None:
-        """`batch_slots` slots make a batch; None takes one from every living producer."""
-        self.me, self.unrolls, self.weights, self.group, self.batch_slots = me, unrolls, weights, group, batch_slots
+                 batch_slots: int | None = None, reuse: dict[str, Any] | None = None) -> None:
+        """`batch_slots` slots make a batch; None takes one from every living producer. `reuse` puts a buffer in between."""
+        self.me, self.weights, self.group, self.batch_slots = me, weights, group, batch_slots
+        self.unrolls = Reuse(me, unrolls, weights, parts.algorithm.record.layout, **reuse) if reuse else unrolls
         self.budget = parts.max_env_steps
         self.learn = parts.algorithm.learn(parts.seed)  # all learners begin alike
         self.rng = me.rng("minibatches")

@@ -30,6 +30,9 @@ class Config:
     envs_per_actor: int = 8
     """Environments that one worker steps together, E."""
 
+    one_place: bool = False
+    """Put the actors and the learner into one process: on few cores, with cheap environments, nothing is faster."""
+
     def validate(self) -> None:
         if self.envs_per_actor < 1:
             raise ConfigError(f"--architecture.envs-per-actor is {self.envs_per_actor}; it must be at least 1")
@@ -43,9 +46,10 @@ def draw(program: Program, parts: Parts, config: Config) -> None:
     algorithm = parts.algorithm
     unrolls = program.stream("unrolls", algorithm.record.layout, depth=1)
     weights = program.broadcast("weights", algorithm.published_layout())
+    place = "main" if config.one_place else None
     program.add("worker", Actor, parts=parts, unrolls=unrolls.sink, weights=weights.reader, per_version=parts.learners,
-                replicas=(1, parts.actors, parts.actors))
+                replicas=(1, parts.actors, parts.actors), place=place)
     program.add("trainer", Learner, parts=parts, unrolls=unrolls.source, weights=weights.publisher, group=learner_group(program, parts),
-                replicas=parts.learners, compute_threads=parts.learner_threads)
+                replicas=parts.learners, place=place, compute_threads=parts.learner_threads)
     if parts.eval.enabled:
         program.add("evaluator", Evaluator, parts=parts, weights=weights.reader)

@@ -48,6 +48,8 @@ class Stream:
         self._first, self._last, self._truncated = (np.zeros(rows, bool) for _ in range(3))
         self._all = np.ones(rows, bool)
         self._mask: np.ndarray | None = None
+        self._action: Any = None
+        self._executed: np.ndarray | None = None
 
     def _begin(self, seed: int | None) -> int | None:
         """Common part of reset(): clears the books and returns the seed to use, if any."""
@@ -90,6 +92,17 @@ class Stream:
             found = self.layout.fault(arrays)
         if found:
             raise self._wrong(int(rows[found[0]]), "last " + found[1])
+
+    def _chosen(self, action: Any) -> None:
+        """Before a step: what is executed is what was chosen, unless info["executed_action"] says otherwise."""
+        self._action = action
+        if self._executed is not None:
+            self._executed[:] = action
+
+    def _put_executed(self, rows: Any, value: np.ndarray) -> None:
+        if self._executed is None:
+            self._executed = np.array(self._action)
+        self._executed[rows] = value
 
     def _put_mask(self, row: int, value: Any) -> None:
         if self._mask is None:

@@ -77,23 +77,27 @@ class LoopEnv(Stream):
         ended: list[int] = []
         cut: list[int] = []
         reward, i = self._reward, 0
-        shape, kind = self._fast_shape, self._fast_kind
+        shape, kind, array = self._fast_shape, self._fast_kind, np.ndarray
         buffer = self._buffers[0]
         try:
             actions = self.codec.rows(action, self.num_envs)
+            self._chosen(action)
             for i, env in enumerate(self._envs):
                 observation, r, terminated, truncated, info = env.step(actions[i])
                 reward[i] = r if type(r) in _NUMBERS else as_number(r)
-                if terminated is False and truncated is False:
-                    if type(observation) is np.ndarray and observation.shape == shape and observation.dtype == kind:
+                if info and "executed_action" in info:
+                    self._put_executed(i, self.codec.executed(info["executed_action"]))
+                plain = terminated.__class__ in _FLAGS and truncated.__class__ in _FLAGS
+                if plain and not (terminated or truncated):
+                    if type(observation) is array and observation.shape == shape and observation.dtype is kind:
                         buffer[i] = observation
                     else:
                         self.layout.write(self._buffers, i, observation)
                     if info or self._mask is not None or self.layout.masked:
                         self._read_mask(i, observation, info)
-                elif self._ends(
-                    i, as_flag(terminated, "terminated"), as_flag(truncated, "truncated"), observation, info, cut
-                ):
+                else:
+                    terminated, truncated = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
+                    self._end_row(i, terminated, observation, cut)
                     ended.append(i)
         except ShoalError:
             raise
@@ -108,12 +112,8 @@ class LoopEnv(Stream):
             return self._step(NO_ROWS, None, NO_RETURNS, NO_LENGTHS)
         return self._finish(ended, cut)
 
-    def _ends(self, i: int, terminated: bool, truncated: bool, observation: Any, info: Any, cut: list[int]) -> bool:
-        """A row whose flags are not both plain False. True if its episode ended, and then it has been reset."""
-        if not terminated and not truncated:
-            self.layout.write(self._buffers, i, observation)
-            self._read_mask(i, observation, info)
-            return False
+    def _end_row(self, i: int, terminated: bool, observation: Any, cut: list[int]) -> None:
+        """The episode of a row ended: keep its last observation if it was truncated, and begin the next."""
         self._last[i] = self._first[i] = True
         if terminated:
             self._discount[i] = 0
@@ -124,7 +124,6 @@ class LoopEnv(Stream):
             self.layout.write(self._final, len(cut), observation)
             cut.append(i)
         self._reset_row(i, None)
-        return True
 
     def _finish(self, ended: list[int], cut: list[int]) -> Step:
         self._dirty = True
@@ -148,7 +147,7 @@ class LoopEnv(Stream):
             rows,
             final,
             self._mask,
-            None,
+            self._executed,
             returns,
             lengths,
         )

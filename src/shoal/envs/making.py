@@ -1,6 +1,6 @@
 """make() and describe(): which back-end runs an environment, and why.
 
-an id of shoal's own, or CartPole-v1     compiled    one Numba kernel for the whole batch
+an id of shoal's own                     compiled    one Numba kernel for the whole batch; CartPole-v1 has one too, on request
 ALE/...                                  ale         ale_py's vector environment
 an id with a vector_entry_point          vector      the environment's own vectorised version
 any other id, class or callable          loop        single environments, one after the other, in this process
@@ -74,7 +74,7 @@ def make(
 
 def describe(env: Source, **kwargs: Any) -> EnvSpec:
     """What make(env, ...) would give, found by making one and, where masks may hide in info, resetting it."""
-    stream = make(env, _own_width(env), **kwargs)
+    stream = make(env, _own_width(env, kwargs), **kwargs)
     try:
         masked = False
         if stream.backend in ("loop", "vector"):
@@ -99,7 +99,8 @@ def describe(env: Source, **kwargs: Any) -> EnvSpec:
 def _from_id(name: str, num_envs: int, backend: str, check: bool, seed: int | None, kwargs: dict) -> BatchedEnv:
     if backend == "envpool":
         return _told(PoolStream(name, num_envs, check=check, seed=seed, **kwargs), "as asked")
-    if backend in ("auto", "compiled") and name in CATALOG and _compiles(name, kwargs, backend):
+    # CartPole-v1 is gymnasium's: our kernel has the same dynamics and is faster, but is used only when asked for.
+    if name in CATALOG and (backend == "compiled" or (backend == "auto" and name != "CartPole-v1")):
         return _compiled(name, num_envs, seed, dict(kwargs))
     if backend == "ale" or (backend == "auto" and name.startswith("ALE/")):
         if not name.startswith("ALE/"):
@@ -151,11 +152,6 @@ def _from_callable(
         stream.max_episode_steps = limit if isinstance(limit, int) else None
         return _told(stream, f"{num_envs} in one process with {stream.seats_per_env} agents each")
     raise ConfigError(f"{name} returned a {type(first).__name__}; return a gymnasium.Env, a VectorEnv or a ParallelEnv")
-
-
-def _compiles(name: str, kwargs: dict, backend: str) -> bool:
-    """CartPole-v1 is gymnasium's: an option our version does not have sends it back there."""
-    return name != "CartPole-v1" or backend == "compiled" or set(kwargs) <= {"max_episode_steps", "sutton_barto_reward"}
 
 
 def _compiled(name: str, num_envs: int, seed: int | None, kwargs: dict) -> BatchedEnv:
@@ -245,12 +241,12 @@ def _parameters(function: Callable[..., Any]) -> set[str]:
         return set()
 
 
-def _own_width(env: Source) -> int:
+def _own_width(env: Source, kwargs: dict) -> int:
     """1, except for a callable that makes a VectorEnv of a width of its own."""
     if isinstance(env, str) or not callable(env) or "num_envs" in _parameters(env):
         return 1
     try:
-        probe = env()
+        probe = env(**{key: value for key, value in kwargs.items() if key not in ("backend", "check", "seed")})
     except Exception:
         return 1
     width = probe.num_envs if isinstance(probe, VectorEnv) else 1

@@ -229,6 +229,13 @@ class ActionCodec:
         array = self.batch(action, rows)
         return array.tolist() if self.kind == "discrete" else array
 
+    def executed(self, value: Any, lead: tuple[int, ...] = ()) -> np.ndarray:
+        """An action in the environment's own terms, brought back to canonical form."""
+        array = np.asarray(value)
+        if array.shape != lead + self.raw_shape:
+            raise BadValue(f"executed_action has shape {array.shape} instead of {lead + self.raw_shape}")
+        return (array if self.kind == "box" else array - self.start).reshape(lead + self.shape)
+
     def mask(self, value: Any, lead: tuple[int, ...] = ()) -> np.ndarray:
         """A raw mask as bool [*lead, mask_size]. Tuples (one array per sub-action) are joined."""
         if isinstance(value, tuple | list) and self.kind == "multi":

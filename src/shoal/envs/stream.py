@@ -108,7 +108,7 @@ class EnvSpec:
     backend: str
     line: str  # one sentence: which back-end, and why
     mask_size: int  # length of a mask row; 0 where actions cannot be masked
-    has_executed_action: bool = False
+    has_executed_action: bool = False  # known for compiled environments; others may still report it in info
 
 
 class Ledger:

@@ -93,8 +93,10 @@ class VectorStream(Stream):
             raw, raw_reward, terminated, truncated, info = self._env.step(self.codec.batch(action, self.num_envs))
             arrays = self.layout.batch(raw, self.num_envs)
             self._flags(raw_reward, terminated, truncated)
+            self._chosen(action)
             if info or self.layout.masked:
                 self._masks(raw, info, None)
+                self._executions(info)
         except BadValue as error:
             raise self._wrong(None, error) from error
         except ShoalError:
@@ -116,7 +118,7 @@ class VectorStream(Stream):
             self._end(step, arrays, info)
         if self.check:
             self._verify(arrays, reward)
-        step.action_mask = self._mask
+        step.action_mask, step.executed_action = self._mask, self._executed
         if self._reward_clip is not None:
             np.clip(reward, -self._reward_clip, self._reward_clip, out=reward)
         return step
@@ -208,6 +210,13 @@ class VectorStream(Stream):
                 self._mask[only] = True
             return
         self._mask = fresh if only is None or self._mask is None else np.where(only[:, None], fresh, self._mask)
+
+    def _executions(self, info: dict[str, Any]) -> None:
+        """info["executed_action"]; SAME_STEP keeps that of an episode's last step in info["final_info"]."""
+        for part in (info, info.get("final_info")):
+            if isinstance(part, dict) and "executed_action" in part:
+                rows = part.get("_executed_action", self._all)
+                self._put_executed(rows, self.codec.executed(part["executed_action"], (self.num_envs,))[rows])
 
     def close(self) -> None:
         self._env.close()

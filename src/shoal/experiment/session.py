@@ -31,6 +31,7 @@ __all__ = ["Base", "Goals", "RunSession"]
 
 GLANCE_SECONDS = 0.1    # stop conditions, events, how full the streams are
 SNAPSHOT_SECONDS = 1.0
+RETRY_SECONDS = 5.0     # after a checkpoint that failed
 LAST_CHECKPOINT_SECONDS = 30.0
 
 
@@ -103,7 +104,7 @@ class RunSession:
         self._writing = None
         if not ok:
             self.checkpoints.abandon(folder)
-            self._event({"kind": "checkpoint failed", "text": "not all roles could write; the previous one stays"})
+            self._failed("not all roles could write")
             return
         shot = self._measure(time.monotonic())
         meta = {"totals": {name: shot[name] for name in COUNTERS}, "env_steps": shot["env_steps"],
@@ -112,8 +113,7 @@ class RunSession:
             self.checkpoints.commit(folder, meta)
             self._write_summary(None, None)
         except OSError as error:
-            self.checkpoints.abandon(folder)
-            self._event({"kind": "checkpoint failed", "text": f"{error}; the previous one stays"})
+            self._failed(str(error))
 
     def newest(self) -> Path | None:
         return self.checkpoints.newest()
@@ -169,7 +169,7 @@ class RunSession:
             self._best = max(self._best, shot["eval_return"])
         shot["best_return"], shot["lowest_return"] = self._best, self._lowest
         shot["seconds"], shot["time"] = self._seconds(now), time.time()
-        shot["verdict"] = verdict(shot, shot["seconds"] - self.base.seconds)
+        shot["verdict"] = verdict(shot, shot["seconds"] - self.base.seconds, self.labels["runtime"])
         return shot
 
     def _report(self, control: Supervisor, now: float, last: bool = False) -> None:
@@ -200,9 +200,14 @@ class RunSession:
         try:
             self._writing = self.checkpoints.begin(self._number)
         except OSError as error:
-            self._event({"kind": "checkpoint failed", "text": str(error)})
+            self._failed(str(error))
             return
         control.checkpoint(self._writing)
+
+    def _failed(self, why: str) -> None:
+        """The previous checkpoint is still whole; try again soon."""
+        self._checkpoint_at = time.monotonic() + min(RETRY_SECONDS, self._checkpoint_seconds)
+        self._event({"kind": "checkpoint failed", "text": f"{why}; the previous one stays"})
 
     def _write_summary(self, reason: str | None, error: str | None) -> None:
         """At the end and with every checkpoint (then, as after a kill -9, it says nothing of a reason)."""
@@ -216,8 +221,8 @@ class RunSession:
             **{name: shot[name] for name in ("env_steps", "env_frames", "learner_steps", "episodes")},
             **{f"{name}_per_second": shot[name] / shot["seconds"] if shot["seconds"] else math.nan
                for name in ("env_steps", "learner_steps")},
-            **{name: shot[name] for name in ("train_return", "eval_return", "eval_version", "learner_idle")},
-            "eval_episodes": int(shot["eval_episodes"]) if math.isfinite(shot["eval_episodes"]) else 0,
+            **{name: shot[name] for name in ("train_return", "eval_return", "learner_idle")},
+            **{name: int(shot[name]) if math.isfinite(shot[name]) else 0 for name in ("eval_episodes", "eval_version")},
             "policy_lag": lag, "data_age_seconds": {"mean": age["mean"], "p95": age["p95"]},
             **{name: shot[name] for name in ("samples_per_insert", "restarts", "updates_skipped")},
             "peak_memory_mb": max(self.base.peak_memory_mb, self._memory.peak_mb),

@@ -63,7 +63,7 @@ class Plain:
         self._stream.flush()
 
     def write(self, shot: Mapping[str, Any]) -> None:
-        if time.monotonic() < self._next and not shot.get("last"):
+        if not shot["env_steps"] or (time.monotonic() < self._next and not shot.get("last")):
             return
         self._next = time.monotonic() + self._every
         self._line(f"{clock(shot['seconds']):>7}  {shot['env_steps']:>11,} env steps"

@@ -23,7 +23,7 @@ DERIVED = {
     "learner_steps_per_second": "The same for learner_steps.",
     "train_return": "Mean return of the last 100 or so training episodes, with exploration.",
     "train_length": "Mean length of the same episodes.",
-    "learner_idle": "Share of wall time in which the learners waited on their wires.",
+    "learner_idle": "Share of wall time in which the learners did not compute: they waited for data, or for a turn.",
     "samples_per_insert": "samples_consumed over env_steps: how often a decision is used.",
     "roles": "Per role: living instances, busy share, shares of wall time by phase and by wire waited for.",
     "wires": "Per wire: time-weighted occupancy of a stream (1 is full), growth of its counters per second.",

@@ -74,6 +74,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("updates_skipped", "counter", "updates", "Updates left out because a loss or a gradient was not finite."),
     Metric("group_discarded", "counter", "updates", "Updates discarded because the group of learners changed."),
     Metric("samples_consumed", "counter", "decisions", "Decisions that entered a batch, counted once per batch."),
+    Metric("samples_masked", "counter", "decisions", "Decisions left out of a batch because their weights were too old."),
     Metric("weights_version", "gauge", "version", "The newest published version of the weights."),
     Metric("policy_lag", "histogram", "versions", "Version at consumption minus version at generation.", LAGS),
     Metric("data_age_seconds", "histogram", "s", "Time from generation to consumption, per decision.", SECONDS),
@@ -228,6 +229,6 @@ def _percentile(edges: Sequence[float], counts: Sequence[float], share: float, t
         if n > 0 and seen + n >= target:
             low = edges[i - 1] if i else 0.0
             high = edges[i] if i < len(edges) else top
-            return high if whole else low + (high - low) * (target - seen) / n
+            return float(high) if whole else low + (high - low) * (target - seen) / n
         seen += n
     return top

@@ -137,7 +137,7 @@ class Window:
         for wire, counters in now.wires.items():
             old = before.wires.get(wire, {})
             shown[wire] = {"occupancy": self._occupancy_of(wire, whole_run)} if counters.get("slots") else {}
-            for name in WIRE_COUNTERS & counters.keys():
+            for name in sorted(WIRE_COUNTERS & counters.keys()):
                 grown = counters[name] - old.get(name, 0.0)
                 shown[wire][f"{name}_per_second"] = grown / elapsed if elapsed > 0 else math.nan
             if counters.get("dropped"):
@@ -176,12 +176,12 @@ def _waits(page: Mapping[str, float]) -> list[str]:
 
 
 def _idle(now: Reading, before: Reading, elapsed: float) -> float:
-    """The share of wall time that those who learn spent waiting on their wires."""
+    """The share of wall time in which those who learn did not compute."""
     first = next((name for name, page in now.roles.items() if page.get("learner_steps", 0) > 0), None)
     if first is None or elapsed <= 0:
         return math.nan
     names = _living(now.roles).get(group_of(first), [first])
-    return min(1.0, sum(_share(now, before, elapsed, word, names) for word in _waits(now.roles[first])))
+    return min(1.0, max(0.0, 1.0 - _share(now, before, elapsed, "busy_seconds", names)))
 
 
 def _role(now: Reading, before: Reading, elapsed: float, names: list[str]) -> dict[str, Any]:

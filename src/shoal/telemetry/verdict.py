@@ -18,14 +18,18 @@ BLOCKED = 0.25   # actors that wait more than this for one thing are held up by 
 WARM_SECONDS = 3.0
 
 
-def verdict(shot: Mapping[str, Any], seconds: float, cores: int | None = None) -> str:
+def verdict(shot: Mapping[str, Any], seconds: float, runtime: str = "local", cores: int | None = None) -> str:
     """Judge a snapshot `seconds` after the first environment step."""
     idle = shot["learner_idle"]
     if seconds < WARM_SECONDS or not shot["learner_steps"] or idle != idle:
-        return "warming up: no verdict before the learner has run for a few seconds"
+        return "warming up"
+    if runtime == "inline":
+        shares = {name: _percent(role["busy"] * role["instances"]) for name, role in shot["roles"].items()}
+        turns = ", ".join(f"{name} {share}" for name, share in shares.items())
+        return f"one thread: {turns}; --runtime local lets them run at once"
     actors = {name: role for name, role in shot["roles"].items() if _acts(role)}
     blocked, weights, calls = (_longest(actors, shot["wires"], kind) for kind in ("stream", "broadcast", "call"))
-    span = "of the last seconds"
+    span = "of the last seconds"  # as long as the window that the snapshot was taken over
     if idle >= IDLE:
         if calls >= BLOCKED and calls >= weights:
             return (f"inference-bound: actors waited {_percent(calls)} {span} for inference while the learner idled "

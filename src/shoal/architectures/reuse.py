@@ -1,0 +1,69 @@
+"""A buffer between a stream and a learner: sample reuse as a controlled quantity (OpenAI Five, 1912.06680, sections 4.2 and 5).
+
+    stream ──▶ [delay: a queue, for experiments] ──▶ buffer of `capacity` unrolls ──▶ `count` drawn at random ──▶ learner
+
+For every batch of n unrolls n / reuse new ones are taken in, so an unroll is learned from `reuse` times on average. Steps whose
+weights are more than `max_staleness` versions old are masked (`valid = 0`) and counted. It offers the same `take` as the
+stream's own end: a learner does not know which of the two it has.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from shoal.core import Me, Publisher, Source, Tree
+from shoal.slots import Layout, map_tree
+
+__all__ = ["Reuse"]
+
+STAGES = 3
+
+
+class Reuse:
+    """The consuming end of a stream, with a buffer."""
+
+    def __init__(self, me: Me, source: Source, weights: Publisher, layout: Layout, *, capacity: int, reuse: float,
+                 max_staleness: int | None, delay: int = 0) -> None:
+        self._me, self._source, self._weights, self._layout = me, source, weights, layout
+        self._capacity, self._reuse, self._max_staleness, self._delay = capacity, reuse, max_staleness, delay
+        self._rng = me.rng("reuse")
+        self._held: deque[Any] = deque()    # unrolls that may be drawn, oldest first
+        self._queue: deque[Any] = deque()   # unrolls that are kept back
+        self._spare: list[Any] = []
+        self._owed = 0.0
+        self._stages: dict[int, list[Any]] = {}
+        self._turn = 0
+
+    async def take(self, count: int) -> Tree:
+        """`count` unrolls drawn at random, side by side, after the due number of new ones has come in."""
+        self._owed += count / self._reuse
+        while self._owed >= 1 or len(self._held) < count:
+            await self._intake()
+            self._owed = max(0.0, self._owed - 1)
+        stages = self._stages.setdefault(count, [self._layout.joined(count).empty() for _ in range(STAGES)])
+        self._turn = (self._turn + 1) % STAGES
+        stage = stages[self._turn]
+        for position, number in enumerate(self._rng.choice(len(self._held), count, replace=False)):
+            self._layout.gather(stage, position, self._held[int(number)])
+        self._mask(stage)
+        return stage
+
+    async def _intake(self) -> None:
+        unroll = await self._source.take(1)
+        kept = self._spare.pop() if self._spare else self._layout.empty()
+        map_tree(lambda target, source: np.copyto(target, source), kept, unroll)
+        self._queue.append(kept)
+        if len(self._queue) > self._delay:
+            self._held.append(self._queue.popleft())
+        if len(self._held) > self._capacity:
+            self._spare.append(self._held.popleft())
+
+    def _mask(self, batch: Tree) -> None:
+        if self._max_staleness is None:
+            return
+        old = self._weights.version - batch["weights_version"] > self._max_staleness
+        self._me.stats.add("samples_masked", int(np.count_nonzero(old & batch["valid"])))
+        batch["valid"] &= ~old

@@ -1,0 +1,135 @@
+"""Whole or not there: nothing that happens while saving harms the previous checkpoint."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+
+from shoal.errors import CheckpointError, ConfigError
+from shoal.experiment import checkpoints as module
+from shoal.experiment.checkpoints import Checkpoints, TensorFiles, read_meta, write_json
+from shoal.experiment.rundir import RunDir, default_directory, list_runs
+
+STATE = {"params": np.arange(6, dtype=np.float32).reshape(2, 3), "count": np.array(3.0), "rng": np.frombuffer(b"{}", np.uint8)}
+
+
+def save(checkpoints: Checkpoints, env_steps: int) -> None:
+    folder = checkpoints.begin(env_steps)
+    TensorFiles().save(folder / "learner-0.safetensors", STATE)
+    checkpoints.commit(folder, {"env_steps": env_steps})
+
+
+def test_state_comes_back_as_it_was(tmp_path):
+    path = tmp_path / "x.safetensors"
+    TensorFiles().save(path, {**STATE, "turned": STATE["params"].T})
+    back = TensorFiles().load(path)
+    for name, array in STATE.items():
+        assert back[name].dtype == array.dtype and back[name].shape == array.shape
+        np.testing.assert_array_equal(back[name], array)
+    np.testing.assert_array_equal(back["turned"], STATE["params"].T)
+
+
+def test_newest_and_keep(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    assert checkpoints.newest() is None
+    for steps in (0, 900, 1000, 20000):
+        save(checkpoints, steps)
+    assert checkpoints.newest() == tmp_path / "000000020000"
+    assert sorted(os.listdir(tmp_path)) == ["000000001000", "000000020000"]
+    assert read_meta(checkpoints.newest())["files"].keys() == {"learner-0.safetensors"}
+
+
+def test_two_at_the_same_step_are_both_whole(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 5)
+    save(checkpoints, 5)
+    assert checkpoints.newest().name == "000000000005+"
+
+
+def test_a_torn_folder_is_never_the_newest(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 1)
+    half = checkpoints.begin(2)
+    (half / "learner-0.safetensors").write_bytes(b"half")
+    save(checkpoints, 3)
+    with open(tmp_path / "000000000003" / "learner-0.safetensors", "r+b") as file:
+        file.truncate(10)  # a disk that lied about fsync
+    assert checkpoints.newest() == tmp_path / "000000000001"
+    checkpoints.clear_torn()
+    assert not half.exists()
+
+
+def test_a_full_disk_leaves_the_previous_one(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    save(checkpoints, 1)
+
+    def full(path, value):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "write_json", full)
+    with pytest.raises(OSError, match="No space"):
+        save(checkpoints, 2)
+    assert checkpoints.newest() == tmp_path / "000000000001"
+    assert sorted(os.listdir(tmp_path)) == ["000000000001"]
+
+
+def test_a_really_full_disk_is_an_oserror(tmp_path):
+    with pytest.raises(OSError):
+        TensorFiles().save("/dev/full", {"params": np.zeros(1 << 20, np.float32)})
+
+
+def test_pickles_are_refused(tmp_path):
+    import pickle
+
+    path = tmp_path / "learner-0.safetensors"
+    path.write_bytes(pickle.dumps(STATE))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        TensorFiles().load(path)
+
+
+def test_json_is_replaced_atomically(tmp_path, monkeypatch):
+    path = tmp_path / "summary.json"
+    write_json(path, {"a": 1})
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("no")))
+    with pytest.raises(OSError):
+        write_json(path, {"a": 2})
+    assert '"a": 1' in path.read_text() and os.listdir(tmp_path) == ["summary.json"]
+
+
+# ---------------------------------------------------------------------------------------------- run directories
+def test_default_directories_do_not_collide(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda _: "20260101-000000")
+    first = default_directory("impala", "shoal/Catch-v0", 3)
+    assert first.name == "20260101-000000-impala-shoal-Catch-v0-3"
+    first.mkdir(parents=True)
+    assert default_directory("impala", "shoal/Catch-v0", 3).name == first.name + ".2"
+
+
+def test_a_run_goes_only_where_there_is_room(tmp_path):
+    run = RunDir.create(tmp_path / "run", {"preset": "ppo", "env": {"name": "E"}})
+    with pytest.raises(ConfigError, match="already has a run.*shoal resume"):
+        RunDir.create(run.path, {})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="not empty"):
+        RunDir.create(tmp_path / "other", {})
+    with pytest.raises(ConfigError, match="is a file"):
+        RunDir.create(tmp_path / "other" / "thesis.tex", {})
+    with pytest.raises(ConfigError, match="cannot be written"):
+        RunDir.create(tmp_path / "other" / "thesis.tex" / "run", {})
+
+
+def test_open_says_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="does not exist"):
+        RunDir.open(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        RunDir.open(tmp_path)
+    RunDir.create(tmp_path / "runs" / "a", {"preset": "ppo", "env": {"name": "E"}})
+    with pytest.raises(ConfigError, match="newest run is runs/a"):
+        RunDir.open(tmp_path)
+    assert [row["run"] for row in list_runs()] == ["runs/a"]
+    (tmp_path / "runs" / "a" / "config.json").write_text("{")
+    assert "unreadable" in list_runs()[0]["stopped_by"]

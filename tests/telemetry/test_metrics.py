@@ -1,0 +1,107 @@
+"""The registry and the pages that roles write: cumulative words in, distributions of any stretch of time out."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+
+from shoal.telemetry.metrics import KINDS, PHASES, REGISTRY, Stats, distribution, mean
+
+
+def page(*waits: str) -> tuple[Stats, np.ndarray]:
+    names = Stats.names([f"wait_seconds/{wire}" for wire in waits])
+    array = np.zeros(len(names))
+    return Stats(names, array), array
+
+
+def test_names_are_unique_and_every_metric_says_what_it_is():
+    names = Stats.names(["wait_seconds/unrolls"])
+    assert len(names) == len(set(names))
+    assert {metric.kind for metric in REGISTRY} == {"counter", "gauge", "mean", "histogram"}
+    assert all(metric.text.endswith(".") for metric in REGISTRY)
+    assert all(bool(metric.edges) == (metric.kind == "histogram") for metric in REGISTRY)
+
+
+def test_counters_gauges_and_maxima_live_in_the_given_array():
+    stats, array = page()
+    stats.add("env_steps", 3)
+    stats.add("env_steps")
+    stats.set("entropy", 0.5)
+    stats.set("entropy", 0.25)
+    stats.maximum("heartbeat", 2.0)
+    stats.maximum("heartbeat", 1.0)
+    again = Stats(Stats.names(), array)  # a restarted incarnation goes on with the same page
+    again.add("env_steps")
+    read = again.read()
+    assert (read["env_steps"], read["entropy"], read["heartbeat"]) == (5, 0.25, 2.0)
+    assert stats.get("env_steps") == 5
+
+
+def test_unknown_names_are_errors_and_can_be_asked_for():
+    stats, _ = page()
+    with pytest.raises(KeyError):
+        stats.add("no_such_thing")
+    assert "entropy" in stats and "policy_lag" in stats and "no_such_thing" not in stats
+
+
+def test_scalars_and_arrays_give_the_same_histogram():
+    one, many = page()[0], page()[0]
+    values = np.array([0, 0, 1, 3, 7, 40, 99999], np.int64)
+    for value in values:
+        one.observe("policy_lag", float(value))
+    many.observe("policy_lag", values)
+    many.observe("policy_lag", values[:0])
+    assert one.read() == many.read()
+
+
+def test_distribution_of_a_stretch_of_time():
+    stats, _ = page()
+    stats.observe("policy_lag", np.full(100, 50))
+    before = stats.read()
+    stats.observe("policy_lag", np.array([1] * 94 + [2] * 6))
+    shown = distribution(stats.read(), before, "policy_lag")
+    assert (shown.count, shown.mean, shown.p95, shown.max) == (100, 1.06, 2, 2)
+    whole = distribution(stats.read(), None, "policy_lag")
+    assert whole.max == 50 and whole.count == 200
+    assert math.isnan(distribution(before, before, "policy_lag").mean)
+
+
+def test_percentile_of_seconds_is_near_the_true_one():
+    stats, _ = page()
+    values = np.random.default_rng(0).gamma(2.0, 0.05, 5000)
+    stats.observe("data_age_seconds", values)
+    shown = distribution(stats.read(), None, "data_age_seconds")
+    assert shown.p95 == pytest.approx(np.percentile(values, 95), rel=0.1)
+    assert shown.mean == pytest.approx(values.mean()) and shown.max == pytest.approx(values.max())
+
+
+def test_mean_of_a_stretch_may_be_negative():
+    stats, _ = page()
+    stats.observe("episode_return", np.array([-1.0, -3.0]))
+    before = stats.read()
+    stats.observe("episode_return", 4.0)
+    assert mean(before, None, "episode_return") == -2.0
+    assert mean(stats.read(), before, "episode_return") == 4.0
+
+
+def test_phases_exclude_what_is_nested_and_what_was_waited():
+    stats, _ = page("unrolls")
+    with stats.phase("learn"):
+        time.sleep(0.01)
+        with stats.phase("publish"):
+            time.sleep(0.02)
+        stats.waited("unrolls", 5.0)  # a wait that happened inside counts for the wire, not for the phase
+    read = stats.read()
+    assert 0.02 <= read["phase_seconds/publish"] < 0.2
+    assert read["phase_seconds/learn"] < 0.0
+    assert read["wait_seconds/unrolls"] == 5.0
+    assert set(PHASES) == {name.partition("/")[2] for name in read if name.startswith("phase_seconds/")}
+
+
+def test_every_histogram_has_a_bucket_for_everything():
+    stats, _ = page()
+    for name, metric in KINDS.items():
+        if metric.kind == "histogram":
+            stats.observe(name, np.array([0.0, 1e12]))
+            assert distribution(stats.read(), None, name).max == 1e12

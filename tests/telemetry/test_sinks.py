@@ -1,0 +1,107 @@
+"""Console, metrics.jsonl, TensorBoard: each shows the same snapshot."""
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from shoal.telemetry.console import Live, Plain, console, progress
+from shoal.telemetry.glossary import glossary
+from shoal.telemetry.sinks import JsonLines, jsonable, read_lines
+from shoal.telemetry.snapshot import Reading, Window
+from shoal.telemetry.tensorboard import TensorBoard
+from tests.telemetry.fakes import WIRES, Pages, second
+
+
+@pytest.fixture
+def shot() -> dict:
+    pages, window = Pages("actor-0", "actor-1", "learner-0"), Window()
+    window.push(Reading(0.0, pages.read(), WIRES))
+    second(pages, busy=0.5)
+    pages["actor-0"].observe("episode_return", 21.5)
+    window.push(Reading(1.0, pages.read(), WIRES))
+    return {**window.snapshot(), "seconds": 61.0, "time": 1.0, "best_return": -math.inf, "lowest_return": math.inf,
+            "verdict": "balanced: as an example"}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_jsonl_is_valid_json_without_nan_and_survives_a_torn_line(tmp_path, shot):
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonLines(path)
+    sink.write(shot)
+    sink.close()
+    path.write_text(path.read_text() + '{"kind":"snap')  # killed while writing
+    sink = JsonLines(path)
+    sink.event({"kind": "restart", "role": "actor-1", "text": "killed"})
+    sink.close()
+    rows = read_lines(path)
+    assert [row["kind"] for row in rows] == ["snapshot", "event"]
+    assert rows[0]["eval_return"] is None and rows[0]["train_return"] == 21.5
+    assert rows[1]["event"] == "restart" and rows[1]["role"] == "actor-1"
+    assert "NaN" not in path.read_text()
+
+
+def test_jsonable_keeps_integers_whole():
+    text = json.dumps(jsonable({"n": 123456789, "x": 1 / 3, "bad": [math.inf, None, True]}))
+    assert text == '{"n": 123456789, "x": 0.333333, "bad": [null, null, true]}'
+
+
+def test_tensorboard_reads_back_what_was_written(tmp_path, shot):
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    sink = TensorBoard(tmp_path)
+    sink.write(shot)
+    sink.close()
+    events = list(EventFileLoader(str(next(tmp_path.iterdir()))).Load())
+    values = {value.tag: value.tensor.float_val[0] for event in events for value in event.summary.value}
+    assert values["return/train"] == 21.5 and values["speed/learner_idle"] == pytest.approx(0.5)
+    assert "return/evaluation" not in values
+    assert events[-1].step == shot["env_steps"]
+
+
+def test_plain_lines_name_what_matters(shot):
+    out = io.StringIO()
+    sink = console("auto", out, "impala on CartPole-v1", {}, every_seconds=60)
+    assert isinstance(sink, Plain)
+    sink.write(shot)
+    sink.write(shot)  # too soon for another line
+    sink.event({"kind": "restart", "role": "actor-1", "text": "killed by SIGKILL"})
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 3
+    for word in ("1:01", "1,000 env steps", "return 21.5", "learner idle 50 %", "lag 1.0", "balanced"):
+        assert word in lines[1]
+    assert "restart: actor-1: killed" in lines[2]
+
+
+def test_live_table_shows_the_same(shot):
+    out = Terminal()
+    sink = console("auto", out, "impala on CartPole-v1", {"max_env_steps": 2000}, every_seconds=5)
+    assert isinstance(sink, Live)
+    sink.write(shot)
+    sink.close()
+    for word in ("impala on CartPole-v1", "21.5", "1,000", "idle 50 %", "balanced: as an example", "1,000 of 2,000"):
+        assert word in out.getvalue()
+
+
+def test_no_console():
+    assert console("none", io.StringIO(), "", {}, 1) is None
+
+
+def test_progress_towards_each_stop_condition(shot):
+    assert progress(shot, {"max_env_steps": 4000})[0] == pytest.approx(0.25)
+    assert progress(shot, {"max_env_steps": 4000, "max_seconds": 122})[0] == pytest.approx(0.5)
+    shot |= {"best_return": 250.0, "lowest_return": 20.0}
+    share, words = progress(shot, {"until_return": 480.0})
+    assert share == pytest.approx(0.5) and "250.0 of 480" in words
+    assert progress(shot, {})[0] == 0.0
+
+
+def test_the_glossary_in_the_docs_is_current():
+    page = Path(__file__).parents[2] / "docs" / "metrics.md"
+    assert page.read_text(encoding="utf-8") == glossary(), "run: python -m shoal.telemetry.glossary"

@@ -1,0 +1,59 @@
+"""One sentence for each situation, and it changes when the situation does."""
+
+import pytest
+
+from shoal.telemetry.snapshot import Reading, Window
+from shoal.telemetry.verdict import verdict
+from tests.telemetry.fakes import WIRES, Pages, second
+
+
+def judged(wires: dict | None = None, runtime: str = "local", cores: int = 8, seconds: float = 5.0,
+           **kwargs: float) -> str:
+    pages, window = Pages("actor-0", "actor-1", "learner-0"), Window()
+    window.push(Reading(0.0, pages.read(), wires or WIRES))
+    for t in range(1, 6):
+        second(pages, **kwargs)
+        window.push(Reading(float(t), pages.read(), wires or WIRES))
+    return verdict(window.snapshot(), seconds, runtime, cores)
+
+
+def test_learner_bound_names_the_share_and_the_knob():
+    text = judged(busy=0.98, blocked=0.63)
+    assert text.startswith("learner-bound") and "63 %" in text and "--actors" in text
+
+
+def test_actor_bound_with_cores_to_spare_wants_more_actors():
+    text = judged(busy=0.3)
+    assert text.startswith("actor-bound") and "70 %" in text and "more --actors" in text
+
+
+def test_actor_bound_without_cores_does_not():
+    text = judged(busy=0.3, cores=2)
+    assert text.startswith("actor-bound") and "all 2 cores are busy" in text and "more --actors" not in text
+
+
+def test_weight_bound_when_actors_wait_for_weights_that_nobody_makes():
+    assert judged(busy=0.3, weights=0.6).startswith("weight-bound")
+
+
+def test_taking_turns_is_not_weight_bound():
+    assert judged(busy=0.3, weights=0.6, lag=0.0).startswith("actor-bound")
+
+
+def test_inference_bound():
+    wires = {"unrolls": WIRES["unrolls"], "weights": {"asked": 0.0}}  # what actors wait on is a call
+    assert judged(wires, busy=0.3, weights=0.6).startswith("inference-bound")
+
+
+def test_balanced():
+    assert judged(busy=0.9, blocked=0.1).startswith("balanced")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 2.9])
+def test_no_verdict_at_first(seconds):
+    assert judged(busy=0.9, seconds=seconds) == "warming up"
+
+
+def test_inline_says_how_the_one_thread_is_shared():
+    text = judged(busy=0.4, runtime="inline")
+    assert text.startswith("one thread") and "learner 40 %" in text and "--runtime local" in text
