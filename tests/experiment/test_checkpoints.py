@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from shoal.experiment import checkpoints as module
 from shoal.experiment.checkpoints import Checkpoints, TensorFiles, read_meta, write_json
 from shoal.experiment.rundir import RunDir, default_directory, list_runs
 
-STATE = {"params": np.arange(6, dtype=np.float32).reshape(2, 3), "count": np.array(3.0), "rng": np.frombuffer(b"{}", np.uint8)}
+STATE = {"params": np.arange(6, dtype=np.float32).reshape(2, 3), "count": np.array(3.0),
+         "rng": np.frombuffer(b"{}", np.uint8)}
 
 
 def save(checkpoints: Checkpoints, env_steps: int) -> None:
@@ -74,9 +77,25 @@ def test_a_full_disk_leaves_the_previous_one(tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == ["000000000001"]
 
 
-def test_a_really_full_disk_is_an_oserror(tmp_path):
-    with pytest.raises(OSError):
-        TensorFiles().save("/dev/full", {"params": np.zeros(1 << 20, np.float32)})
+def test_a_write_that_really_fails_is_an_oserror(tmp_path):
+    """The kernel refuses the bytes (a limit on the size of files, in a process of its own); the old file stays."""
+    program = """
+import resource, signal, sys
+import numpy as np
+from pathlib import Path
+from shoal.experiment.checkpoints import TensorFiles
+
+path = Path(sys.argv[1]) / "learner-0.safetensors"
+TensorFiles().save(path, {"params": np.ones(4, np.float32)})
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    TensorFiles().save(path.with_name("bigger.safetensors"), {"params": np.zeros(1 << 20, np.float32)})
+except OSError as error:
+    print("refused", TensorFiles().load(path)["params"].sum())
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["refused", "4.0"], done.stderr
 
 
 def test_pickles_are_refused(tmp_path):
@@ -109,7 +128,7 @@ def test_default_directories_do_not_collide(tmp_path, monkeypatch):
 
 def test_a_run_goes_only_where_there_is_room(tmp_path):
     run = RunDir.create(tmp_path / "run", {"preset": "ppo", "env": {"name": "E"}})
-    with pytest.raises(ConfigError, match="already has a run.*shoal resume"):
+    with pytest.raises(ConfigError, match=r"already has a run.*shoal resume"):
         RunDir.create(run.path, {})
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()

@@ -12,10 +12,12 @@ from shoal.experiment.rundir import RunDir
 from shoal.experiment.session import Base, Goals, RunSession
 from tests.telemetry.fakes import WIRES, Pages, second
 
-KEYS = {"preset", "algorithm", "architecture", "env", "runtime", "seed", "stopped_by", "seconds", "env_steps", "env_frames",
-        "learner_steps", "env_steps_per_second", "learner_steps_per_second", "train_return", "eval_return", "eval_episodes",
-        "learner_idle", "policy_lag", "data_age_seconds", "samples_per_insert", "restarts", "peak_memory_mb", "startup_seconds"}
-LABELS = {"preset": "impala", "algorithm": "vtrace", "architecture": "actor_learner", "env": "E", "runtime": "local", "seed": 0}
+KEYS = {"preset", "algorithm", "architecture", "env", "runtime", "seed", "stopped_by", "seconds", "env_steps",
+        "env_frames", "learner_steps", "env_steps_per_second", "learner_steps_per_second", "train_return",
+        "eval_return", "eval_episodes", "learner_idle", "policy_lag", "data_age_seconds", "samples_per_insert",
+        "restarts", "peak_memory_mb", "startup_seconds"}
+LABELS = {"preset": "impala", "algorithm": "vtrace", "architecture": "actor_learner", "env": "E", "runtime": "local",
+          "seed": 0}
 
 
 class Control:

@@ -123,7 +123,8 @@ def test_an_algorithm_that_cannot_learn_from_the_data_path_is_refused(monkeypatc
     from shoal.core import Delivery, Tolerance
 
     plan = default_plan(Names("a2c", "actor_learner"), EnvRef("CartPole-v1"), None)
-    monkeypatch.setattr(actor_learner, "delivers", lambda config: Delivery(Tolerance.REPLAY, "replayed data are of any age"))
+    replay = Delivery(Tolerance.REPLAY, "replayed data are of any age")
+    monkeypatch.setattr(actor_learner, "delivers", lambda config: replay)
     with pytest.raises(ConfigError) as caught:
         plan.validate()
     for word in ("--algorithm a2c", "--architecture actor_learner", "any replay", "of any age", "vtrace"):
@@ -163,7 +164,7 @@ def test_modules_outside_the_installed_environment_need_trust(tmp_path, monkeypa
     config = {"env": {"name": "E", "import": "gymnasium.core:Env"}, "net": {"module": "strange_nets:Net"}}
     modules = modules_of(config)
     assert modules == ["gymnasium", "strange_nets"]
-    with pytest.raises(ConfigError, match="strange_nets.*--trust"):
+    with pytest.raises(ConfigError, match=r"strange_nets.*--trust"):
         check_trust(modules, trust=False)
     assert len(check_trust(modules, trust=True)) == 2  # looking does not import
     with pytest.raises(ConfigError, match="cannot be found"):

@@ -15,6 +15,7 @@ __all__ = ["ARCHITECTURES", "named"]
 ARCHITECTURES = {
     "synchronous": "shoal.architectures.synchronous",
     "actor_learner": "shoal.architectures.actor_learner",
+    "central_inference": "shoal.architectures.central_inference",
 }
 """Name -> module with Config, delivers(config) and draw(program, parts, config)."""
 

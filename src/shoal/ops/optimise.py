@@ -32,7 +32,7 @@ def adam_(
 ) -> None:
     """Adam (Kingma & Ba 2015); the numbers of `torch.optim.Adam`.
 
-    Uses PyTorch's fused kernel where there is one: 3 times faster than five separate ones for 10k to 2M parameters.
+    Uses PyTorch's fused kernel where there is one: 2.4 to 2.9 times as fast as separate ones (10k to 2M parameters).
     """
     count += 1
     if params.device.type in _FUSED_DEVICES and params.dtype == torch.float32:
