@@ -12,7 +12,7 @@ another machine. This file holds protocols only; `runtime/` has the wires, `arch
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -251,11 +251,12 @@ class Record(Protocol):
 class Learn(Protocol):
     """The learning side. An architecture acts only between `gradients` and `apply`.
 
-        sums = await group.sum(learn.sums(batch))            # statistics that all learners must share
+        sums, moments = await group.sum(learn.sums(batch), learn.moments(batch))    # what all learners must share
         for minibatch in learn.minibatches(batch, sums, progress, rng):
             for phase in learn.phases:
                 gradient, metrics = learn.gradients(minibatch, phase)     # one flat vector per phase
                 learn.apply(await group.mean(gradient), phase)            # clips, steps, refreshes targets
+        learn.absorb(moments)                                             # running statistics, before publication
         weights.publish(learn.published(progress))
     """
 
@@ -263,9 +264,12 @@ class Learn(Protocol):
     state: dict[str, torch.Tensor]  # named tensors: parameters, targets, optimiser moments, normalisers
 
     def sums(self, batch: Tree) -> np.ndarray: ...
+    def moments(self, batch: Tree) -> np.ndarray: ...
     def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Tree]: ...
     def gradients(self, minibatch: Tree, phase: str) -> tuple[np.ndarray, dict[str, float]]: ...
-    def apply(self, gradient: np.ndarray, phase: str) -> None: ...
+    def apply(self, gradient: np.ndarray, phase: str) -> bool: ...
+    def absorb(self, moments: np.ndarray) -> None: ...
+    def bind(self, arrays: Mapping[str, np.ndarray]) -> None: ...
     def published(self, progress: Progress) -> Tree: ...
 
 

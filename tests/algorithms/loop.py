@@ -52,6 +52,7 @@ def update(learn, batch, progress=None, rng=None, flip=False):
             gradient, metrics = learn.gradients(minibatch, phase)
             learn.apply(-gradient if flip else gradient, phase)
             rows.append(metrics)
+    learn.absorb(learn.moments(batch))
     return rows
 
 

@@ -111,6 +111,9 @@ def test_two_learners_make_the_update_of_one(config, case):
             mean = (left.gradients(a, "all")[0] + right.gradients(b, "all")[0]) / 2
             left.apply(mean, "all")
             right.apply(mean.copy(), "all")
+        moments = left.moments(halves[0]) + right.moments(halves[1])
+        left.absorb(moments)
+        right.absorb(moments)
         for name, value in one.state.items():
             torch.testing.assert_close(
                 left.state[name], value, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}"

@@ -15,7 +15,7 @@ does not correct for lag: for asynchronous actors, vtrace is the algorithm.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -148,7 +148,6 @@ class A2CLearn:
         self.learner.optimiser.lr = annealed(progress, self.config.lr, self.config.lr_final)
         entropy = annealed(progress, self.config.entropy, self.config.entropy_final)
         yield Update(self.learner.batch(batch), self.learner.totals(sums, extra=2), entropy)
-        self.learner.absorb(sums)
 
     def gradients(self, minibatch: Update, phase: str) -> tuple[np.ndarray, dict[str, float]]:
         config, batch, model = self.config, minibatch.batch, self.learner.model
@@ -176,6 +175,15 @@ class A2CLearn:
 
     def apply(self, gradient: np.ndarray, phase: str) -> bool:
         return self.learner.optimiser.step(gradient)
+
+    def moments(self, batch: Tree) -> np.ndarray:
+        return self.learner.moments(batch)
+
+    def absorb(self, moments: np.ndarray) -> None:
+        self.learner.absorb(moments)
+
+    def bind(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.learner.bind(arrays)
 
     def published(self, progress: Progress) -> Tree:
         return self.learner.published(progress)

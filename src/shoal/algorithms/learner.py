@@ -9,6 +9,7 @@ all`, and the mean of the learners' gradients is exactly the gradient of the mea
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,24 +61,39 @@ class Learner:
 
     # -------------------------------------------------------------------------------- statistics that learners share
     def sums(self, tree: Tree, extra: np.ndarray | tuple[float, ...] = ()) -> np.ndarray:
-        parts = [np.array([1.0, np.count_nonzero(tree["valid"])]), np.asarray(extra, np.float64)]
+        return np.concatenate([[1.0, np.count_nonzero(tree["valid"])], np.asarray(extra, np.float64)])
+
+    def totals(self, sums: np.ndarray, extra: int = 0) -> Totals:
+        return Totals(float(sums[0]), float(sums[1]), sums[2 : 2 + extra])
+
+    def moments(self, tree: Tree) -> np.ndarray:
+        """Sums of the batch's observations and returns, around the running means: what all learners add up and absorb."""
+        parts = [np.zeros(0)]
         if self.observations is not None:
             parts.append(self.observations.sums(tree["observation_moments"]))
         if self.returns is not None:
             parts.append(self.returns.sums(tree["return_moments"]))
         return np.concatenate(parts)
 
-    def totals(self, sums: np.ndarray, extra: int = 0) -> Totals:
-        return Totals(float(sums[0]), float(sums[1]), sums[2 : 2 + extra])
-
-    def absorb(self, sums: np.ndarray) -> None:
+    def absorb(self, moments: np.ndarray) -> None:
         """Merge everybody's moments and use them from now on. Called after the last minibatch, before publication."""
-        end = len(sums)
-        for normaliser in (self.returns, self.observations):
+        start = 0
+        for normaliser in (self.observations, self.returns):
             if normaliser is not None:
-                normaliser.merge(sums[end - normaliser.width : end])
+                normaliser.merge(moments[start : start + normaliser.width])
                 normaliser.freeze()
-                end -= normaliser.width
+                start += normaliser.width
+
+    def bind(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Keep the whole state in these arrays from now on (shared memory, another learner's): its values are theirs."""
+        for name, tensor in self.state.items():
+            if name == "params":
+                self.model.move(torch.from_numpy(arrays[name]))
+                self.state[name] = self.optimiser.params = self.model.params
+            else:
+                tensor.set_(torch.from_numpy(arrays[name]))
+        if self.observations is not None:
+            self.model.watch(self.observations.mean, self.observations.scale)
 
     # -------------------------------------------------------------------------------- gradients
     def descend(self, loss: torch.Tensor, metrics: dict[str, torch.Tensor]) -> tuple[np.ndarray, dict[str, float]]:

@@ -40,8 +40,20 @@ class Model:
         self.recurrent = self.net.recurrent
         self.params = flatten(self.net)
         self._grad: torch.Tensor | None = None
-        self.mean, self.scale = statistics or (torch.zeros(norm_size), torch.ones(norm_size))
-        self._slices = _slices(spec.observation_space, self.mean, self.scale) if norm_size else None
+        self._space, self._norm_size = spec.observation_space, norm_size
+        self.watch(*(statistics or (torch.zeros(norm_size), torch.ones(norm_size))))
+
+    def watch(self, mean: torch.Tensor, scale: torch.Tensor) -> None:
+        """See observations through these statistics from now on."""
+        self.mean, self.scale = mean, scale
+        self._slices = _slices(self._space, mean, scale) if self._norm_size else None
+
+    def move(self, into: torch.Tensor) -> None:
+        """Let the parameters live in `into`, with the values that are there."""
+        values = into.clone()
+        self.params = flatten(self.net, into)
+        with torch.no_grad():
+            into.copy_(values)
 
     @property
     def grad(self) -> torch.Tensor:

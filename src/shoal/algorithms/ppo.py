@@ -17,7 +17,7 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -188,7 +188,6 @@ class PPOLearn:
             for chosen in np.array_split(rng.permutation(columns), config.minibatches):
                 index = torch.from_numpy(chosen)
                 yield replace(whole, batch=whole.batch.select(index), advantages=whole.advantages.select(index))
-        learner.absorb(sums)
 
     def gradients(self, minibatch: Minibatch, phase: str) -> tuple[np.ndarray, dict[str, float]]:
         config, batch, advantages, model = self.config, minibatch.batch, minibatch.advantages, self.learner.model
@@ -221,6 +220,15 @@ class PPOLearn:
 
     def apply(self, gradient: np.ndarray, phase: str) -> bool:
         return self.learner.optimiser.step(gradient)
+
+    def moments(self, batch: Tree) -> np.ndarray:
+        return self.learner.moments(batch)
+
+    def absorb(self, moments: np.ndarray) -> None:
+        self.learner.absorb(moments)
+
+    def bind(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.learner.bind(arrays)
 
     def published(self, progress: Progress) -> Tree:
         return self.learner.published(progress)

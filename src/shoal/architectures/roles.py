@@ -11,7 +11,7 @@ import torch
 
 from shoal.architectures.parts import Parts
 from shoal.architectures.reuse import Reuse
-from shoal.core import Group, Learn, Me, Progress, Publisher, Reader, Sink, Source, Tree
+from shoal.core import Group, Learn, Me, Progress, Publisher, Reader, Sink, Source, Tree, any_of
 from shoal.errors import GroupChanged
 from shoal.runtime import Program
 from shoal.slots import Layout, leaves, map_tree
@@ -156,11 +156,12 @@ class Learner:
         stats, learn = self.me.stats, self.learn
         decisions = self._measure(batch)
         with stats.phase("prepare"):
-            sums = np.concatenate([[decisions], learn.sums(batch)])
+            sums, moments = learn.sums(batch), learn.moments(batch)
             if self.group is not None:
-                sums = await self.group.sum(sums)
+                joined = await self.group.sum(np.concatenate([[decisions], sums, moments]))
+                decisions, sums, moments = int(joined[0]), joined[1 : 1 + len(sums)], joined[1 + len(sums) :]
         steps = 0
-        for minibatch in learn.minibatches(batch, sums[1:], self.progress, self.rng):
+        for minibatch in learn.minibatches(batch, sums, self.progress, self.rng):
             for phase in learn.phases:
                 with stats.phase("learn"):
                     gradient, metrics = learn.gradients(minibatch, phase)
@@ -169,7 +170,8 @@ class Learner:
                     applied = learn.apply(gradient, phase)
                 self._judge(applied)
                 steps += 1
-        self.counts += (int(sums[0]), steps)
+        learn.absorb(moments)
+        self.counts += (decisions, steps)
         if self.leader:
             stats.add("learner_steps", steps)
         for name, value in metrics.items():
@@ -237,8 +239,12 @@ class Evaluator:
         self.explore = None if self.plan.greedy else parts.algorithm.explore
         self.env = parts.env.make(min(self.plan.episodes, 100))
         self.version, self.due = 0, 0
+        self.done = False
 
     async def step(self) -> None:
+        if self.done:  # what was confirmed stays the result
+            await any_of(timeout=1.0)
+            return
         await self.weights.newer_than(self.version)
         self.version = self.weights.pull(self.published)
         progress = Progress(*(int(n) for n in self.published["progress"][:2]), float(self.published["progress"][2]))
@@ -251,6 +257,7 @@ class Evaluator:
             confirmed = self._evaluate(progress)
             if confirmed >= goal:
                 self._keep(confirmed)
+                self.done = True
                 self.me.finish("return")
                 return
             result = min(result, confirmed)

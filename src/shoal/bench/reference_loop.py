@@ -2,16 +2,19 @@
 
     python -m shoal.bench.reference_loop cartpole --seconds 10        gymnasium's own vector version, MLP 64 x 64
     python -m shoal.bench.reference_loop pong --seconds 20            ale_py's vector environment, Nature CNN channels-last
+    python -m shoal.bench.reference_loop cartpole --search            tries the grid that DEFAULTS were chosen from
 
 It is timed beside shoal in every benchmark. Both vector environments reset in the step after the end of an episode, so
 the row after an end is dead (masked out of the loss) and holds the true last observation, from which truncated episodes
-are bootstrapped. One epoch over one minibatch lets the gradient's own forward pass give the values for GAE as well.
+are bootstrapped. With one epoch over whole columns the gradient's own forward pass gives the values for GAE as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import os
 import time
 from collections import deque
 
@@ -21,11 +24,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-__all__ = ["main", "train"]
+__all__ = ["main", "rate", "train"]
 
 DEFAULTS = {
-    "cartpole": {"envs": 1024, "horizon": 32, "minibatches": 1, "lr": 3e-3},
-    "pong": {"envs": 32, "horizon": 32, "minibatches": 4, "lr": 2.5e-4},
+    "cartpole": {"envs": 1024, "horizon": 32, "minibatches": 4, "lr": 5e-3, "reward_scale": 0.05},
+    "pong": {"envs": 32, "horizon": 32, "minibatches": 4, "lr": 5e-4, "reward_scale": 1.0},
+}
+GRIDS = {  # environments, horizon, minibatches
+    "cartpole": ((512, 1024, 2048), (16, 32), (1, 4)),
+    "pong": ((32, 64), (16, 32), (1, 4)),
 }
 
 
@@ -102,6 +109,7 @@ def train(name: str, seconds: float, threads: int = 0, seed: int = 0, **options:
                     returns.extend(running[was_end])
                     running[was_end] = 0
         live = (~dead).float()
+        reward.mul_(settings["reward_scale"])  # values near 1, or their loss drowns the policy's
         update(net, optimiser, (observation, action, log_prob, reward, terminated, ended, live), parts)
         observation[0] = observation[T]
         steps += int(live.sum())
@@ -133,23 +141,46 @@ def update(net: Net, optimiser: torch.optim.Optimizer, data: tuple[torch.Tensor,
         optimiser.step()
 
 
+def rate(result: dict) -> float:
+    """Env steps/s over the second half of a run."""
+    marks, half = result["marks"], len(result["marks"]) // 2
+    return (marks[-1][1] - marks[half][1]) / (marks[-1][0] - marks[half][0]) if half < len(marks) - 1 else float("nan")
+
+
+def search(name: str, seconds: float) -> None:
+    """Time a grid of settings, best last."""
+    envs, horizons, minibatches = GRIDS[name]
+    cores = len(os.sched_getaffinity(0))
+    found = []
+    for threads, *cell in itertools.product(sorted({1, cores}), envs, horizons, minibatches):
+        options = dict(zip(("envs", "horizon", "minibatches"), cell, strict=True))
+        found.append((rate(train(name, seconds, threads, **options)), options, threads))
+        print(f"  {found[-1][0]:12,.0f} env steps/s with {options}, {threads} threads", flush=True)
+    best = max(found, key=lambda cell: cell[0])
+    print(f"best: {best[0]:,.0f} env steps/s with {best[1]}, {best[2]} threads")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=DEFAULTS)
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=0.0, help="10; 3 for each cell of a search")
     parser.add_argument("--json", action="store_true", help="print all marks instead of one line")
-    for option, kind in (("threads", int), ("envs", int), ("horizon", int), ("minibatches", int), ("lr", float), ("seed", int)):
-        parser.add_argument(f"--{option}", type=kind, default=0)
+    parser.add_argument("--search", action="store_true", help="try a grid of settings")
+    for option, kind in (("threads", int), ("envs", int), ("horizon", int), ("minibatches", int), ("lr", float),
+                         ("reward_scale", float), ("seed", int)):
+        parser.add_argument(f"--{option.replace('_', '-')}", type=kind, default=0)
     given = vars(parser.parse_args())
-    as_json = given.pop("json")
+    as_json, searching = given.pop("json"), given.pop("search")
+    if searching:
+        search(given["name"], given["seconds"] or 3.0)
+        return
+    given["seconds"] = given["seconds"] or 10.0
     result = train(**given)
     if as_json:
         print(json.dumps(result))
-        return
-    marks, half = result["marks"], len(result["marks"]) // 2
-    rate = (marks[-1][1] - marks[half][1]) / (marks[-1][0] - marks[half][0]) if half else float("nan")
-    print(f"{given['name']}: {rate:,.0f} env steps/s, mean return {result['returns'][-1]}, {result['settings']}, "
-          f"{result['threads']} threads")
+    else:
+        print(f"{given['name']}: {rate(result):,.0f} env steps/s, mean return {result['returns'][-1]}, "
+              f"{result['settings']}, {result['threads']} threads")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ class Layout:
         return self.views(np.zeros(self.nbytes, np.uint8))
 
     def joined(self, count: int) -> Layout:
-        """The layout of `count` slots side by side."""
+        """The layout of `count` slots side by side; scalars have no side, so every field needs an axis."""
 
         def widen(field: Field) -> Field:
             shape = list(field.shape)
@@ -108,6 +108,8 @@ class Layout:
 
     def copy(self, into: Any, tree: Any) -> None:
         """Copy a whole tree, leaf by leaf; shapes and keys must agree."""
+        if (count := sum(1 for _ in leaves(tree))) != len(self._leaves):
+            raise ValueError(f"the value has {count} arrays, the wire carries {len(self._leaves)}: {self!r}")
         for path, field, _ in self._leaves:
             target, source = into, tree
             for key in path:

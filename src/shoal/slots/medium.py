@@ -3,6 +3,11 @@
 Everything above is written once against these two things: a block of memory, and a channel that carries small numbers
 from those who changed the memory to those who wait for it. No lock is shared between processes: whoever is killed
 holds nothing, and a pipe's writes are atomic below PIPE_BUF.
+
+Memory order. A 64-bit aligned word is read and written whole. Writing to a pipe and reading from it order everything
+before and after them, so whoever acts on a number that came through a channel sees the data written before it was
+sent. Whoever looks at memory without such a number (a version, a state found at a restart) calls `fence()` between
+the word and the data: nothing on x86, where stores are seen in program order; a real barrier elsewhere.
 """
 
 from __future__ import annotations
@@ -12,16 +17,37 @@ import mmap
 import os
 import select
 import struct
+import threading
 from collections import deque
 from typing import Protocol
 
 import numpy as np
 
-__all__ = ["Channel", "Inline", "Local", "Medium", "Memory"]
+__all__ = ["Channel", "Inline", "Local", "Medium", "Memory", "fence"]
 
 FD_NUMBERS: dict[int, int] = {}  # the supervisor's descriptor numbers -> this process's, after they were passed on
 TOKEN = struct.Struct("<qq")
 PIPE_TOKENS = 65536 // TOKEN.size  # what a pipe holds by default
+X86 = os.uname().machine in ("x86_64", "i686")
+_BARRIER = threading.Lock()  # of this process only
+
+
+def fence() -> None:
+    """What was read or written before stays before what is read or written after."""
+    if not X86:
+        with _BARRIER:
+            pass  # nothing from before moves behind this release ...
+        with _BARRIER:
+            pass  # ... and nothing from after before this acquire
+
+
+def own_number(fd: int) -> int:
+    """This process's number of a descriptor of the supervisor's."""
+    if not FD_NUMBERS:
+        return fd  # inherited by a plain fork
+    if fd not in FD_NUMBERS:
+        raise OSError(f"descriptor {fd} was not passed to this process")
+    return FD_NUMBERS[fd]
 
 
 class Channel(Protocol):
@@ -121,24 +147,28 @@ class LocalMemory:
         return {"nbytes": self.nbytes, "fd": self.fd}
 
     def __setstate__(self, state: dict[str, int]) -> None:
-        self.nbytes, self.fd, self._map = state["nbytes"], FD_NUMBERS.get(state["fd"], state["fd"]), None
+        self.nbytes, self.fd, self._map = state["nbytes"], own_number(state["fd"]), None
 
 
 class LocalChannel:
     """A pipe with both ends open everywhere and non-blocking: nobody's death closes it."""
 
     def __init__(self, tokens: int) -> None:
-        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.fds: tuple[int, ...] = (self._read,)
+        self._open(*os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
         if tokens > PIPE_TOKENS:
             fcntl.fcntl(self._write, fcntl.F_SETPIPE_SZ, tokens * TOKEN.size)
+
+    def _open(self, read: int, write: int) -> None:
+        self._read, self._write = read, write
+        self.fds: tuple[int, ...] = (read,)
+        self._poll = select.poll()  # select() knows no number above 1023
+        self._poll.register(read, select.POLLIN)
 
     def __getstate__(self) -> tuple[int, int]:
         return self._read, self._write
 
     def __setstate__(self, state: tuple[int, int]) -> None:
-        self._read, self._write = (FD_NUMBERS.get(fd, fd) for fd in state)
-        self.fds = (self._read,)
+        self._open(*(own_number(fd) for fd in state))
 
     def put(self, a: int, b: int = 0) -> bool:
         try:
@@ -163,7 +193,7 @@ class LocalChannel:
         return a, b
 
     def waiting(self) -> bool:
-        return bool(select.select([self._read], [], [], 0)[0])
+        return bool(self._poll.poll(0))
 
 
 class Local:

@@ -42,6 +42,10 @@ class Wire:
         self.name = name
         self._users: dict[str, list[tuple[str, int, int]]] = {end: [] for end in self.ends}  # node, first member, count
         self.memory: Memory | None = None
+        self._kept: dict[str, Any] = {}  # views that are made once; they stay in this process
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": {}}
 
     def port(self, end: str) -> Port:
         return Port(self, end)
@@ -55,7 +59,7 @@ class Wire:
     def members(self, end: str) -> int:
         return sum(count for _, _, count in self._users[end])
 
-    def member(self, end: str, node: str, index: int) -> int:
+    def member_number(self, end: str, node: str, index: int) -> int:
         for name, first, _ in self._users[end]:
             if name == node:
                 return first + index
@@ -65,11 +69,25 @@ class Wire:
         """Every (node, replica) that may hold this end, in the order of member numbers."""
         return [(name, index) for name, _, count in self._users[end] for index in range(count)]
 
+    # ------------------------------------------------------------------ for the runtimes
     def build(self, medium: Medium) -> None:
+        """Make the memory and the channels; a program that runs again gets new ones."""
+        self._kept.clear()
+        self.lay_out(medium)
+
+    def lay_out(self, medium: Medium) -> None:
         raise NotImplementedError
+
+    def release(self) -> None:
+        """Let the memory go: the run is over."""
+        self._kept.clear()
+        self.memory = None
 
     def attach(self, end: str, member: int, incarnation: int) -> Any:
         raise NotImplementedError
+
+    def enlist(self, end: str, member: int, here: bool) -> None:
+        """The supervisor's word that the graph has this member now (alive or being restarted), or has it no more."""
 
     def membership(self, end: str, member: int, alive: bool) -> None:
         """The supervisor's word that a member has come to life or is dead and reaped."""

@@ -1,9 +1,10 @@
 """**broadcast**: one -> many, latest wins, versioned.
 
-Three buffers, each with a version written before and after its data; `current` names the newest whole one. A reader
-copies into its private memory and checks both versions again: if the publisher came round in the meantime it reads
-once more (counted). A publisher that dies half-way leaves the old buffer current. The version lives in the wire and
-never decreases, whoever publishes.
+Three buffers; version v lies in buffer v modulo 3, and one word of the wire names the newest whole version. So there
+is a single moment at which a value becomes current: a publisher that dies before it leaves the old value, and its
+successor writes the same version anew. Each buffer also carries its version before and after its data: a reader copies
+into its private memory and looks at both again; if the publisher came round in the meantime it reads once more
+(counted). The version never decreases, whoever publishes.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from shoal.core import Wait
-from shoal.runtime.wires.base import Wire, int64_words
-from shoal.slots import Channel, Layout, Medium
+from shoal.runtime.wires.base import Port, Wire, int64_words
+from shoal.slots import Channel, Layout, Medium, fence
 
 __all__ = ["Broadcast"]
 
-CURRENT, VERSION = range(2)                    # the wire's header
+VERSION = 0                                    # the wire's header
 BEFORE, AFTER, STAMP = range(3)                # a buffer's header; STAMP is the time in nanoseconds
 BUFFERS, HEADER = 3, 64
 
@@ -33,14 +34,14 @@ class Broadcast(Wire):
         self.channels: list[Channel] = []
 
     @property
-    def publisher(self) -> Any:
+    def publisher(self) -> Port:
         return self.port("publisher")
 
     @property
-    def reader(self) -> Any:
+    def reader(self) -> Port:
         return self.port("reader")
 
-    def build(self, medium: Medium) -> None:
+    def lay_out(self, medium: Medium) -> None:
         self.check_ends(publisher=1, reader=1)
         readers = self.members("reader")
         self.memory = medium.memory(HEADER + BUFFERS * (HEADER + self.layout.nbytes) + HEADER * readers)
@@ -55,17 +56,21 @@ class Broadcast(Wire):
         offset = HEADER + number * (HEADER + self.layout.nbytes)
         return int64_words(self.memory.array(), offset, 8), self.layout.views(self.memory.array(), offset + HEADER)
 
-    def retries(self, member: int) -> np.ndarray:
-        """A reader's own word: how often it had to read again."""
+    def retries(self) -> np.ndarray:
+        """[readers, 8]: each reader's own line, whose first word counts how often it had to read again."""
         assert self.memory is not None
-        return int64_words(self.memory.array(), HEADER + BUFFERS * (HEADER + self.layout.nbytes) + HEADER * member, 1)
+        readers = self.members("reader")
+        start = HEADER + BUFFERS * (HEADER + self.layout.nbytes)
+        return int64_words(self.memory.array(), start, 8 * readers).reshape(readers, 8)
 
     def attach(self, end: str, member: int, incarnation: int) -> Publisher | Reader:
         return Publisher(self) if end == "publisher" else Reader(self, member)
 
     def numbers(self) -> dict[str, float]:
-        retries = sum(int(self.retries(member)[0]) for member in range(self.members("reader")))
-        return {"version": int(self.header()[VERSION]), "retries": retries, "bytes": self.layout.nbytes}
+        if not self._kept:
+            self._kept.update(header=self.header(), retries=self.retries())
+        return {"version": int(self._kept["header"][VERSION]), "retries": int(self._kept["retries"][:, 0].sum()),
+                "bytes": self.layout.nbytes}
 
 
 class Publisher:
@@ -81,16 +86,17 @@ class Publisher:
         return int(self._header[VERSION])
 
     def publish(self, tree: Any) -> int:
-        number = (int(self._header[CURRENT]) + 1) % BUFFERS
         version = self.version + 1
-        words, data = self._buffers[number]
-        words[AFTER] = -1
+        words, data = self._buffers[version % BUFFERS]
+        words[AFTER] = -1  # whoever still reads the value of three versions ago will notice
         words[BEFORE] = version
+        fence()
         self._layout.copy(data, tree)
         words[STAMP] = time.monotonic_ns()
+        fence()
         words[AFTER] = version
-        self._header[CURRENT] = number
-        self._header[VERSION] = version
+        fence()
+        self._header[VERSION] = version  # the moment at which it becomes current
         for channel in self._channels:
             channel.put(version)
         return version
@@ -103,7 +109,7 @@ class Reader:
         self.name, self._layout = wire.name, wire.layout
         self._header, self._channel = wire.header(), wire.channels[member]
         self._buffers = [wire.buffer(number) for number in range(BUFFERS)]
-        self._retries = wire.retries(member)
+        self._retries = wire.retries()[member]
         self.age_seconds = 0.0  # between publication and the last pull
 
     @property
@@ -122,15 +128,14 @@ class Reader:
 
     def pull(self, into: Any) -> int:
         """Copy the newest whole value; returns its version (0: nothing was ever published, nothing is copied)."""
-        while True:
-            if self.version == 0:
-                return 0
-            words, data = self._buffers[int(self._header[CURRENT])]
-            version = int(words[AFTER])
-            if version > 0 and int(words[BEFORE]) == version:
-                stamp = int(words[STAMP])
-                self._layout.copy(into, data)
-                if int(words[BEFORE]) == version and int(words[AFTER]) == version:
-                    self.age_seconds = (time.monotonic_ns() - stamp) / 1e9
-                    return version
+        while version := self.version:
+            words, data = self._buffers[version % BUFFERS]
+            stamp = int(words[STAMP])
+            fence()
+            self._layout.copy(into, data)
+            fence()
+            if int(words[AFTER]) == version and int(words[BEFORE]) == version:
+                self.age_seconds = (time.monotonic_ns() - stamp) / 1e9
+                return version
             self._retries[0] += 1
+        return 0

@@ -1,10 +1,14 @@
 """**call**: many -> one, request and reply, `depth` requests in flight per client.
 
-    IDLE --client--> ASKED --server--> ANSWERED --client--> IDLE
+Each slot holds a request and a reply. The client alone writes the request's identity and whether it is OPEN, the server
+alone writes the identity of the REPLY, so no word has two writers:
 
-Each slot holds a request and a reply; both carry the request's id and the client's incarnation, so that a reply meant
-for a client that died, or for a request that timed out, is recognised and dropped. A server may keep a request and
-answer later, in any order; a server's successor finds unanswered requests in the headers and answers them.
+    closed --client: identity, OPEN--> asked --server: REPLY = identity--> answered --client: not OPEN--> closed
+
+An identity holds the client's incarnation and is never used again. So a reply meant for a client that died, or for a
+request that timed out, is recognised and dropped. A server may keep a request and answer later, in any order; a
+server's successor finds in the headers what is asked and not answered, and answers that. Clients are dealt to the
+servers that the graph has now; the requests of a server that leaves are dealt to the others.
 """
 
 from __future__ import annotations
@@ -17,14 +21,16 @@ import numpy as np
 
 from shoal.core import Wait
 from shoal.errors import ProgramError, Timeout, WireError
-from shoal.runtime.wires.base import Wire, int64_words
-from shoal.slots import Channel, Layout, Medium, map_tree
+from shoal.runtime.wires.base import Port, Wire, int64_words
+from shoal.slots import Channel, Layout, Medium, fence, map_tree
 
 __all__ = ["Call"]
 
-IDLE, ASKED, ANSWERED = range(3)
-STATE, IDENTITY, INCARNATION, REPLY_IDENTITY, REPLY_INCARNATION = range(5)
+IDENTITY, OPEN, SERVER, REPLY = range(4)             # a slot's header
+ASKED, LATE, TIMEOUTS = range(3)                     # a client's counters
+BATCHES, ANSWERED, HERE = range(3)                   # a server's; HERE is the supervisor's
 HEADER = 64
+INCARNATION_SHIFT = 40
 
 
 class Call(Wire):
@@ -35,44 +41,75 @@ class Call(Wire):
         if depth < 1:
             raise ProgramError(f"call {name}: depth is at least 1, not {depth}")
         self.request, self.reply, self.depth = request, reply, depth
+        self.slot_bytes = HEADER + request.nbytes + reply.nbytes
         self.asked: list[Channel] = []
         self.answered: list[Channel] = []
 
     @property
-    def client(self) -> Any:
+    def client(self) -> Port:
         return self.port("client")
 
     @property
-    def server(self) -> Any:
+    def server(self) -> Port:
         return self.port("server")
 
-    def build(self, medium: Medium) -> None:
+    def lay_out(self, medium: Medium) -> None:
         self.check_ends(client=1, server=1)
         clients, servers = self.members("client"), self.members("server")
-        self.slot_bytes = HEADER + self.request.nbytes + self.reply.nbytes
         self.memory = medium.memory(clients * self.depth * self.slot_bytes + HEADER * (clients + servers))
-        self.asked = [medium.channel(clients * self.depth) for _ in range(servers)]
-        self.answered = [medium.channel(self.depth) for _ in range(clients)]
+        self.asked = [medium.channel(2 * clients * self.depth) for _ in range(servers)]
+        self.answered = [medium.channel(2 * self.depth) for _ in range(clients)]
 
-    def slot(self, client: int, number: int) -> tuple[np.ndarray, Any, Any]:
+    def slots(self, client: int) -> list[tuple[np.ndarray, Any, Any]]:
+        """A client's slots: header, request, reply."""
         assert self.memory is not None
-        memory, offset = self.memory.array(), (client * self.depth + number) * self.slot_bytes
-        request = self.request.views(memory, offset + HEADER)
-        return int64_words(memory, offset, 8), request, self.reply.views(memory, offset + HEADER + self.request.nbytes)
+        memory, slots = self.memory.array(), []
+        for number in range(self.depth):
+            start = (client * self.depth + number) * self.slot_bytes
+            request = self.request.views(memory, start + HEADER)
+            reply = self.reply.views(memory, start + HEADER + self.request.nbytes)
+            slots.append((int64_words(memory, start, 8), request, reply))
+        return slots
 
-    def counter(self, member: int) -> np.ndarray:
+    def counters(self) -> tuple[np.ndarray, np.ndarray]:
+        """[clients, 8] and [servers, 8]."""
         assert self.memory is not None
-        base = self.members("client") * self.depth * self.slot_bytes
-        return int64_words(self.memory.array(), base + HEADER * member, 8)
+        clients, servers = self.members("client"), self.members("server")
+        words = int64_words(self.memory.array(), clients * self.depth * self.slot_bytes, 8 * (clients + servers))
+        return words[: 8 * clients].reshape(clients, 8), words[8 * clients :].reshape(servers, 8)
 
     def attach(self, end: str, member: int, incarnation: int) -> Client | Server:
         return Client(self, member, incarnation) if end == "client" else Server(self, member)
 
+    # ------------------------------------------------------------------ the supervisor's
+    def _books(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The counters, and the headers of all slots [clients * depth, words]."""
+        if not self._kept:
+            assert self.memory is not None
+            slots = self.members("client") * self.depth
+            words = int64_words(self.memory.array(), 0, slots * self.slot_bytes // 8)
+            self._kept["books"] = (*self.counters(), words.reshape(slots, self.slot_bytes // 8))
+        books: tuple[np.ndarray, np.ndarray, np.ndarray] = self._kept["books"]
+        return books
+
+    def enlist(self, end: str, member: int, here: bool) -> None:
+        if end != "server":
+            return
+        _, servers, slots = self._books()
+        servers[member, HERE] = here
+        others = np.flatnonzero(servers[:, HERE])
+        if here or not len(others):
+            return
+        for place, words in enumerate(slots):  # what it leaves unanswered is dealt to the others
+            if words[OPEN] and words[SERVER] == member and words[REPLY] != words[IDENTITY]:
+                words[SERVER] = others[place % len(others)]
+                self.asked[int(words[SERVER])].put(place, int(words[IDENTITY]))
+
     def numbers(self) -> dict[str, float]:
-        clients, servers = self.members("client"), self.members("server")
-        asked, late = np.sum([self.counter(m)[:2] for m in range(clients)], axis=0)
-        batches, answered = np.sum([self.counter(clients + m)[:2] for m in range(servers)], axis=0)
-        return {"asked": int(asked), "late": int(late), "batches": int(batches), "answered": int(answered)}
+        clients, servers, _ = self._books()
+        asked, late, timeouts = (int(n) for n in clients[:, :3].sum(0))
+        batches, answered = (int(n) for n in servers[:, :2].sum(0))
+        return {"asked": asked, "late": late, "timeouts": timeouts, "batches": batches, "answered": answered}
 
 
 class Pending:
@@ -100,124 +137,158 @@ class Client:
     """The asking end."""
 
     def __init__(self, wire: Call, member: int, incarnation: int) -> None:
-        self.name, self._member, self._incarnation, self._wire = wire.name, member, incarnation, wire
-        self._asked = wire.asked[member % len(wire.asked)]
+        self.name, self._member, self._wire = wire.name, member, wire
         self._answered = wire.answered[member]
-        self._slots = [wire.slot(member, number) for number in range(wire.depth)]
-        self._counter = wire.counter(member)
-        self._identity = max(int(words[IDENTITY]) for words, _, _ in self._slots)
+        self._slots = wire.slots(member)
+        clients, self._servers = wire.counters()
+        self._counter = clients[member]
+        self._identity = max(incarnation << INCARNATION_SHIFT, *(int(words[IDENTITY]) for words, _, _ in self._slots))
         self._free = deque(range(wire.depth))
         self._lost: set[int] = set()  # slots whose request timed out: free again once the late reply is in
         self._replies: dict[int, int] = {}  # slot -> identity of the reply that is in
-        for words, _, _ in self._slots:  # a predecessor's questions are void
-            words[STATE] = IDLE
+        for words, _, _ in self._slots:
+            words[OPEN] = 0  # a predecessor's questions are void
 
     def _collect(self) -> None:
         for number, identity in self._answered.get():
             words = self._slots[number][0]
-            if words[STATE] != ANSWERED or words[REPLY_IDENTITY] != identity or words[REPLY_INCARNATION] != self._incarnation:
-                continue  # for a predecessor
+            if not words[OPEN] or words[IDENTITY] != identity or words[REPLY] != identity:
+                continue  # for a predecessor, or said twice
             if number in self._lost:
                 self._lost.discard(number)
-                self._counter[1] += 1
-                words[STATE] = IDLE
-                self._free.append(number)
+                self._counter[LATE] += 1
+                self._close(number)
             else:
                 self._replies[number] = identity
+
+    def _close(self, number: int) -> None:
+        self._slots[number][0][OPEN] = 0
+        self._free.append(number)
 
     def _has_free(self) -> bool:
         self._collect()
         return bool(self._free)
 
-    async def slot(self) -> Draft:
-        await Wait(self._has_free, self.name, f"a free request slot of {self.name}", self._answered.fds)
+    async def slot(self, timeout: float | None = None) -> Draft:
+        why = f"a free request slot of {self.name}"
+        if not await Wait(self._has_free, self.name, why, self._answered.fds, _deadline(timeout)):
+            self._counter[TIMEOUTS] += 1
+            raise Timeout(f"{self.name}: no free request slot within {timeout} s; {self._wire.depth} requests are unanswered")
         return Draft(self, self._free.popleft())
 
     def _send(self, number: int) -> Pending:
         self._identity += 1
+        server = self._server()
         words = self._slots[number][0]
-        words[IDENTITY], words[INCARNATION] = self._identity, self._incarnation
-        words[STATE] = ASKED
-        self._counter[0] += 1
-        self._asked.put(self._member * self._wire.depth + number, self._identity)
+        words[IDENTITY], words[SERVER] = self._identity, server
+        fence()
+        words[OPEN] = 1
+        self._counter[ASKED] += 1
+        self._wire.asked[server].put(self._member * self._wire.depth + number, self._identity)
         return Pending(self, number, self._identity)
+
+    def _server(self) -> int:
+        """The server that is this client's: dealt by number among those that are there."""
+        here = [k for k, words in enumerate(self._servers) if words[HERE]] or range(len(self._servers))
+        return here[self._member % len(here)]
 
     async def _result(self, number: int, identity: int, timeout: float | None) -> Any:
         def ready() -> bool:
             self._collect()
             return self._replies.get(number) == identity
 
-        deadline = None if timeout is None else time.monotonic() + timeout
-        if not await Wait(ready, self.name, f"the reply to request {identity} on {self.name}", self._answered.fds, deadline):
+        why = f"the reply to request {identity & ((1 << INCARNATION_SHIFT) - 1)} on {self.name}"
+        if not await Wait(ready, self.name, why, self._answered.fds, _deadline(timeout)):
             self._lost.add(number)
-            raise Timeout(f"{self.name}: no reply to request {identity} within {timeout} s")
-        words, _, reply = self._slots[number]
+            self._counter[TIMEOUTS] += 1
+            raise Timeout(f"{self.name}: no reply within {timeout} s")
         del self._replies[number]
-        result = map_tree(np.copy, reply)
-        words[STATE] = IDLE
-        self._free.append(number)
+        result = map_tree(np.copy, self._slots[number][2])
+        self._close(number)
         return result
 
     async def ask(self, request: Any, timeout: float | None = None) -> Any:
-        draft = await self.slot()
+        """Ask and wait for the reply; `timeout` is for both, a free slot and the reply."""
+        deadline = _deadline(timeout)
+        draft = await self.slot(timeout)
         self._wire.request.copy(draft.data, request)
-        return await draft.send().result(timeout)
+        return await draft.send().result(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+
+def _deadline(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout
 
 
 class Request:
     """One question in the server's hands."""
 
-    def __init__(self, server: Server, client: int, number: int, words: np.ndarray, data: Any, reply: Any) -> None:
-        self.client, self.data = client, data
-        self._server, self._number, self._words, self._reply = server, number, words, reply
-        self._identity, self._incarnation = int(words[IDENTITY]), int(words[INCARNATION])
+    def __init__(self, server: Server, place: int, identity: int) -> None:
+        self._words, self.data, self._reply = server._slots[place]
+        self._server, self._place, self._identity = server, place, identity
+        self.client, self._answered = place // server._wire.depth, False
+
+    @property
+    def void(self) -> bool:
+        """Whether nobody waits for the reply any more: the client was replaced."""
+        return not self._words[OPEN] or int(self._words[IDENTITY]) != self._identity
 
     def reply(self, tree: Any) -> None:
+        if self._answered:
+            raise WireError(f"{self._server.name}: a request of client {self.client} was answered twice")
+        self._answered = True
         self._server._answer(self, tree)
 
 
 class Server:
-    """The answering end. Clients are dealt to servers by number; each pending request is seen once."""
+    """The answering end. Each request is seen by one server, once."""
 
     def __init__(self, wire: Call, member: int) -> None:
         self.name, self._wire = wire.name, wire
         self._channel = wire.asked[member]
-        self._counter = wire.counter(wire.members("client") + member)
-        self._slots = {client * wire.depth + number: wire.slot(client, number)
-                       for client in range(member, wire.members("client"), wire.members("server")) for number in range(wire.depth)}
+        self._counter = wire.counters()[1][member]
+        self._slots = [slot for client in range(wire.members("client")) for slot in wire.slots(client)]
+        self._seen = [0] * len(self._slots)  # per slot, the newest identity: identities only grow
         self._pending: deque[tuple[int, int]] = deque()
-        self._channel.get()
-        for place, (words, _, _) in self._slots.items():  # what a predecessor left unanswered
-            if words[STATE] == ASKED:
-                self._pending.append((place, int(words[IDENTITY])))
+        for place, (words, _, _) in enumerate(self._slots):
+            if words[OPEN] and words[SERVER] == member:
+                fence()
+                if words[REPLY] == words[IDENTITY]:  # answered, but perhaps the client was not told
+                    wire.answered[place // wire.depth].put(place % wire.depth, int(words[IDENTITY]))
+                else:  # a predecessor left it unanswered
+                    self._hear(place, int(words[IDENTITY]))
+
+    def _hear(self, place: int, identity: int) -> None:
+        if identity > self._seen[place]:
+            self._seen[place] = identity
+            self._pending.append((place, identity))
 
     def _any(self) -> bool:
         for place, identity in self._channel.get():
-            if (place, identity) not in self._pending:
-                self._pending.append((place, identity))
+            self._hear(place, identity)
         return bool(self._pending)
 
     async def take(self, most: int) -> list[Request]:
         """Whatever is pending, at least one and at most `most` requests."""
+        if most < 1:
+            raise WireError(f"{self.name}: take at least 1 request, not {most}")
+        wait = Wait(self._any, self.name, f"a request on {self.name}", self._channel.fds)
         requests: list[Request] = []
         while not requests:
-            await Wait(self._any, self.name, f"a request on {self.name}", self._channel.fds)
+            await wait
             while self._pending and len(requests) < most:
-                place, identity = self._pending.popleft()
-                words, data, reply = self._slots[place]
-                if words[STATE] == ASKED and words[IDENTITY] == identity:
-                    requests.append(Request(self, place // self._wire.depth, place % self._wire.depth, words, data, reply))
-        self._counter[0] += 1
+                request = Request(self, *self._pending.popleft())
+                if not request.void:
+                    requests.append(request)
+        self._counter[BATCHES] += 1
         return requests
 
     def _answer(self, request: Request, tree: Any) -> None:
-        words = request._words
-        if words[IDENTITY] != request._identity or words[INCARNATION] != request._incarnation or words[STATE] == IDLE:
-            return  # the client was replaced in the meantime
-        if words[STATE] == ANSWERED:
-            raise WireError(f"{self.name}: request {request._identity} of client {request.client} was answered twice")
+        # A client may be replaced at any moment of this: then its successor's request in the same slot has another
+        # identity, and this server writes its reply after this one.
+        if request.void:
+            return
         self._wire.reply.copy(request._reply, tree)
-        words[REPLY_IDENTITY], words[REPLY_INCARNATION] = request._identity, request._incarnation
-        words[STATE] = ANSWERED
-        self._counter[1] += 1
-        self._wire.answered[request.client].put(request._number, request._identity)
+        fence()
+        request._words[REPLY] = request._identity
+        self._counter[ANSWERED] += 1
+        self._wire.answered[request.client].put(request._place % self._wire.depth, request._identity)

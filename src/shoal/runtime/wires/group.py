@@ -6,6 +6,8 @@ again two rounds later, which a member reaches only after all others have finish
 
 The supervisor alone writes the epoch and the ranks (by seniority: survivors before newcomers). A member that finds the
 epoch changed raises GroupChanged: the interrupted update is discarded and `sync` makes everyone load rank 0's state.
+Others may already write for the new epoch while a member still adds up the old one; it looks at the epoch once more
+when it has read everything, so what it returns was never torn.
 
 On one machine this replaces torch.distributed: a death is noticed at once instead of after a socket's time-out, the
 wait is pollable like every other, and the result is the same on every member and from run to run.
@@ -13,20 +15,21 @@ wait is pollable like every other, and the result is the same on every member an
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
 from shoal.core import Wait
 from shoal.errors import GroupChanged, WireError
-from shoal.runtime.wires.base import Wire, int64_words
-from shoal.slots import Channel, Medium
+from shoal.runtime.wires.base import Port, Wire, int64_words
+from shoal.slots import Channel, Medium, fence
 
 __all__ = ["Group"]
 
 EPOCH, SIZE = range(2)                           # the group's header, followed by the ranks
-MEMBER_EPOCH, MEMBER_ROUND, MEMBER_BYTES, MEMBER_DISCARDED = range(4)
+MEMBER_ROUND, MEMBER_DISCARDED, MEMBER_BYTES = range(3)  # the round holds its epoch; a size for each of the two buffers
 HEADER = 64
+ROUND_BITS = 40
 
 
 class Group(Wire):
@@ -37,7 +40,7 @@ class Group(Wire):
         self.nbytes = -(-nbytes // 64) * 64
         self.channels: list[Channel] = []
 
-    def build(self, medium: Medium) -> None:
+    def lay_out(self, medium: Medium) -> None:
         self.check_ends(member=1)
         most = self.members("member")
         self.ranks_bytes = -(-8 * (2 + most) // 64) * 64
@@ -45,7 +48,7 @@ class Group(Wire):
         self.channels = [medium.channel(1) for _ in range(most)]
 
     @property
-    def port_member(self) -> Any:
+    def member(self) -> Port:
         return self.port("member")
 
     def header(self) -> np.ndarray:
@@ -67,8 +70,11 @@ class Group(Wire):
         header = self.header()
         ranks = [int(rank) for rank in header[2 : 2 + int(header[SIZE])] if rank != member] + [member] * alive
         header[SIZE] = 0
+        fence()
         header[EPOCH] += 1
+        fence()
         header[2 : 2 + len(ranks)] = ranks
+        fence()
         header[SIZE] = len(ranks)
         for channel in self.channels:
             channel.put(-1)
@@ -77,8 +83,11 @@ class Group(Wire):
         return Member(self, member)
 
     def numbers(self) -> dict[str, float]:
-        discarded = sum(int(self.words(member)[MEMBER_DISCARDED]) for member in range(self.members("member")))
-        return {"epoch": int(self.header()[EPOCH]), "members": int(self.header()[SIZE]), "discarded": discarded}
+        if not self._kept:
+            self._kept.update(header=self.header(), words=[self.words(member) for member in range(self.members("member"))])
+        header = self._kept["header"]
+        discarded = sum(int(words[MEMBER_DISCARDED]) for words in self._kept["words"])
+        return {"epoch": int(header[EPOCH]), "members": int(header[SIZE]), "discarded": discarded}
 
 
 class Member:
@@ -90,7 +99,7 @@ class Member:
         self._words = [wire.words(k) for k in range(wire.members("member"))]
         self._buffers = [wire.buffers(k) for k in range(wire.members("member"))]
         self._channel = wire.channels[member]
-        self._epoch, self._round = -1, 0
+        self._epoch, self._round = -1, 0  # not in the group before the first sync
         self._ranks: list[int] = []
 
     @property
@@ -105,75 +114,84 @@ class Member:
     def changed(self) -> bool:
         return int(self._header[EPOCH]) != self._epoch
 
-    def discard(self) -> None:
-        """Count an update that a change of members made void."""
-        self._words[self._me][MEMBER_DISCARDED] += 1
-
     async def sync(self, state: np.ndarray) -> None:
         """Enter the newest epoch and take over rank 0's state, in place. Retries until an epoch lasts that long."""
         while True:
             await Wait(self._admitted, self.name, f"admission to the group {self.name}", self._channel.fds)
             self._epoch = int(self._header[EPOCH])
+            fence()
             self._ranks = [int(rank) for rank in self._header[2 : 2 + int(self._header[SIZE])]]
             self._round = 0
+            fence()
             if self._me not in self._ranks or self.changed():
                 continue
             try:
-                vectors = await self._exchange(state)
+                senior = await self._exchange(state, lambda vectors: vectors[0].copy())
             except GroupChanged:
                 continue
             if not self.leader:
-                state[...] = vectors[0]
+                state[...] = senior
             return
 
     def _admitted(self) -> bool:
         self._channel.get()
-        size = int(self._header[SIZE])
-        return self._me in self._header[2 : 2 + size]
+        return self._me in self._header[2 : 2 + int(self._header[SIZE])]
 
-    async def _exchange(self, vector: np.ndarray) -> list[np.ndarray]:
-        """Everybody's vector of this round, in the order of rank."""
+    async def _exchange(self, vector: np.ndarray, combine: Callable[[list[np.ndarray]], np.ndarray]) -> np.ndarray:
+        """What `combine` makes of everybody's vector of this round, in the order of rank."""
         if vector.nbytes > self._wire.nbytes:
             raise WireError(f"{self.name}: a vector of {vector.nbytes} bytes does not fit into {self._wire.nbytes}")
-        if self.changed():
-            raise GroupChanged(f"{self.name}: the members changed")
+        self._check("before")
         self._round += 1
         flat = np.ascontiguousarray(vector).reshape(-1)
         half = self._round % 2
         self._buffers[self._me][half][: flat.nbytes] = flat.view(np.uint8)
         mine = self._words[self._me]
-        mine[MEMBER_BYTES] = flat.nbytes
-        mine[MEMBER_ROUND] = self._round
-        mine[MEMBER_EPOCH] = self._epoch
+        mine[MEMBER_BYTES + half] = flat.nbytes
+        fence()
+        mine[MEMBER_ROUND] = (self._epoch << ROUND_BITS) + self._round
         for rank in self._ranks:
             if rank != self._me:
                 self._wire.channels[rank].put(self._round)
         await Wait(self._arrived, self.name, f"round {self._round} of the group {self.name}", self._channel.fds)
+        fence()
+        self._check("in")
+        if any(int(self._words[rank][MEMBER_BYTES + half]) != flat.nbytes for rank in self._ranks):
+            self._check("in")
+            raise WireError(f"{self.name}: members bring vectors of different sizes")
+        shape = vector.shape
+        result = combine([self._buffers[rank][half][: flat.nbytes].view(flat.dtype).reshape(shape) for rank in self._ranks])
+        fence()
+        self._check("after")
+        return result
+
+    def _check(self, when: str) -> None:
         if self.changed():
-            raise GroupChanged(f"{self.name}: the members changed in round {self._round}")
-        for rank in self._ranks:
-            if int(self._words[rank][MEMBER_BYTES]) != flat.nbytes and int(self._words[rank][MEMBER_ROUND]) == self._round:
-                raise WireError(f"{self.name}: members bring vectors of different sizes")
-        return [self._buffers[rank][half][: flat.nbytes].view(flat.dtype).reshape(vector.shape) for rank in self._ranks]
+            raise GroupChanged(f"{self.name}: the members changed {when} round {self._round}; call sync() and go on")
 
     def _arrived(self) -> bool:
         self._channel.get()
-        if self.changed():
-            return True
-        return all(int(self._words[rank][MEMBER_EPOCH]) == self._epoch and int(self._words[rank][MEMBER_ROUND]) >= self._round
-                   for rank in self._ranks)
+        reached = (self._epoch << ROUND_BITS) + self._round
+        return self.changed() or all(int(self._words[rank][MEMBER_ROUND]) >= reached for rank in self._ranks)
 
     async def sum(self, vector: np.ndarray) -> np.ndarray:
         if self.size == 1 and not self.changed():
             return vector
-        vectors = await self._exchange(vector)
-        total = vectors[0].copy()
-        for other in vectors[1:]:
-            total += other
-        return total
+        try:
+            return await self._exchange(vector, added)
+        except GroupChanged:
+            self._words[self._me][MEMBER_DISCARDED] += 1  # the update that this was part of
+            raise
 
     async def mean(self, vector: np.ndarray) -> np.ndarray:
         total = await self.sum(vector)
         if self.size > 1:
             total /= self.size
         return total
+
+
+def added(vectors: list[np.ndarray]) -> np.ndarray:
+    total = vectors[0].copy()
+    for other in vectors[1:]:
+        total += other
+    return total

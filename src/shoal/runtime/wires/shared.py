@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from shoal.runtime.wires.base import Wire
+from shoal.runtime.wires.base import Port, Wire
 from shoal.slots import Layout, Medium
 
 __all__ = ["Shared"]
@@ -18,10 +16,10 @@ class Shared(Wire):
         self.layout = layout
 
     @property
-    def view(self) -> Any:
+    def view(self) -> Port:
         return self.port("view")
 
-    def build(self, medium: Medium) -> None:
+    def lay_out(self, medium: Medium) -> None:
         self.check_ends(view=1)
         self.memory = medium.memory(self.layout.nbytes)
 

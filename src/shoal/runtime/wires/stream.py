@@ -7,32 +7,46 @@ A lane has one producer and one consumer, so every transition of a slot's state 
     FREE --producer--> WRITING --producer--> FULL --consumer--> READING --consumer--> FREE
 
 The states in the headers are the truth; what travels through a channel is a hint that is checked against them. So
-whoever is killed can be replaced (after it has been reaped) by a successor that reads the headers:
-  * a producer's successor takes back its WRITING slots: a half-written slot was never announced;
-  * a consumer's successor takes up what was READING or FULL: nothing announced is lost, nothing is read torn.
+whoever is killed, between any two instructions, can be replaced (after it has been reaped) by a successor that reads
+the headers:
+  * a producer's successor takes back its WRITING slots (a half-written slot was never announced) and announces its
+    FULL ones again (the number may have died with its predecessor);
+  * a consumer's successor takes up what was READING or FULL, and gives the FREE ones back again.
 With full="drop_oldest" the producer takes its own oldest number back out of the channel: reading a pipe is atomic,
-so either it or the consumer has the slot, never both. A number that died with a consumer leaves a FULL slot older
-than the last one taken: the producer takes that back too, and counts it as dropped.
+so either it or the consumer has the slot, never both; therefore nothing is announced twice there. A number that died
+with its holder leaves a FULL slot older than the last one taken: the producer takes that back, and counts it as dropped.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import Any
 
 import numpy as np
 
 from shoal.core import Wait
-from shoal.errors import ProgramError
-from shoal.runtime.wires.base import Wire, int64_words
-from shoal.slots import Channel, Layout, Medium
+from shoal.errors import ProgramError, WireError
+from shoal.runtime.wires.base import Port, Wire, int64_words
+from shoal.slots import Channel, Layout, Medium, fence, leaves
 
 __all__ = ["Stream"]
 
 FREE, WRITING, FULL, READING = range(4)
 OWNER, INCARNATION, SEQUENCE, STATE = range(4)                       # a slot's header
-WRITTEN, DROPPED, CONSUMED, TORN, TAKEN, LIVE = range(6)             # a lane's header
+# A lane's header: the first three words are the producer's, the next two the consumer's, the rest the supervisor's.
+WRITTEN, DROPPED, TORN, CONSUMED, TAKEN, SINK_LIVE, SOURCE_LIVE, SOURCE_HERE = range(8)
 HEADER = 64
+DOUBT_SECONDS = 2.0
+SEQUENCE_BITS = 24
+
+
+def tallied(word: int, sequence: int) -> int:
+    """A count and the last sequence that it holds, in one word: so that a successor never counts a slot again."""
+    last = sequence & ((1 << SEQUENCE_BITS) - 1)
+    if word and word & ((1 << SEQUENCE_BITS) - 1) == last:
+        return word
+    return ((word >> SEQUENCE_BITS) + 1) << SEQUENCE_BITS | last
 
 
 class Lane:
@@ -51,6 +65,46 @@ class Lane:
         self.full, self.free = stream.channels[number]
 
 
+class Books:
+    """The supervisor's view of all lanes: every word at once, without an object per slot."""
+
+    def __init__(self, stream: Stream) -> None:
+        assert stream.memory is not None
+        sinks, sources = stream.members("sink"), stream.members("source")
+        words = stream.memory.array().view(np.int64).reshape(sinks * sources, stream.lane_bytes // 8)
+        self.words = words[:, :8]
+        self.states = words[:, 8 + STATE : 8 * (1 + stream.depth) : 8]  # [lanes, depth]
+        self.lanes = self.words.reshape(sinks, sources, 8)
+        self._since = np.full(len(words), np.inf)
+
+    def counts(self) -> np.ndarray:
+        """[lanes, 8], the tallies unpacked."""
+        words = self.words.copy()
+        words[:, [DROPPED, CONSUMED]] >>= SEQUENCE_BITS
+        return words
+
+    def held(self) -> np.ndarray:
+        states = self.states
+        return ((states == FULL) | (states == READING)).sum(1)
+
+    def balance(self) -> bool:
+        """written = consumed + dropped + held, in each lane whose two ends live (a successor mends its own words).
+
+        A slot's state and its count are written one just after the other, and not at the moment of our reading: a
+        difference is a fault only if it never vanishes for two seconds.
+        """
+        before = self.counts()
+        held = self.held()
+        steady = (before == self.counts()).all(1)
+        gap = before[:, WRITTEN] - before[:, CONSUMED] - before[:, DROPPED] - held
+        alive = (before[:, SINK_LIVE] != 0) & (before[:, SOURCE_LIVE] != 0)
+        now = time.monotonic()
+        self._since[~alive | (steady & (gap == 0))] = np.inf
+        doubted = alive & steady & (gap != 0)
+        self._since[doubted] = np.minimum(self._since[doubted], now)
+        return not bool((now - self._since[doubted] > DOUBT_SECONDS).any())
+
+
 class Stream(Wire):
     kind, ends = "stream", ("sink", "source")
 
@@ -60,55 +114,65 @@ class Stream(Wire):
             raise ProgramError(f"stream {name}: full is 'block' or 'drop_oldest', not {full!r}")
         if depth < (2 if full == "drop_oldest" else 1):
             raise ProgramError(f"stream {name}: depth {depth} is too small; one slot is read while another is written")
+        for path, field in leaves(layout.fields):
+            if not field.shape:
+                raise ProgramError(f"stream {name}: {'/'.join(path)} is a scalar, but slots are joined along an axis; "
+                                   "give it the shape (1,)")
         self.layout, self.depth, self.full = layout, depth, full
         self.lane_bytes = HEADER * (1 + depth) + depth * layout.nbytes
         self.channels: list[tuple[Channel, Channel]] = []
 
     @property
-    def sink(self) -> Any:
+    def sink(self) -> Port:
         return self.port("sink")
 
     @property
-    def source(self) -> Any:
+    def source(self) -> Port:
         return self.port("source")
 
-    def build(self, medium: Medium) -> None:
+    def lay_out(self, medium: Medium) -> None:
         self.check_ends(sink=1, source=1)
         lanes = self.members("sink") * self.members("source")
         self.memory = medium.memory(lanes * self.lane_bytes)
-        self.channels = [(medium.channel(self.depth), medium.channel(self.depth)) for _ in range(lanes)]
-
-    def lanes(self) -> list[Lane]:
-        return [Lane(self, p, c) for p in range(self.members("sink")) for c in range(self.members("source"))]
+        self.channels = [(medium.channel(2 * self.depth), medium.channel(2 * self.depth)) for _ in range(lanes)]
 
     def attach(self, end: str, member: int, incarnation: int) -> Sink | Source:
         if end == "sink":
             return Sink(self, [Lane(self, member, c) for c in range(self.members("source"))], incarnation)
         return Source(self, [Lane(self, p, member) for p in range(self.members("sink"))])
 
+    # ------------------------------------------------------------------ the supervisor's
+    def books(self) -> Books:
+        if not self._kept:
+            self._kept["books"] = Books(self)
+        books: Books = self._kept["books"]
+        return books
+
+    def enlist(self, end: str, member: int, here: bool) -> None:
+        """Producers serve only consumers that are there; what was announced to one that left waits for its return."""
+        if end == "source":
+            self.books().lanes[:, member, SOURCE_HERE] = here
+            for _, free in self.channels[member :: self.members("source")]:
+                free.put(-1)  # a producer that waits for a free slot looks again
+
     def membership(self, end: str, member: int, alive: bool) -> None:
-        if end == "sink":
-            for consumer in range(self.members("source")):
-                lane = Lane(self, member, consumer)
-                lane.words[LIVE] = alive
-                lane.full.put(-1)  # a barrier that waits for this producer looks again
+        consumers = self.members("source")
+        if end == "source":
+            self.books().lanes[:, member, SOURCE_LIVE] = alive
+            return
+        self.books().lanes[member, :, SINK_LIVE] = alive
+        for full, _ in self.channels[member * consumers : (member + 1) * consumers]:
+            full.put(-1)  # a barrier that waits for this producer looks again
 
     def numbers(self) -> dict[str, float]:
-        lanes = self.lanes()
-        words = np.sum([lane.words for lane in lanes], axis=0)
-        states = [int(header[STATE]) for lane in lanes for header in lane.headers]
-        return {"slots": len(states), "occupied": sum(s in (FULL, READING) for s in states), "written": int(words[WRITTEN]),
+        books = self.books()
+        words = books.counts().sum(0)
+        return {"slots": books.states.size, "occupied": int(books.held().sum()), "written": int(words[WRITTEN]),
                 "dropped": int(words[DROPPED]), "consumed": int(words[CONSUMED]), "torn": int(words[TORN]),
                 "slot_bytes": self.layout.nbytes}
 
     def conserved(self) -> bool:
-        """written = consumed + dropped + held, lane by lane. Each word has one writer and is written just before or
-        after its slot's state, so a reader in between may be off by one slot, for a moment, in either direction."""
-        for lane in self.lanes():
-            held = sum(int(header[STATE]) in (FULL, READING) for header in lane.headers)
-            if abs(int(lane.words[WRITTEN] - lane.words[CONSUMED] - lane.words[DROPPED]) - held) > 2:
-                return False
-        return True
+        return self.books().balance()
 
 
 class Slot:
@@ -128,67 +192,83 @@ class Sink:
     def __init__(self, stream: Stream, lanes: list[Lane], incarnation: int) -> None:
         self.name, self._drop, self._lanes = stream.name, stream.full == "drop_oldest", lanes
         self._free: list[deque[int]] = [deque() for _ in lanes]
-        self._turn = lanes[0].producer % len(lanes)  # producers begin with different consumers
-        self._sequence = 0
-        self._fds = [fd for lane in lanes for fd in lane.free.fds]
+        self._turn = 0
         for lane, free in zip(lanes, self._free, strict=True):
-            for number, header in enumerate(lane.headers):
-                header[OWNER], header[INCARNATION] = lane.producer, incarnation
-                self._sequence = max(self._sequence, int(header[SEQUENCE]))
-                if header[STATE] == WRITING:
-                    lane.words[TORN] += 1
-                    header[STATE] = FREE
-                if header[STATE] == FREE:
-                    free.append(number)
-        self._wait = Wait(self._collect, self.name, f"a free slot of {self.name}", self._fds)
+            self._recover(lane, free, incarnation)
+        fds = [fd for lane in lanes for fd in lane.free.fds]
+        self._wait = Wait(self._collect, self.name, f"a free slot of {self.name}", fds)
+
+    def _recover(self, lane: Lane, free: deque[int], incarnation: int) -> None:
+        """Take up a lane as a predecessor left it (or as it was made: all zero, all FREE)."""
+        for header in lane.headers:
+            header[OWNER], header[INCARNATION] = lane.producer, incarnation
+            if header[STATE] == WRITING:
+                lane.words[TORN] += 1
+                header[SEQUENCE] = 0  # it was never sent
+                header[STATE] = FREE
+        # The newest slot sent still carries its sequence, even where the count died with the predecessor.
+        lane.words[WRITTEN] = max(int(lane.words[WRITTEN]), *(int(header[SEQUENCE]) for header in lane.headers))
+        for number, header in enumerate(lane.headers):
+            if header[STATE] == FREE:
+                free.append(number)
+            elif header[STATE] == FULL and not self._drop:
+                lane.full.put(number, int(header[SEQUENCE]))
+
+    def _here(self) -> list[int]:
+        """The lanes whose consumers the graph has now; all of them while it has none."""
+        return [k for k, lane in enumerate(self._lanes) if lane.words[SOURCE_HERE]] or list(range(len(self._lanes)))
 
     def _collect(self) -> bool:
-        """Take up the numbers that consumers gave back; true when some slot is free."""
+        """Take up the numbers that consumers gave back; true when there is a slot to write into."""
         for lane, free in zip(self._lanes, self._free, strict=True):
             for number, _ in lane.free.get():
                 # A number may come twice after a restart; the header and our own list decide.
-                if lane.headers[number][STATE] == FREE and number not in free:
+                if number >= 0 and lane.headers[number][STATE] == FREE and number not in free:
                     free.append(number)
-        if self._drop and not any(self._free):
-            self._drop_oldest()
-        return any(self._free)
+        here = self._here()
+        if self._drop and not any(self._free[k] for k in here):
+            self._drop_oldest(here)
+        return any(self._free[k] for k in here)
 
-    def _drop_oldest(self) -> None:
-        lane = self._lanes[self._turn]
-        while (token := lane.full.pop()) is not None and token[0] < 0:
-            pass
-        if token is not None:
-            self._reclaim(lane, token[0])
-            return
-        for number, header in enumerate(lane.headers):
-            # Numbers are taken in order: one older than the last taken, still FULL, died with its consumer.
-            if header[STATE] == FULL and header[SEQUENCE] < lane.words[TAKEN]:
-                self._reclaim(lane, number)
+    def _drop_oldest(self, here: list[int]) -> None:
+        for k in sorted(here, key=lambda k: (k - self._turn) % len(self._lanes)):
+            lane = self._lanes[k]
+            while (token := lane.full.pop()) is not None and token[0] < 0:
+                pass
+            if token is not None:
+                self._reclaim(k, token[0])
+                return
+            for number, header in enumerate(lane.headers):
+                # Numbers are taken in order: one older than the last taken, still FULL, died with its holder.
+                if header[STATE] == FULL and header[SEQUENCE] < lane.words[TAKEN]:
+                    self._reclaim(k, number)
 
-    def _reclaim(self, lane: Lane, number: int) -> None:
-        lane.words[DROPPED] += 1
+    def _reclaim(self, lane_number: int, number: int) -> None:
+        lane = self._lanes[lane_number]
+        lane.words[DROPPED] = tallied(int(lane.words[DROPPED]), int(lane.headers[number][SEQUENCE]))
         lane.headers[number][STATE] = FREE
-        self._free[self._lanes.index(lane)].append(number)
+        self._free[lane_number].append(number)
 
     async def slot(self) -> Slot:
-        """A slot to write into: free ones of the next consumer first, then of any."""
+        """A slot to write into: a free one of the next consumer, or of the one after it."""
         await self._wait
-        for _ in self._lanes:
-            lane, free = self._lanes[self._turn], self._free[self._turn]
-            self._turn = (self._turn + 1) % len(self._lanes)
-            if free:
-                number = free.popleft()
-                lane.headers[number][STATE] = WRITING
-                return Slot(self, lane, number)
-        raise AssertionError("a wait ended without its reason")
+        here = self._here()
+        k = min((k for k in here if self._free[k]), key=lambda k: (k - self._turn) % len(self._lanes))
+        self._turn = (k + 1) % len(self._lanes)
+        number = self._free[k].popleft()
+        self._lanes[k].headers[number][STATE] = WRITING
+        return Slot(self, self._lanes[k], number)
 
     def _send(self, lane: Lane, number: int) -> None:
-        self._sequence += 1
         header = lane.headers[number]
-        header[SEQUENCE] = self._sequence
-        lane.words[WRITTEN] += 1
+        if header[STATE] != WRITING:
+            raise WireError(f"{self.name}: a slot is sent once; ask for the next one with slot()")
+        sequence = int(lane.words[WRITTEN]) + 1
+        header[SEQUENCE] = sequence
+        fence()
         header[STATE] = FULL
-        lane.full.put(number, self._sequence)
+        lane.words[WRITTEN] = sequence
+        lane.full.put(number, sequence)
 
 
 class Source:
@@ -203,17 +283,20 @@ class Source:
         self._ahead = stream.full == "block"
         self._ready: list[deque[tuple[int, int]]] = [deque() for _ in lanes]  # per lane: (slot, sequence)
         self._turn = 0
-        self._stages: dict[int, list[Any]] = {}
-        self._stage_turn = 0
+        self._stages: dict[int, deque[Any]] = {}
         self._fds = [fd for lane in lanes for fd in lane.full.fds]
         self.last_members: list[int] = []  # the producers of the last batch, in its order
         for lane, ready in zip(lanes, self._ready, strict=True):
             mine = (READING, FULL) if self._ahead else (READING,)
             found = [(k, int(header[SEQUENCE])) for k, header in enumerate(lane.headers) if header[STATE] in mine]
             ready.extend(sorted(found, key=lambda pair: pair[1]))
+            for number, header in enumerate(lane.headers):
+                if header[STATE] == FREE:
+                    lane.free.put(number)  # the number may have died with a predecessor
+        fence()
 
     def _look(self) -> list[bool]:
-        """Which lanes have a slot to read."""
+        """Which lanes have (or, of a dropping stream, seem to have) a slot to read."""
         if not self._ahead:
             return [bool(ready) or lane.full.waiting() for lane, ready in zip(self._lanes, self._ready, strict=True)]
         for lane, ready in zip(self._lanes, self._ready, strict=True):
@@ -227,47 +310,60 @@ class Source:
         """Whether a number from the channel still says the truth (after a restart one may come twice)."""
         return number >= 0 and lane.headers[number][STATE] == FULL and int(lane.headers[number][SEQUENCE]) == sequence
 
+    def _claim(self, lane_number: int) -> bool:
+        """Have the next slot of a lane at hand; false when there was only an empty hint."""
+        lane, ready = self._lanes[lane_number], self._ready[lane_number]
+        while not self._ahead and not ready and (token := lane.full.pop()) is not None:
+            if self._announced(lane, *token):
+                ready.append(token)
+        return bool(ready)
+
+    def _any(self) -> bool:
+        return any(self._ready) or any(self._look())
+
     def _each(self) -> bool:
-        full = self._look()
-        needed = [ready for lane, ready in zip(self._lanes, full, strict=True) if lane.words[LIVE] or ready]
-        return bool(needed) and all(needed)
+        """Whether every living producer has a slot (and a dead one may have left one)."""
+        look = self._look()
+        needed = [k for k, lane in enumerate(self._lanes) if lane.words[SINK_LIVE] or look[k]]
+        if not needed or not all(look[k] for k in needed):
+            return False
+        claimed = [self._claim(k) for k in needed]  # all of them: an empty hint is used up by being looked at
+        return any(claimed) and all(c or not self._lanes[k].words[SINK_LIVE] for k, c in zip(needed, claimed, strict=True))
 
     def _stage(self, count: int) -> Any:
         """One of three staging buffers in turn, so that two earlier batches stay valid."""
-        stages = self._stages.setdefault(count, [])
+        stages = self._stages.setdefault(count, deque())
         if len(stages) < self.STAGES:
             stages.append(self._layout.joined(count).empty())
-            return stages[-1]
-        self._stage_turn = (self._stage_turn + 1) % self.STAGES
-        return stages[self._stage_turn]
-
-    def _gather(self, lane_number: int, stage: Any, position: int) -> bool:
-        lane, ready = self._lanes[lane_number], self._ready[lane_number]
-        if ready:
-            number, sequence = ready.popleft()
-        elif (token := lane.full.pop()) is not None and self._announced(lane, *token):
-            number, sequence = token
         else:
-            return False
+            stages.rotate(-1)
+        return stages[-1]
+
+    def _gather(self, lane_number: int, stage: Any, position: int) -> None:
+        lane = self._lanes[lane_number]
+        number, sequence = self._ready[lane_number].popleft()
         header = lane.headers[number]
         header[STATE] = READING
         lane.words[TAKEN] = sequence
         self._layout.gather(stage, position, lane.slots[number])
-        lane.words[CONSUMED] += 1
+        fence()
+        lane.words[CONSUMED] = tallied(int(lane.words[CONSUMED]), sequence)
         header[STATE] = FREE
         lane.free.put(number)
-        return True
 
     async def take(self, count: int) -> Any:
         """`count` slots, first ready first served, side by side; each is freed as soon as it is copied."""
+        if count < 1:
+            raise WireError(f"{self.name}: take at least 1 slot, not {count}")
         stage = self._stage(count)
-        wait = Wait(lambda: any(self._look()), self.name, f"{count} full slots of {self.name}", self._fds)
+        wait = Wait(self._any, self.name, f"{count} full slots of {self.name}", self._fds)
         members: list[int] = []
         while len(members) < count:
             await wait
             for step in range(len(self._lanes)):
                 lane_number = (self._turn + step) % len(self._lanes)
-                if self._gather(lane_number, stage, len(members)):
+                if self._claim(lane_number):
+                    self._gather(lane_number, stage, len(members))
                     members.append(lane_number)
                     self._turn = (lane_number + 1) % len(self._lanes)
                     break

@@ -1,0 +1,185 @@
+"""The composed limit of a workload: how fast these cores could be if nothing but the work itself took time.
+
+    limit = 1 / (1/e + 1/i + r/l)            one kind of processor does everything, so the times of a frame add up
+    limit = min(e, 1 / (1/i + r/l))          with a GPU: environments and the GPU work side by side
+
+e is env steps/s of the fastest back-end with random actions, i the frames/s of the policy, l those of the learner
+(forward, backward, optimiser) on data in memory, r the passes over the data. Each is measured alone with all cores, as
+the best over a grid of batch sizes and of layouts (P processes of t threads with P x t = cores), and the grid is kept:
+a bad batch size must not be able to lower the limit. efficiency = env steps/s / limit, both from the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from types import TracebackType
+from typing import Any
+
+from shoal.bench.cases import Case
+
+__all__ = ["PARTS", "Cell", "Layout", "Limit", "Probes", "cells", "composed", "layouts", "measure"]
+
+PARTS = {"env": "e", "act": "i", "learn": "l"}
+WARM_SECONDS = 0.25
+SECONDS = 0.75
+
+
+def composed(e: float, i: float, l: float, r: float = 1.0, gpu: bool = False) -> float:  # noqa: E741  the issue's names
+    """Frames/s that the parts allow together."""
+    device = 1 / (1 / i + r / l)
+    return min(e, device) if gpu else 1 / (1 / e + 1 / device)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the cores are used: `processes` of `threads` each."""
+
+    processes: int
+    threads: int
+
+    def __str__(self) -> str:
+        return f"{self.processes} x {self.threads}"
+
+
+def layouts(cores: int) -> list[Layout]:
+    """All cores, from many processes of one thread to one process of many."""
+    threads = [2**k for k in range(cores.bit_length()) if 2**k < cores] + [cores]
+    return [Layout(cores // t, t) for t in threads]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place in the grid and, once measured, its rate."""
+
+    what: str  # a key of PARTS
+    batch: int
+    layout: Layout
+    backend: str = ""
+    frames_per_second: float = 0.0
+
+    def __str__(self) -> str:
+        where = f" {self.backend}" if self.backend else ""
+        return f"{PARTS[self.what]}{where} batch {self.batch}, {self.layout}: {self.frames_per_second:,.0f}/s"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The limit of one workload, with the grid it is the best of."""
+
+    e: Cell
+    i: Cell
+    l: Cell  # noqa: E741
+    passes: int
+    grid: list[Cell] = field(default_factory=list)
+
+    @property
+    def env_steps_per_second(self) -> float:
+        return composed(*(cell.frames_per_second for cell in (self.e, self.i, self.l)), self.passes)
+
+    def record(self) -> dict[str, Any]:
+        """For the JSON file."""
+        return {"env_steps_per_second": self.env_steps_per_second, "passes": self.passes,
+                **{name: asdict(cell) for name, cell in (("e", self.e), ("i", self.i), ("l", self.l))},
+                "grid": [asdict(cell) for cell in self.grid]}
+
+
+class Probes:
+    """The probe processes, kept waiting between measurements: a layout's are started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._teams: dict[Layout, list[subprocess.Popen[str]]] = {}
+
+    def __enter__(self) -> Probes:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for probe in self._all():
+            assert probe.stdin is not None
+            probe.stdin.close()
+        for probe in self._all():
+            try:
+                probe.wait(5)
+            except subprocess.TimeoutExpired:
+                probe.kill()
+                probe.wait()
+            assert probe.stdout is not None
+            probe.stdout.close()
+
+    def _all(self) -> Iterator[subprocess.Popen[str]]:
+        for team in self._teams.values():
+            yield from team
+
+    def rate(self, workload: str, cell: Cell, seconds: float = SECONDS) -> float:
+        """Frames/s of all processes of the cell's layout together."""
+        order = {"workload": workload, "what": cell.what, "batch": cell.batch, "backend": cell.backend,
+                 "warm_seconds": min(WARM_SECONDS, seconds), "seconds": seconds}
+        team = self._team(cell.layout)
+        for probe in team:
+            _tell(probe, json.dumps(order))
+        for probe in team:
+            _hear(probe, cell)
+        for probe in team:
+            _tell(probe, "go")
+        answers = [json.loads(_hear(probe, cell)) for probe in team]
+        return float(sum(answer["frames"] / answer["seconds"] for answer in answers))
+
+    def _team(self, layout: Layout) -> list[subprocess.Popen[str]]:
+        if layout not in self._teams:
+            env = {**os.environ, **{name: str(layout.threads) for name in
+                                    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}}
+            self._teams[layout] = [
+                subprocess.Popen([sys.executable, "-m", "shoal.bench.probe"], env=env, text=True,
+                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(layout.processes)]
+        return self._teams[layout]
+
+
+def _tell(probe: subprocess.Popen[str], line: str) -> None:
+    assert probe.stdin is not None
+    probe.stdin.write(line + "\n")
+    probe.stdin.flush()
+
+
+def _hear(probe: subprocess.Popen[str], cell: Cell) -> str:
+    assert probe.stdout is not None
+    line = probe.stdout.readline()
+    if not line:
+        raise RuntimeError(f"the probe of {cell} ended with exit code {probe.wait()}; its error stands above")
+    return line
+
+
+def cells(case: Case, cores: int) -> list[Cell]:
+    """The whole grid of a case."""
+    grid = case.scene.grid
+    out: list[Cell] = []
+    for layout in layouts(cores):
+        out += [Cell("env", batch, layout, backend) for backend in grid.backends for batch in grid.envs]
+        out += [Cell("act", batch, layout) for batch in grid.frames]
+        out += [Cell("learn", batch, layout) for batch in grid.learn_frames]
+    return out
+
+
+def measure(case: Case, probes: Probes, *, known: Limit | None = None, seconds: float = SECONDS,
+            say: Callable[[str], None] = lambda text: None) -> Limit:
+    """The limit of a case: over the whole grid or, where a limit is `known`, again at its best cells only."""
+    from shoal.bench.probe import passes, prepared
+
+    workload = json.dumps(case.arguments())
+    if known is not None:
+        again = [replace(cell, frames_per_second=probes.rate(workload, cell, seconds)) for cell in (known.e, known.i, known.l)]
+        return Limit(*again, known.passes)
+    started = time.monotonic()
+    grid = []
+    for cell in cells(case, len(os.sched_getaffinity(0))):
+        grid.append(replace(cell, frames_per_second=probes.rate(workload, cell, seconds)))
+        say(f"  {grid[-1]}")
+    best = [max((cell for cell in grid if cell.what == what), key=lambda cell: cell.frames_per_second) for what in PARTS]
+    limit = Limit(*best, passes(prepared(workload).plan.experiment), grid)
+    say(f"  limit of {case.name}: {limit.env_steps_per_second:,.0f} env steps/s = 1 / (1/e + 1/i + {limit.passes}/l), "
+        f"found in {time.monotonic() - started:.0f} s")
+    return limit

@@ -1,0 +1,213 @@
+"""One part of a workload alone: environment, inference or learner, at full speed. Run as a process of its own.
+
+    parent                                    probe (threads set by its environment, before anything is imported)
+    {"what", "batch", "backend", ...}  ──▶    builds the part, warms up
+                                       ◀──    ready
+    go                                 ──▶    works for `seconds`      (several probes begin together)
+                                       ◀──    {"frames", "seconds"}
+
+Lines of JSON on stdin and stdout, any number of rounds; the end of stdin ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from shoal.experiment.prepare import Prepared
+
+__all__ = ["passes", "prepared", "serve"]
+
+SEATS = 8  # of one slot; a learner's batch is as many of them as it needs
+ACTIONS = 16  # different batches of random actions
+WARM_ROUNDS = 3
+
+Work = Callable[[], int]  # does one round, returns how many frames
+
+
+@lru_cache(maxsize=4)
+def prepared(workload: str) -> Prepared:
+    """The experiment behind a workload: the arguments of shoal.train, as JSON."""
+    from shoal.experiment.prepare import prepare
+    from shoal.experiment.run import plan_of
+
+    values = json.loads(workload)
+    names = [values.pop(key, None) for key in ("preset", "env", "algorithm", "architecture")]
+    return prepare(plan_of(*names, values))
+
+
+def passes(experiment: Any) -> int:
+    """r: how often the learner sees each frame."""
+    return int(getattr(experiment.algorithm, "epochs", 1))
+
+
+# ---------------------------------------------------------------------------------------------- the three parts
+@contextlib.contextmanager
+def stepping(workload: str, backend: str, batch: int, threads: int) -> Iterator[Work]:
+    """e: the environment alone, with random actions made beforehand."""
+    import gymnasium as gym
+
+    name, rng = json.loads(workload)["env"], np.random.default_rng(0)
+    if backend == "raw:gymnasium":
+        env: Any = gym.make_vec(name, batch, vectorization_mode="vector_entry_point")
+        choices = env.single_action_space.n
+    elif backend == "raw:ale":
+        from ale_py.vector_env import AtariVectorEnv
+
+        env = AtariVectorEnv(_rom(name), batch, num_threads=threads, repeat_action_probability=0.25)
+        choices = env.single_action_space.n
+    else:
+        from shoal import envs
+
+        env = envs.make(name, batch, backend=backend, **({"num_threads": threads} if backend == "ale" else {}))
+        choices = env.action_space.n
+    env.reset(seed=0)
+    actions = list(rng.integers(choices, size=(ACTIONS, batch)))
+    turn = 0
+
+    def work() -> int:
+        nonlocal turn
+        env.step(actions[turn % ACTIONS])
+        turn += 1
+        return batch
+
+    try:
+        yield work
+    finally:
+        env.close()
+
+
+def _rom(name: str) -> str:
+    """ALE/MsPacman-v5 -> ms_pacman."""
+    import ale_py  # noqa: F401  registers the ids
+    import gymnasium as gym
+
+    return str(gym.spec(name).kwargs["game"])
+
+
+@contextlib.contextmanager
+def acting(workload: str, batch: int) -> Iterator[Work]:
+    """i: the policy alone, on observations of the environment's first steps."""
+    import torch
+
+    from shoal import algorithms
+    from shoal.core import Progress
+
+    ready = prepared(workload)
+    seats = min(batch, SEATS)
+    env = ready.source.make(seats)
+    algorithm = algorithms.make(ready.plan.experiment.algorithm, ready.spec, ready.plan.experiment.net, seats)
+    policy, rng = algorithm.policy(), torch.Generator().manual_seed(0)
+    view = algorithm.record.sight(batch).of(_tiled(env.reset(0), batch // seats))
+    env.close()
+    state, explore = policy.initial_state(batch), algorithm.explore(0, 1, batch, Progress())
+
+    def work() -> int:
+        policy.act(view, state, explore, rng)
+        return batch
+
+    yield work
+
+
+def _tiled(step: Any, times: int) -> Any:
+    """A step of more seats: the same ones again and again."""
+    from types import SimpleNamespace
+
+    from shoal.slots import map_tree
+
+    def wide(x: Any) -> Any:
+        return None if x is None else np.concatenate([x] * times)
+
+    return SimpleNamespace(observation=map_tree(wide, step.observation), first=wide(step.first),
+                           reward=wide(step.reward), action_mask=wide(step.action_mask))
+
+
+@contextlib.contextmanager
+def learning(workload: str, batch: int) -> Iterator[Work]:
+    """l: whole updates of the algorithm's own Learn, on one batch that lies in memory."""
+    from shoal import algorithms
+    from shoal.core import Progress
+
+    ready = prepared(workload)
+    experiment = ready.plan.experiment
+    algorithm = algorithms.make(experiment.algorithm, ready.spec, experiment.net, SEATS)
+    tree, frames = _batch(algorithm, ready.source.make(SEATS), max(1, round(batch / experiment.algorithm.unroll / SEATS)))
+    learn, rng, repeat = algorithm.learn(0), np.random.default_rng(0), passes(experiment)
+
+    def work() -> int:
+        for minibatch in learn.minibatches(tree, learn.sums(tree), Progress(), rng):
+            for phase in learn.phases:
+                gradient, _ = learn.gradients(minibatch, phase)
+                if not learn.apply(gradient, phase):
+                    raise FloatingPointError("the learner's gradient is not finite")
+        return frames * repeat
+
+    yield work
+
+
+def _batch(algorithm: Any, env: Any, slots: int) -> tuple[Any, int]:
+    """One real unroll, as an actor would write it, side by side `slots` times."""
+    import torch
+
+    from shoal.core import Progress
+
+    policy, recorder, rng = algorithm.policy(), algorithm.record.recorder(SEATS), torch.Generator().manual_seed(0)
+    now, state, explore = env.reset(0), policy.initial_state(SEATS), algorithm.explore(0, 1, SEATS, Progress())
+    slot = algorithm.record.layout.empty()
+    recorder.begin(slot, now, state, 1)
+    for t in range(algorithm.record.length):
+        action, state, extras = policy.act(recorder.view(now), state, explore, rng)
+        now = env.step(action)
+        recorder.write(t, action, extras, now, 1)
+    env.close()
+    stage = algorithm.record.layout.joined(slots).empty()
+    for position in range(slots):
+        algorithm.record.layout.gather(stage, position, slot)
+    return stage, int(np.count_nonzero(stage["valid"]))
+
+
+# ---------------------------------------------------------------------------------------------- the loop
+def part(order: Mapping[str, Any], threads: int) -> contextlib.AbstractContextManager[Work]:
+    if order["what"] == "env":
+        return stepping(order["workload"], order["backend"], order["batch"], threads)
+    return (acting if order["what"] == "act" else learning)(order["workload"], order["batch"])
+
+
+def timed(work: Work, seconds: float) -> dict[str, float]:
+    frames, started = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - started) < seconds:
+        frames += work()
+    return {"frames": frames, "seconds": elapsed}
+
+
+def serve() -> None:
+    """Answer orders until stdin ends."""
+    import torch
+
+    threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+    torch.set_num_threads(threads)
+    answers, sys.stdout = sys.stdout, sys.stderr  # what environments print must not be taken for an answer
+    for line in sys.stdin:
+        order = json.loads(line)
+        with part(order, threads) as work:
+            for _ in range(WARM_ROUNDS):
+                work()
+            timed(work, order["warm_seconds"])
+            answers.write("ready\n")
+            answers.flush()
+            sys.stdin.readline()
+            answers.write(json.dumps(timed(work, order["seconds"])) + "\n")
+            answers.flush()
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,108 @@
+"""Batches: what a sample returns, and the buffers that it is gathered into."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.replay.columns import Column, unflatten
+
+__all__ = ["Batch", "BatchLayout", "Buffers", "Info"]
+
+ALIGN = 64
+IDLE_REFERENCES = 3  # the list's, the loop variable's and getrefcount's own
+
+
+@dataclass
+class Info:
+    """About the items of a batch, each [B]."""
+
+    keys: npt.NDArray[np.int64]
+    probabilities: npt.NDArray[np.float64]
+    priorities: npt.NDArray[np.float64]
+    times_sampled: npt.NDArray[np.int64]
+    table_size: int
+    lengths: dict[str, npt.NDArray[np.int64]] | None = None
+    """True lengths [B] of every column's time axis, where items of different lengths were padded with zeros."""
+
+
+@dataclass
+class Batch:
+    """Sampled items: nested arrays [B, ...] and what is known about each."""
+
+    data: Any
+    info: Info
+
+    def __len__(self) -> int:
+        return len(self.info.keys)
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """Where the columns of B items lie in one block of memory."""
+
+    columns: tuple[Column, ...]
+    count: int
+    lengths: tuple[int, ...]
+    offsets: tuple[int, ...] = field(init=False)
+    shapes: tuple[tuple[int, ...], ...] = field(init=False)
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        offsets, shapes, at = [], [], 0
+        for column, length in zip(self.columns, self.lengths, strict=True):
+            shape = column.spec.shape if column.squeeze else (length, *column.spec.shape)
+            offsets.append(at)
+            shapes.append((self.count, *shape))
+            at += -(-self.count * length * column.spec.cell_bytes // ALIGN) * ALIGN
+        object.__setattr__(self, "offsets", tuple(offsets))
+        object.__setattr__(self, "shapes", tuple(shapes))
+        object.__setattr__(self, "nbytes", at)
+
+    def views(self, memory: npt.NDArray[np.uint8], offset: int = 0) -> Any:
+        """The nested arrays over a block of memory."""
+        flat = {
+            column.spec.path: np.ndarray(shape, column.spec.dtype, memory, offset + at)
+            for column, shape, at in zip(self.columns, self.shapes, self.offsets, strict=True)
+        }
+        return unflatten(flat)
+
+
+class Buffers:
+    """Blocks of memory for batches, used again as soon as nobody refers to the arrays of an earlier batch.
+
+    `allocate(nbytes)` may return pinned memory (a writable uint8 array).
+    """
+
+    def __init__(self, allocate: Callable[[int], npt.NDArray[np.uint8]] | None = None, most: int = 8) -> None:
+        self._allocate = allocate or _aligned
+        self._most = most
+        self._blocks: list[npt.NDArray[np.uint8]] = []
+
+    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """A block of at least so many bytes that no living array uses."""
+        blocks = self._blocks
+        for block in blocks:
+            if sys.getrefcount(block) == IDLE_REFERENCES and nbytes <= block.nbytes <= 2 * nbytes + 65536:
+                return block
+        block = self._allocate(max(nbytes, ALIGN))
+        blocks.append(block)
+        if len(blocks) > self._most:
+            del blocks[0]
+        return block
+
+
+def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
+    raw = np.empty(nbytes + ALIGN, np.uint8)
+    shift = -raw.ctypes.data % ALIGN
+    return raw[shift : shift + nbytes]
+
+
+def padded_lengths(columns: Sequence[Column], lengths: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.int64]]:
+    """The lengths int64[B, C] of the columns that have a time axis."""
+    return {c.spec.path: lengths[:, i].copy() for i, c in enumerate(columns) if not c.squeeze}

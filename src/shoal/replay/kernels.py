@@ -1,0 +1,118 @@
+"""The compiled ground: a typed front for Numba, raw copies, random numbers and a key index.
+
+Everything here works on plain arrays, releases the GIL and is cached on disk. Callers pass checked indices: compiled code has
+no bounds checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+__all__ = ["compiled", "copy_bytes", "index_find", "index_insert", "index_remove", "next_uniform", "run_plan"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """njit with an on-disk cache and without the GIL, keeping the function's type."""
+    return cast(Function, njit(cache=True, nogil=True)(function))
+
+
+def _copy_bytes(typingctx: Any, destination: Any, source: Any, size: Any) -> Any:
+    signature = types.void(types.int64, types.int64, types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        to, come, count = arguments
+        cgutils.raw_memcpy(builder, builder.inttoptr(to, pointer), builder.inttoptr(come, pointer), count, 1)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+copy_bytes: Callable[[int, int, int], None] = intrinsic(_copy_bytes)
+"""Copy `size` bytes between two addresses; only for compiled code."""
+
+
+@compiled
+def run_plan(plan: Any, count: int) -> None:
+    """Carry out copies; a row of plan is (destination, source, cells, source stride in bytes, cell bytes)."""
+    for i in range(count):
+        to, come, cells, stride, size = plan[i, 0], plan[i, 1], plan[i, 2], plan[i, 3], plan[i, 4]
+        if cells == 1 or stride == size:
+            copy_bytes(to, come, cells * size)
+        else:
+            for _ in range(cells):
+                copy_bytes(to, come, size)
+                to += size
+                come += stride
+
+
+@compiled
+def next_uniform(rng: Any) -> float:
+    """The next double in [0, 1) of a splitmix64 stream; rng is uint64[1]."""
+    state = rng[0] + np.uint64(0x9E3779B97F4A7C15)
+    rng[0] = state
+    z = state
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = z ^ (z >> np.uint64(31))
+    return float(z >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+
+
+# The index: open addressing with linear probing over int64[H, 2] rows (key, slot); slot -1 marks an empty row.
+
+
+@compiled
+def _home(key: int, size: int) -> int:
+    mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+    return np.int64((mixed >> np.uint64(20)) & np.uint64(size - 1))
+
+
+@compiled
+def index_find(index: Any, key: int) -> int:
+    """The slot of a key, or -1."""
+    size = index.shape[0]
+    at = _home(key, size)
+    while index[at, 1] >= 0:
+        if index[at, 0] == key:
+            return int(index[at, 1])
+        at = (at + 1) & (size - 1)
+    return -1
+
+
+@compiled
+def index_insert(index: Any, key: int, slot: int) -> None:
+    size = index.shape[0]
+    at = _home(key, size)
+    while index[at, 1] >= 0:
+        at = (at + 1) & (size - 1)
+    index[at, 0] = key
+    index[at, 1] = slot
+
+
+@compiled
+def index_remove(index: Any, key: int) -> None:
+    """Remove a present key, moving later entries of its run back so that no tombstones pile up."""
+    size = index.shape[0]
+    at = _home(key, size)
+    while index[at, 0] != key or index[at, 1] < 0:
+        at = (at + 1) & (size - 1)
+    hole = at
+    while True:
+        at = (at + 1) & (size - 1)
+        if index[at, 1] < 0:
+            break
+        home = _home(index[at, 0], size)
+        if ((at - home) & (size - 1)) >= ((at - hole) & (size - 1)):
+            index[hole, 0] = index[at, 0]
+            index[hole, 1] = index[at, 1]
+            hole = at
+    index[hole, 1] = -1

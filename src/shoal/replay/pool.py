@@ -1,0 +1,133 @@
+"""Memory for chunks: slabs cut into blocks of one size, in RAM (huge pages) or in files (`storage="memmap"`).
+
+A block given back is used again by the next chunk of its size, so a full table runs without allocating or page faults.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Block", "Pool"]
+
+SMALLEST_SLAB = 1 << 18
+LARGEST_SLAB = 1 << 25
+HUGE_FROM = 1 << 22
+SPARE_BYTES = 1 << 26
+
+
+def block_bytes(nbytes: int) -> int:
+    """Round up to one of eight sizes per power of two, so that odd lengths share blocks."""
+    if nbytes <= 64:
+        return 64
+    step = max(64, 1 << ((nbytes - 1).bit_length() - 4))
+    return -(-nbytes // step) * step
+
+
+class Slab:
+    """One mapping, cut into equal blocks."""
+
+    def __init__(self, size: int, count: int, path: Path | None) -> None:
+        self.size, self.count, self.path = size, count, path
+        self.used = 0
+        nbytes = size * count
+        if path is None:
+            mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if nbytes >= HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE"):
+                mapping.madvise(mmap.MADV_HUGEPAGE)
+        else:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                os.truncate(descriptor, nbytes)
+                mapping = mmap.mmap(descriptor, nbytes)
+            finally:
+                os.close(descriptor)
+        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
+        self.address = int(self.bytes.ctypes.data)
+
+    def drop(self) -> None:
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+class Block:
+    """A piece of a slab."""
+
+    __slots__ = ("address", "offset", "slab")
+
+    def __init__(self, slab: Slab, offset: int) -> None:
+        self.slab, self.offset = slab, offset
+        self.address = slab.address + offset
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """The block as an array; it keeps the slab's memory mapped."""
+        return np.ndarray(shape, dtype, self.slab.bytes, self.offset)
+
+
+class Pool:
+    """Takes and gives blocks. Not safe for threads: the store's owner holds its lock."""
+
+    def __init__(self, storage: str = "memory", directory: str | os.PathLike[str] | None = None) -> None:
+        if storage not in ("memory", "memmap"):
+            raise ValueError(f"storage must be 'memory' or 'memmap', got {storage!r}")
+        self.directory: Path | None = None
+        if storage == "memmap":
+            parent = Path(directory) if directory is not None else Path(tempfile.gettempdir())
+            parent.mkdir(parents=True, exist_ok=True)
+            self.directory = Path(tempfile.mkdtemp(prefix="shoal-replay-", dir=parent))
+        self._free: dict[int, list[Block]] = {}
+        self._grown: dict[int, int] = {}
+        self._slabs: set[Slab] = set()
+        self._made = 0
+        self.mapped_bytes = 0
+        self.used_bytes = 0
+
+    def take(self, nbytes: int) -> Block:
+        size = block_bytes(nbytes)
+        free = self._free.setdefault(size, [])
+        if not free:
+            self._grow(size, free)
+        block = free.pop()
+        block.slab.used += 1
+        self.used_bytes += size
+        return block
+
+    def _grow(self, size: int, free: list[Block]) -> None:
+        wanted = min(max(SMALLEST_SLAB, self._grown.get(size, 0)), LARGEST_SLAB)
+        count = max(1, wanted // size)
+        path = None if self.directory is None else self.directory / f"chunks-{self._made}.bin"
+        slab = Slab(size, count, path)
+        self._made += 1
+        self._slabs.add(slab)
+        self._grown[size] = self._grown.get(size, 0) + size * count
+        self.mapped_bytes += size * count
+        free.extend(Block(slab, i * size) for i in reversed(range(count)))
+
+    def give(self, block: Block) -> None:
+        slab = block.slab
+        slab.used -= 1
+        self.used_bytes -= slab.size
+        free = self._free[slab.size]
+        free.append(block)
+        if slab.used == 0 and self.mapped_bytes - self.used_bytes > max(SPARE_BYTES, self.used_bytes):
+            self._free[slab.size] = [other for other in free if other.slab is not slab]
+            self._slabs.discard(slab)
+            self._grown[slab.size] -= slab.size * slab.count
+            self.mapped_bytes -= slab.size * slab.count
+            slab.drop()
+
+    def close(self) -> None:
+        """Forget everything; files are deleted, mappings go with the last array that uses them."""
+        for slab in self._slabs:
+            slab.drop()
+        self._slabs.clear()
+        self._free.clear()
+        if self.directory is not None:
+            self.directory.rmdir()
+            self.directory = None

@@ -1,0 +1,103 @@
+"""Selectors: which item is drawn, or removed. They are descriptions; the work is compiled in `items`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shoal.errors import ConfigError
+
+__all__ = ["Fifo", "Lifo", "MaxHeap", "MinHeap", "Prioritized", "Selector", "Uniform", "selector_from"]
+
+FIFO, LIFO, UNIFORM, PRIORITIZED, MIN_HEAP, MAX_HEAP = range(6)
+
+
+@dataclass(frozen=True)
+class Selector:
+    """The base of the six; `kind` names it to the compiled code."""
+
+    @property
+    def kind(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def power(self) -> float:
+        """The exponent on priorities; 1 where it plays no part."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Fifo(Selector):
+    """The item inserted first."""
+
+    @property
+    def kind(self) -> int:
+        return FIFO
+
+
+@dataclass(frozen=True)
+class Lifo(Selector):
+    """The item inserted last."""
+
+    @property
+    def kind(self) -> int:
+        return LIFO
+
+
+@dataclass(frozen=True)
+class Uniform(Selector):
+    """Every item alike."""
+
+    @property
+    def kind(self) -> int:
+        return UNIFORM
+
+
+@dataclass(frozen=True)
+class Prioritized(Selector):
+    """Probability p^exponent / sum; zero is never drawn while any other is positive; all zero is uniform.
+
+    A negative exponent prefers small priorities, as Ape-X DPG's remover does.
+    """
+
+    exponent: float = 0.6
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.exponent):
+            raise ConfigError(f"Prioritized exponent must be finite, got {self.exponent}")
+
+    @property
+    def kind(self) -> int:
+        return PRIORITIZED
+
+    @property
+    def power(self) -> float:
+        return self.exponent
+
+
+@dataclass(frozen=True)
+class MinHeap(Selector):
+    """The smallest priority; ties go to the least recently inserted or updated."""
+
+    @property
+    def kind(self) -> int:
+        return MIN_HEAP
+
+
+@dataclass(frozen=True)
+class MaxHeap(Selector):
+    """The largest priority; ties go to the least recently inserted or updated."""
+
+    @property
+    def kind(self) -> int:
+        return MAX_HEAP
+
+
+def selector_from(name: str, exponent: float = 1.0) -> Selector:
+    """The selector of a name as `describe` gives it."""
+    if name == "Prioritized":
+        return Prioritized(exponent)
+    kinds: dict[str, type[Selector]] = {kind.__name__: kind for kind in (Fifo, Lifo, Uniform, MinHeap, MaxHeap)}
+    if name not in kinds:
+        raise ConfigError(f"unknown selector {name!r}; choose from {sorted([*kinds, 'Prioritized'])}")
+    return kinds[name]()

@@ -1,0 +1,105 @@
+"""A sum tree with eight children per node: one cache line per level, seven levels for two million leaves.
+
+Inner sums are always recomputed from their children, never adjusted by differences, so they cannot drift and cannot become
+negative. A batch descends level by level, which lets the processor fetch the nodes of all draws at once.
+
+    leaves   tree[offsets[0] : offsets[1]]
+    parents  tree[offsets[1] : offsets[2]]   ... the last level has at most eight nodes, their sum is the total
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.replay.kernels import compiled
+
+__all__ = ["descend", "rebuild", "refresh", "total", "tree_arrays"]
+
+FANOUT = 8
+
+
+def tree_arrays(leaves: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """A zeroed tree (aligned to cache lines) and the offsets of its levels."""
+    offsets = [0]
+    count = max(leaves, 1)
+    while True:
+        padded = -(-count // FANOUT) * FANOUT
+        offsets.append(offsets[-1] + padded)
+        if padded == FANOUT:
+            break
+        count = padded // FANOUT
+    raw = np.zeros(offsets[-1] + FANOUT, np.float64)
+    shift = (-raw.ctypes.data % 64) // 8
+    return raw[shift : shift + offsets[-1]], np.array(offsets, np.int64)
+
+
+@compiled
+def total(tree: Any, offsets: Any) -> float:
+    """The sum of all leaves."""
+    first = offsets[offsets.shape[0] - 2]
+    result = 0.0
+    for child in range(8):
+        result += tree[first + child]
+    return result
+
+
+@compiled
+def refresh(tree: Any, offsets: Any, dirty: Any, count: int) -> None:
+    """Recompute the inner sums above the leaves dirty[:count] (overwritten); neighbours are recomputed once."""
+    for level in range(offsets.shape[0] - 2):
+        kept = 0
+        last = -1
+        for i in range(count):
+            node = dirty[i] >> 3
+            if node == last:
+                continue
+            last = node
+            first = offsets[level] + (node << 3)
+            result = 0.0
+            for child in range(8):
+                result += tree[first + child]
+            tree[offsets[level + 1] + node] = result
+            dirty[kept] = node
+            kept += 1
+        count = kept
+
+
+@compiled
+def rebuild(tree: Any, offsets: Any) -> None:
+    """Recompute every inner sum."""
+    for level in range(offsets.shape[0] - 2):
+        for node in range((offsets[level + 1] - offsets[level]) >> 3):
+            first = offsets[level] + (node << 3)
+            result = 0.0
+            for child in range(8):
+                result += tree[first + child]
+            tree[offsets[level + 1] + node] = result
+
+
+@compiled
+def descend(tree: Any, offsets: Any, queries: Any, leaves: Any, count: int) -> None:
+    """For every query in [0, total) the smallest leaf whose inclusive prefix sum exceeds it; never a zero leaf."""
+    for i in range(count):
+        leaves[i] = 0
+    for level in range(offsets.shape[0] - 2, -1, -1):
+        base = offsets[level]
+        for i in range(count):
+            first = base + (leaves[i] << 3)
+            rest = queries[i]
+            chosen = -1
+            last = -1
+            for child in range(8):
+                value = tree[first + child]
+                if value > 0.0:
+                    last = child
+                    if rest < value:
+                        chosen = child
+                        break
+                    rest -= value
+            if chosen < 0:  # rounding carried the query past the end of this node
+                chosen = last
+            queries[i] = rest
+            leaves[i] = (leaves[i] << 3) + chosen
