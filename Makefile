@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup train test evidence bench lint type docs clean
+.PHONY: setup train test evidence bench bench-peers lint type docs clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,9 @@ evidence: setup
 
 bench: setup
 	$(BIN)/python -m shoal.bench
+
+bench-peers: setup
+	$(BIN)/python -m shoal.bench.peers
 
 lint: setup
 	$(BIN)/ruff check .

@@ -11,54 +11,21 @@ another machine. This file holds protocols only; `runtime/` has the wires, `arch
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
+from shoal.slots import Layout, Wait, any_of  # `await any_of(a, b, timeout=1.0)`: False when the time was over
+
 if TYPE_CHECKING:
     import torch
-
-    from shoal.slots import Layout
 
 __all__ = ["Algorithm", "Call", "Delivery", "Group", "Learn", "Me", "Policy", "Progress", "Publisher", "Reader", "Record",
            "Request", "Role", "Server", "Shared", "Sink", "Slot", "Source", "StepView", "Tolerance", "Tree", "Wait", "any_of"]
 
 Tree: TypeAlias = Any  # an array, or a dictionary of trees; time-major [T, B, ...] for sequences
-
-
-# ---------------------------------------------------------------------------------------------- waiting
-class Wait:
-    """What a suspended role waits for. A runtime resumes it when `ready()` is true or the deadline has passed.
-
-    `ready` may do the bookkeeping of its wire (it is cheap and may be asked often); `fds` become readable when it is
-    worth asking again. `await wait` gives True, or False after the deadline.
-    """
-
-    __slots__ = ("deadline", "fds", "ready", "wire", "why")
-
-    def __init__(self, ready: Callable[[], bool], wire: str, why: str, fds: Sequence[int] = (),
-                 deadline: float | None = None) -> None:
-        self.ready, self.wire, self.why, self.fds, self.deadline = ready, wire, why, fds, deadline
-
-    def __await__(self) -> Generator[Wait, None, bool]:
-        while not self.ready():
-            if self.deadline is not None and time.monotonic() >= self.deadline:
-                return False
-            yield self
-        return True
-
-
-def any_of(*waits: Wait, timeout: float | None = None) -> Wait:
-    """Wait until one of several is ready, or for `timeout` seconds."""
-    deadlines = [w.deadline for w in waits if w.deadline is not None]
-    if timeout is not None:
-        deadlines.append(time.monotonic() + timeout)
-    return Wait(lambda: any(w.ready() for w in waits), waits[0].wire if waits else "clock",
-                " or ".join(w.why for w in waits) or "the clock", [fd for w in waits for fd in w.fds],
-                min(deadlines) if deadlines else None)
 
 
 # ---------------------------------------------------------------------------------------------- roles
@@ -71,20 +38,11 @@ class Me(Protocol):
     incarnation: int        # grows with every restart and every resume
     stats: Any              # telemetry.Stats: add(counter, n), set(gauge, x), observe(histogram, values), phase(name)
 
-    def rng(self, salt: str = "") -> np.random.Generator:
-        """A stream of its own, derived from (seed, role, index, incarnation, salt)."""
-
-    def finish(self, reason: str) -> None:
-        """Ask for the whole program to stop (the Evaluator, when the return is reached)."""
-
-    def fail(self, text: str) -> None:
-        """End the run as failed: restarting this role would not help."""
-
-    def note(self, text: str) -> None:
-        """One line for the run's event log."""
-
-    def beat(self) -> None:
-        """A sign of life from within a long step."""
+    def rng(self, salt: str = "") -> np.random.Generator: ...  # its own, from (seed, role, index, incarnation, salt)
+    def beat(self) -> None: ...                # a sign of life from within a long step
+    def note(self, text: str) -> None: ...     # one line for the run's event log
+    def finish(self, reason: str) -> None: ... # the program has reached its goal and may stop
+    def fail(self, text: str) -> None: ...     # the run has failed: restarting this role would not help
 
 
 class Role(Protocol):
@@ -114,7 +72,7 @@ class Sink(Protocol):
 
         slot = await unrolls.slot()          # waits when full (or drops this producer's own oldest, counted)
         slot.data["reward"][t] = ...         # written in place
-        slot.send()                          # only the slot's number travels
+        slot.send()                          # once; only the slot's number travels
     """
 
     async def slot(self) -> Slot: ...
@@ -147,6 +105,9 @@ class Reader(Protocol):
         version = weights.pull(into)         # copies the newest whole value, never a torn one
     """
 
+    version: int                             # the newest there is to pull
+    age_seconds: float                       # between the publication and the last pull
+
     def newer_than(self, version: int) -> Wait: ...
     def pull(self, into: Tree) -> int: ...
 
@@ -154,14 +115,16 @@ class Reader(Protocol):
 class Call(Protocol):
     """The asking end of a **call**: many -> one, request and reply, `depth` requests in flight.
 
-        reply = await server.ask({"observation": x})
+        reply = await server.ask({"observation": x}, timeout=5.0)      # raises Timeout; a late reply is dropped
+        draft = await server.slot()          # or in place: draft.data; pending = draft.send(); await pending.result()
     """
 
+    async def slot(self, timeout: float | None = None) -> Any: ...
     async def ask(self, request: Tree, timeout: float | None = None) -> Tree: ...
 
 
 class Request(Protocol):
-    """One question; may be kept and answered later, in any order."""
+    """One question; may be kept and answered later, in any order. A server's successor is asked what was not answered."""
 
     data: Tree
     client: int
@@ -178,8 +141,12 @@ class Server(Protocol):
 class Group(Protocol):
     """A member of a **group**: synchronous all-reduce; the result has the same bits at every member.
 
-    Raises GroupChanged when a member died or joined: the update is discarded, everybody loads the first member's state.
+        await group.sync(state)              # enter; take over the senior member's state, in place
+        gradient = await group.mean(vector)  # GroupChanged when one died or joined: discard the update, sync, go on
     """
+
+    size: int
+    leader: bool                             # whether this one's state counts: it publishes and is checkpointed
 
     async def mean(self, vector: np.ndarray) -> np.ndarray: ...
     async def sum(self, vector: np.ndarray) -> np.ndarray: ...
@@ -187,9 +154,9 @@ class Group(Protocol):
 
 
 class Shared(Protocol):
-    """**shared**: a vector that many read and write; no consistency is promised (Hogwild)."""
+    """**shared**: arrays that many read and write; no consistency is promised (Hogwild)."""
 
-    array: np.ndarray
+    data: Tree
 
 
 # ---------------------------------------------------------------------------------------------- algorithms
@@ -232,16 +199,14 @@ class Policy(Protocol):
     """Acts. Holds private weights, loaded from what a Learn published."""
 
     def load(self, published: Tree) -> None: ...
+    def bind(self, published: Tree) -> None: ...  # like load, but these very arrays: whoever writes them changes the policy
     def initial_state(self, seats: int) -> Tree: ...
     def act(self, view: StepView, state: Tree, explore: np.ndarray | None, rng: torch.Generator) -> tuple[Tree, Tree, Tree]:
         """-> action [B, ...], next state, extras [B, ...] (log-probabilities, values); explore None means greedily."""
 
 
 class Record(Protocol):
-    """What one item of experience is: Unroll(T) and, later, Transition(n), Window(burn_in, length, stride), Episode.
-
-    A recorder writes environment steps in place into a slot; `join` says how slots become a batch.
-    """
+    """What one item of experience is (Unroll(T), Transition(n), ...): a recorder writes steps in place into a slot."""
 
     layout: Layout
 
@@ -262,12 +227,14 @@ class Learn(Protocol):
 
     phases: tuple[str, ...]
     state: dict[str, torch.Tensor]  # named tensors: parameters, targets, optimiser moments, normalisers
+    weights: Mapping[str, torch.Tensor]  # those of them that gradients depend on: all but the optimiser's moments
 
     def sums(self, batch: Tree) -> np.ndarray: ...
     def moments(self, batch: Tree) -> np.ndarray: ...
     def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Tree]: ...
     def gradients(self, minibatch: Tree, phase: str) -> tuple[np.ndarray, dict[str, float]]: ...
     def apply(self, gradient: np.ndarray, phase: str) -> bool: ...
+    def anneal(self, progress: Progress) -> None: ...  # for an `apply` without `minibatches`, which does it itself
     def absorb(self, moments: np.ndarray) -> None: ...
     def bind(self, arrays: Mapping[str, np.ndarray]) -> None: ...
     def published(self, progress: Progress) -> Tree: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +11,66 @@ import numpy as np
 import torch
 
 from shoal import algorithms
-from shoal.architectures import named
+from shoal.architectures import ARCHITECTURES, named
+from shoal.architectures.async_gradients import ParameterServer, hogwild_worker
+from shoal.architectures.gossip import gossip_learner
 from shoal.architectures.parts import EnvSource, EvalPlan, Parts
 from shoal.architectures.roles import Learner
 from shoal.core import any_of
 from shoal.nets import NetConfig
 from shoal.runtime import Program, run
+from shoal.runtime.nursery import PRELOAD, Nursery
 from tests.runtime.harness import Watch
 
-__all__ = ["Weights", "train"]
+__all__ = ["Farm", "Weights", "counted", "draw", "train"]
 
 SEATS = 4
 
 
-class CountedLearner(Learner):
-    """Stops the program after exactly `UPDATES` updates."""
+class Farm:
+    """One fork server for all tests, started when the first one needs it."""
 
-    updates = 12
+    nursery: Nursery | None = None
 
-    async def step(self) -> None:
-        if self.counts[1] >= self.updates:
-            if self.leader:  # whose weights are the ones that count
-                self.me.finish("counted")
-            await any_of(timeout=60)
-        await super().step()
+    @classmethod
+    def get(cls) -> Nursery:
+        if cls.nursery is None:
+            cls.nursery = Nursery((*PRELOAD, *ARCHITECTURES.values(), "tests.architectures.graphs"))
+        return cls.nursery
+
+    @classmethod
+    def close(cls) -> None:
+        if cls.nursery is not None:
+            cls.nursery.close()
+            cls.nursery = None
+
+
+def counted(make: Callable[..., Any], updates: int, count: Callable[[Any], int]) -> Callable[..., Any]:
+    """A role that stops the program once `count(role)` is `updates`."""
+
+    def made(me: Any, **arguments: Any) -> Any:
+        role = make(me, **arguments)
+        step = role.step
+
+        async def counting() -> None:
+            if count(role) >= updates:
+                if getattr(role, "leader", True):  # whose weights are the ones that count
+                    me.finish("counted")
+                await any_of(timeout=60)
+            await step()
+
+        role.step = counting
+        return role
+
+    return made
+
+
+COUNTS: dict[Any, Callable[[Any], int]] = {
+    Learner: lambda role: role.counts[1],
+    ParameterServer: lambda role: role.version,
+    hogwild_worker: lambda role: role.link.model.version,
+    gossip_learner: lambda role: role.link.version,
+}
 
 
 class Weights(Watch):
@@ -50,23 +87,35 @@ class Weights(Watch):
         return hashlib.sha256(np.ascontiguousarray(self.published["params"]).tobytes()).hexdigest()
 
 
-def train(folder: Path, algorithm: Any, architecture: str, env: str, kind: str, *, seed: int = 7, actors: int = 1, learners: int = 1,
-          net: NetConfig | None = None, updates: int | None = 12, watch: Weights | None = None, eval: EvalPlan | None = None,
-          max_env_steps: int | None = None, **config: Any) -> Weights:
-    """Run one combination; with `updates`, for exactly that many learner steps."""
+def draw(algorithm: Any, architecture: str, env: Any, *, seed: int = 7, actors: int = 1, learners: int = 1, net: NetConfig | None = None,
+         eval: EvalPlan | None = None, max_env_steps: int | None = None, **config: Any) -> tuple[Program, Parts]:
+    """The program of one combination."""
     torch.set_num_threads(1)
     module = named(architecture)
-    source = EnvSource(env)
+    source = env if isinstance(env, EnvSource) else EnvSource(env)
     seats = config.pop("envs_per_actor", SEATS)
     made = algorithms.make(algorithm, source.describe(), net or NetConfig(), seats)
     parts = Parts(made, source, seats, seed=seed, actors=actors, learners=learners, max_env_steps=max_env_steps,
                   eval=eval or EvalPlan(enabled=False))
     program = Program("test", seed=seed)
-    module.draw(program, parts, module.Config(envs_per_actor=seats, **config))
+    made_config = module.Config(envs_per_actor=seats, **config)
+    made_config.validate()
+    module.draw(program, parts, made_config)
+    return program, parts
+
+
+def train(folder: Path, algorithm: Any, architecture: str, env: Any, kind: str, *, updates: int | None = 12,
+          watch: Weights | None = None, **options: Any) -> Weights:
+    """Run one combination; with `updates`, for exactly that many learner steps."""
+    program, _ = draw(algorithm, architecture, env, **options)
     if updates is not None:
         for node in program.nodes.values():
-            if node.role is Learner:
-                node.role = type("Counted", (CountedLearner,), {"updates": updates})
+            if node.role in COUNTS:
+                node.role = counted(node.role, updates, COUNTS[node.role])
+    return go(program, kind, folder, watch)
+
+
+def go(program: Program, kind: str, folder: Path, watch: Weights | None = None) -> Weights:
     watch = watch or Weights()
-    watch.reason = run(program, watch, kind, folder / "logs")
+    watch.reason = run(program, watch, kind, folder / "logs", nursery=Farm.get() if kind == "local" else None)
     return watch

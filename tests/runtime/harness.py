@@ -9,27 +9,48 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shoal.runtime import Faults, Program, Supervisor, run
+from shoal.runtime.local import Nursery
 
 RUNTIMES = ("inline", "local")
+PRELOAD = ("numpy", "cloudpickle", "setproctitle", "torch", "shoal.runtime.place")
+
+
+class Files:
+    """The simplest store."""
+
+    def save(self, path, state):
+        with open(path, "wb") as file:
+            np.savez(file, **state)
+
+    def load(self, path):
+        with np.load(path) as data:
+            return dict(data)
 
 
 class Watch:
     """A session that ends after `seconds`, or when `until(control)` is true; `act` is called at every tick."""
 
-    def __init__(self, until: Callable[[Supervisor], bool] | None = None, act: Callable[[Supervisor], None] | None = None,
-                 seconds: float = 30.0) -> None:
+    def __init__(self, until: Callable[[Supervisor], Any] | None = None, act: Callable[[Supervisor], None] | None = None,
+                 seconds: float = 40.0) -> None:
         self.until, self.act, self.seconds = until, act, seconds
+        self.reason = ""
         self.events: list[dict[str, Any]] = []
         self.saves: list[tuple[Path, bool]] = []
         self.final: dict[str, dict[str, float]] = {}
         self.wires: dict[str, dict[str, float]] = {}
-        self.totals: dict[str, float] = {}
         self.unbalanced = 0
         self.folder: Path | None = None
+        self.error: str | None = None
 
     def begin(self, control: Supervisor) -> None:
         self.start = time.monotonic()
+
+    @property
+    def age(self) -> float:
+        return time.monotonic() - self.start
 
     def tick(self, control: Supervisor) -> None:
         self.events += control.events()
@@ -38,7 +59,7 @@ class Watch:
             self.act(control)
         if self.until and self.until(control):
             control.stop("until")
-        elif time.monotonic() - self.start > self.seconds:
+        elif self.age > self.seconds:
             control.stop("seconds")
 
     def saved(self, folder: Path, ok: bool) -> None:
@@ -51,13 +72,42 @@ class Watch:
 
     def end(self, control: Supervisor, reason: str, error: str | None) -> None:
         self.events += control.events()
-        self.final, self.wires = control.snapshot(), control.wires()
+        self.final, self.wires, self.error = control.snapshot(), control.wires(), error
+
+    def texts(self, kind: str) -> list[str]:
+        return [event["text"] for event in self.events if event["kind"] == kind]
+
+
+class Shared:
+    """One fork server for all tests, started when the first one needs it."""
+
+    nursery: Nursery | None = None
+
+    @classmethod
+    def get(cls) -> Nursery:
+        if cls.nursery is None:
+            cls.nursery = Nursery(PRELOAD)
+        return cls.nursery
+
+    @classmethod
+    def close(cls) -> None:
+        if cls.nursery is not None:
+            cls.nursery.close()
+            cls.nursery = None
 
 
 def drive(program: Program, kind: str, folder: Path, watch: Watch | None = None, faults: Faults | None = None) -> Watch:
     watch = watch or Watch()
-    watch.reason = run(program, watch, kind, folder / "logs", faults)
+    watch.reason = run(program, watch, kind, folder / "logs", faults, Shared.get() if kind == "local" else None)
     return watch
+
+
+def up(control: Any, *places: str) -> bool:
+    """Whether all roles of these places are ready (the inline runtime's always are)."""
+    if not hasattr(control, "children"):
+        return True
+    children = [control.children[place] for place in places or control.children]
+    return all(child.pid and child.started and child.ready.issuperset(child.started) for child in children)
 
 
 def kill(control: Any, place: str, sig: int = signal.SIGKILL) -> int | None:
@@ -66,3 +116,45 @@ def kill(control: Any, place: str, sig: int = signal.SIGKILL) -> int | None:
     if pid is not None:
         os.kill(pid, sig)
     return pid
+
+
+class Killer:
+    """Kills the named places in turn, each time when all of them are up and `progress` has grown by `every`."""
+
+    def __init__(self, victims: tuple[str, ...], times: int, progress: str = "steps", every: float = 10, seed: int = 1) -> None:
+        self.victims, self.times, self.progress, self.every = victims, times, progress, every
+        self.kills, self._at = 0, every
+        self.pids: set[int | None] = set()
+        self._rng = np.random.default_rng(seed)
+
+    def __call__(self, control: Any) -> None:
+        if self.kills < self.times and control.total(self.progress) >= self._at and self._fresh(control):
+            time.sleep(self._rng.uniform(0, 0.02))  # any moment of its work
+            self.pids.add(kill(control, self.victims[self.kills % len(self.victims)]))
+            self.kills += 1
+            self._at = control.total(self.progress) + self.every
+
+    def done(self, control: Any) -> bool:
+        """All killed, and gone on for as long again."""
+        return self.kills >= self.times and control.total(self.progress) >= self._at and self._fresh(control)
+
+    def _fresh(self, control: Any) -> bool:
+        return up(control, *self.victims) and not any(control.children[v].pid in self.pids for v in self.victims)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process is dead (a zombie is)."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 3.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return bool(condition())

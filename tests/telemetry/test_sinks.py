@@ -18,8 +18,9 @@ from tests.telemetry.fakes import WIRES, Pages, second
 @pytest.fixture
 def shot() -> dict:
     pages, window = Pages("actor-0", "actor-1", "learner-0"), Window()
+    second(pages, busy=0.5, steps=500)
     window.push(Reading(0.0, pages.read(), WIRES))
-    second(pages, busy=0.5)
+    second(pages, busy=0.5, steps=500)
     pages["actor-0"].observe("episode_return", 21.5)
     window.push(Reading(1.0, pages.read(), WIRES))
     return {**window.snapshot(), "seconds": 61.0, "time": 1.0, "best_return": -math.inf, "lowest_return": math.inf,

@@ -10,6 +10,8 @@ from tests.telemetry.fakes import WIRES, Pages, second
 
 def run(seconds: int, window: Window | None = None, **kwargs: float) -> tuple[Window, Pages]:
     pages, window = Pages("actor-0", "actor-1", "learner-0"), window or Window()
+    window.push(Reading(-9.0, pages.read(), WIRES))  # start-up, before the first environment step, counts for nothing
+    second(pages, busy=0.0)
     window.push(Reading(0.0, pages.read(), WIRES))
     for t in range(1, seconds + 1):
         second(pages, **kwargs)
@@ -22,8 +24,8 @@ def test_instances_are_grouped_by_role():
 
 
 def test_rates_shares_and_totals():
-    shot = run(5, busy=0.75, blocked=0.5)[0].snapshot()
-    assert shot["env_steps"] == 5000 and shot["env_steps_per_second"] == pytest.approx(1000)
+    shot = run(10, busy=0.75, blocked=0.5)[0].snapshot()
+    assert shot["env_steps"] == 11000 and shot["env_steps_per_second"] == pytest.approx(1000)
     assert shot["learner_steps_per_second"] == pytest.approx(10)
     assert shot["learner_idle"] == pytest.approx(0.25)
     assert shot["roles"]["actor"]["waits"]["unrolls"] == pytest.approx(0.5)
@@ -36,12 +38,13 @@ def test_rates_shares_and_totals():
 
 def test_the_window_slides():
     window, pages = run(30, busy=0.2)
-    for t in range(31, 61):
+    for t in range(31, 121):
         second(pages, busy=0.9, steps=4000)
         window.push(Reading(float(t), pages.read(), WIRES))
-    assert window.snapshot()["env_steps_per_second"] == pytest.approx(4000)
-    assert window.snapshot()["learner_idle"] == pytest.approx(0.1)
-    assert window.snapshot(whole_run=True)["learner_idle"] == pytest.approx(0.44, abs=0.02)
+    shot, whole = window.snapshot(), window.snapshot(whole_run=True)
+    assert shot["env_steps_per_second"] == pytest.approx(4000) and shot["window_seconds"] == pytest.approx(60)
+    assert shot["learner_idle"] == pytest.approx(0.1)
+    assert whole["learner_idle"] == pytest.approx((30 * 0.8 + 90 * 0.1) / 120) and whole["window_seconds"] == 120
 
 
 def test_recent_return_is_that_of_about_the_last_hundred_episodes():
@@ -80,6 +83,7 @@ def test_occupancy_is_weighted_by_time():
 def test_replicas_that_do_not_run_do_not_dilute_shares():
     pages, window = Pages("actor-0", "actor-1", "actor-2", "learner-0"), Window()
     pages["actor-2"].set("alive", 0)
+    second(pages, busy=0.5)
     window.push(Reading(0.0, pages.read(), WIRES))
     second(pages, busy=0.5)
     window.push(Reading(1.0, pages.read(), WIRES))

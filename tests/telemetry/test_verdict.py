@@ -32,6 +32,17 @@ def test_actor_bound_without_cores_does_not():
     assert text.startswith("actor-bound") and "all 2 cores are busy" in text and "more --actors" not in text
 
 
+def test_evaluations_that_eat_a_scarce_core_are_named():
+    pages, window = Pages("actor-0", "actor-1", "learner-0", "evaluator-0"), Window()
+    for t in range(6):
+        second(pages, busy=0.3, blocked=0.3)
+        pages["evaluator-0"].add("busy_seconds", 0.8)
+        pages["evaluator-0"].add("phase_seconds/evaluate", 0.8)
+        window.push(Reading(float(t), pages.read(), WIRES))
+    text = verdict(window.snapshot(), 5.0, "local", 2)
+    assert "80 % of one with evaluations" in text and "--eval.every-env-steps" in text
+
+
 def test_weight_bound_when_actors_wait_for_weights_that_nobody_makes():
     assert judged(busy=0.3, weights=0.6).startswith("weight-bound")
 

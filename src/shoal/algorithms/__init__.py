@@ -23,6 +23,7 @@ ALGORITHMS = {
     "a2c": ("shoal.algorithms.a2c", "A2C"),
     "ppo": ("shoal.algorithms.ppo", "PPO"),
     "vtrace": ("shoal.algorithms.vtrace", "VTrace"),
+    "appo": ("shoal.algorithms.appo", "APPO"),
 }
 """Name -> (module, class). The module's `Config` belongs to it."""
 

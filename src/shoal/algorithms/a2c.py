@@ -145,7 +145,7 @@ class A2CLearn:
     def minibatches(
         self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator
     ) -> Iterator[Update]:
-        self.learner.optimiser.lr = annealed(progress, self.config.lr, self.config.lr_final)
+        self.anneal(progress)
         entropy = annealed(progress, self.config.entropy, self.config.entropy_final)
         yield Update(self.learner.batch(batch), self.learner.totals(sums, extra=2), entropy)
 
@@ -175,6 +175,13 @@ class A2CLearn:
 
     def apply(self, gradient: np.ndarray, phase: str) -> bool:
         return self.learner.optimiser.step(gradient)
+
+    def anneal(self, progress: Progress) -> None:
+        self.learner.optimiser.lr = annealed(progress, self.config.lr, self.config.lr_final)
+
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        return self.learner.weights
 
     def moments(self, batch: Tree) -> np.ndarray:
         return self.learner.moments(batch)

@@ -49,8 +49,14 @@ class Learner:
         self.returns = Normaliser(self.state, "returns", 1) if plan.normalise_returns else None
         statistics = None if self.observations is None else (self.observations.mean, self.observations.scale)
         self.model = plan.model(seed, statistics)
+        self._weights = ("params", *self.state)  # before the optimiser adds its moments
         self.optimiser = Optimiser(optimiser, self.model.params, self.state, epsilon=epsilon, grad_norm=grad_norm)
         self._seats, self._final_rows = plan.seats, plan.record.final_capacity
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The state without the optimiser's moments: all that gradients and policies depend on."""
+        return {name: self.state[name] for name in self._weights}
 
     def batch(self, tree: Tree) -> Batch:
         """The staging buffer as tensors, without a copy; rewards scaled if returns are normalised."""

@@ -9,6 +9,7 @@ import torch
 
 from shoal.core import StepView, Tree
 from shoal.nets import NetConfig, Output, build, flat_grad, flatten
+from shoal.nets.flat import adopt
 from shoal.slots import leaves, map_tree
 
 if TYPE_CHECKING:
@@ -50,10 +51,7 @@ class Model:
 
     def move(self, into: torch.Tensor) -> None:
         """Let the parameters live in `into`, with the values that are there."""
-        values = into.clone()
-        self.params = flatten(self.net, into)
-        with torch.no_grad():
-            into.copy_(values)
+        self.params = adopt(self.net, into)
 
     @property
     def grad(self) -> torch.Tensor:

@@ -25,6 +25,12 @@ class ActorCriticPolicy:
             self.model.mean.copy_(torch.from_numpy(published["norm"]["mean"]))
             self.model.scale.copy_(torch.from_numpy(published["norm"]["scale"]))
 
+    def bind(self, published: Tree) -> None:
+        """Act with these very arrays from now on: whoever writes them changes this policy (GA3C's one model)."""
+        self.model.move(torch.from_numpy(published["params"]))
+        if published["norm"]:
+            self.model.watch(torch.from_numpy(published["norm"]["mean"]), torch.from_numpy(published["norm"]["scale"]))
+
     def initial_state(self, seats: int) -> Tree:
         return self.model.net.initial_state(seats)
 

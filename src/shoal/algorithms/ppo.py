@@ -18,7 +18,7 @@ Deliberate differences:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,9 +27,9 @@ import torch
 from shoal.algorithms.advantages import Advantages, estimate
 from shoal.algorithms.blueprint import Blueprint, check_numbers
 from shoal.algorithms.learner import Learner
+from shoal.algorithms.proximal import Bounds, Minibatch, Passes, descend
 from shoal.algorithms.training import OptimiserName, annealed
 from shoal.core import Progress, Tolerance, Tree
-from shoal.ops import losses
 from shoal.slots import Layout
 
 if TYPE_CHECKING:
@@ -132,17 +132,6 @@ class PPO:
         return self.plan.published_layout()
 
 
-@dataclass
-class Minibatch:
-    """Part of a batch with its (normalised) advantages, and what is true while it is learned from."""
-
-    batch: Batch
-    advantages: Advantages
-    weight: float
-    clip: float
-    entropy: float
-
-
 class PPOLearn:
     """Several gradients per batch."""
 
@@ -154,72 +143,35 @@ class PPOLearn:
             plan, seed, optimiser=config.optimiser, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm
         )
         self.state = self.learner.state
-        self._prepared: tuple[Tree, Batch, Advantages] | None = None
+        self.passes = Passes(config, self.learner, self._advantages)
+
+    def _advantages(self, batch: Batch) -> Advantages:
+        with torch.no_grad():
+            output = self.learner.model.unroll(batch)
+        return estimate(self.learner.model, batch, output, self.config)
 
     def sums(self, batch: Tree) -> np.ndarray:
-        self._prepared = None  # a staging buffer comes back with new data in it
-        _, prepared, advantages = self._prepare(batch)
-        return self.learner.sums(batch, advantages.sums(prepared.valid))
+        return self.passes.sums(batch)
 
     def minibatches(
         self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator
     ) -> Iterator[Minibatch]:
-        config, learner = self.config, self.learner
-        _, prepared, advantages = self._prepare(batch)
-        self._prepared = None
-        totals = learner.totals(sums, extra=2)
-        if config.normalise_advantage:
-            advantages = advantages.normalised(totals)
-        learner.optimiser.lr = annealed(progress, config.lr, config.lr_final)
-        whole = Minibatch(
-            prepared.acted(),
-            advantages,
-            totals.weight(config.minibatches),
-            annealed(progress, config.clip, config.clip_final),
-            annealed(progress, config.entropy, config.entropy_final),
-        )
-        if not learner.model.recurrent:  # then a step is a column of its own
-            whole = replace(whole, batch=whole.batch.flattened(), advantages=advantages.flattened())
-        columns = whole.batch.columns()
-        for _ in range(config.epochs):
-            if config.minibatches == 1:
-                yield whole
-                continue
-            for chosen in np.array_split(rng.permutation(columns), config.minibatches):
-                index = torch.from_numpy(chosen)
-                yield replace(whole, batch=whole.batch.select(index), advantages=whole.advantages.select(index))
+        self.anneal(progress)
+        return self.passes.minibatches(batch, sums, progress, rng)
 
     def gradients(self, minibatch: Minibatch, phase: str) -> tuple[np.ndarray, dict[str, float]]:
-        config, batch, advantages, model = self.config, minibatch.batch, minibatch.advantages, self.learner.model
-        output = model.unroll(batch)
-        log_prob, entropy = model.judge(output, batch)
-        lower, upper = 1 - minibatch.clip, 1 + minibatch.clip
-        ratio = losses.importance_ratio(log_prob, batch.log_prob)
-        valid, weight = batch.valid, minibatch.weight
-        policy_loss = losses.masked_sum(losses.ppo_clip_loss(ratio, advantages.advantage, lower, upper), valid) * weight
-        value_loss = (
-            losses.masked_sum(
-                losses.value_loss(output.value, advantages.target, advantages.value, config.value_clip), valid
-            )
-            * weight
-        )
-        bonus = losses.masked_sum(entropy, valid) * weight
-        loss = policy_loss + config.value_weight * value_loss - minibatch.entropy * bonus
-        return self.learner.descend(
-            loss,
-            {
-                "policy_loss": policy_loss,
-                "value_loss": value_loss,
-                "entropy": losses.masked_mean(entropy.detach(), valid),
-                "approx_kl": losses.masked_mean(losses.approx_kl(log_prob.detach(), batch.log_prob), valid),
-                "mean_rho": losses.masked_mean(ratio.detach(), valid),
-                "clip_fraction": losses.clip_fraction(ratio.detach(), lower, upper, valid),
-                "explained_variance": losses.explained_variance(advantages.value, advantages.target, valid),
-            },
-        )
+        bounds = Bounds(1 - minibatch.clip, 1 + minibatch.clip)
+        return descend(self.learner, minibatch, bounds, self.config.value_weight, self.config.value_clip)
 
     def apply(self, gradient: np.ndarray, phase: str) -> bool:
         return self.learner.optimiser.step(gradient)
+
+    def anneal(self, progress: Progress) -> None:
+        self.learner.optimiser.lr = annealed(progress, self.config.lr, self.config.lr_final)
+
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        return self.learner.weights
 
     def moments(self, batch: Tree) -> np.ndarray:
         return self.learner.moments(batch)
@@ -232,12 +184,3 @@ class PPOLearn:
 
     def published(self, progress: Progress) -> Tree:
         return self.learner.published(progress)
-
-    def _prepare(self, batch: Tree) -> tuple[Tree, Batch, Advantages]:
-        """Advantages of a batch with the weights as they are now: once, for `sums` and for `minibatches`."""
-        if self._prepared is None or self._prepared[0] is not batch:
-            tensors = self.learner.batch(batch)
-            with torch.no_grad():
-                output = self.learner.model.unroll(tensors)
-            self._prepared = batch, tensors, estimate(self.learner.model, tensors, output, self.config)
-        return self._prepared

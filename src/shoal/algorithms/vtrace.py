@@ -162,7 +162,7 @@ class VTraceLearn:
     def minibatches(
         self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator
     ) -> Iterator[Update]:
-        self.learner.optimiser.lr = annealed(progress, self.config.lr, self.config.lr_final)
+        self.anneal(progress)
         entropy = annealed(progress, self.config.entropy, self.config.entropy_final)
         yield Update(self.learner.batch(batch), self.learner.totals(sums), entropy)
 
@@ -204,6 +204,13 @@ class VTraceLearn:
 
     def apply(self, gradient: np.ndarray, phase: str) -> bool:
         return self.learner.optimiser.step(gradient)
+
+    def anneal(self, progress: Progress) -> None:
+        self.learner.optimiser.lr = annealed(progress, self.config.lr, self.config.lr_final)
+
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        return self.learner.weights
 
     def moments(self, batch: Tree) -> np.ndarray:
         return self.learner.moments(batch)

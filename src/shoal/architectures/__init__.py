@@ -15,7 +15,10 @@ __all__ = ["ARCHITECTURES", "named"]
 ARCHITECTURES = {
     "synchronous": "shoal.architectures.synchronous",
     "actor_learner": "shoal.architectures.actor_learner",
+    "async_gradients": "shoal.architectures.async_gradients",
+    "predictor_trainer": "shoal.architectures.predictor_trainer",
     "central_inference": "shoal.architectures.central_inference",
+    "gossip": "shoal.architectures.gossip",
 }
 """Name -> module with Config, delivers(config) and draw(program, parts, config)."""
 

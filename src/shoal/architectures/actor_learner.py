@@ -63,10 +63,11 @@ class Config:
             raise ConfigError(f"--architecture.reuse {self.reuse:g}, max-staleness and delay-slots need a buffer; give "
                               f"--architecture.buffer-slots {4 * self.batch_slots}")
         if 0 < self.buffer_slots < self.batch_slots:
-            raise ConfigError(f"--architecture.buffer-slots {self.buffer_slots} holds less than one batch of --architecture.batch-slots "
-                              f"{self.batch_slots}; make it at least as large")
+            raise ConfigError(f"--architecture.buffer-slots {self.buffer_slots} holds less than one batch of "
+                              f"--architecture.batch-slots {self.batch_slots}; make it at least as large")
         if self.lockstep and self.buffer_slots:
-            raise ConfigError("--architecture.lockstep learns from each unroll once; it does not go with --architecture.buffer-slots")
+            raise ConfigError("--architecture.lockstep learns from each unroll once; it does not go with "
+                              "--architecture.buffer-slots")
 
 
 def delivers(config: Config) -> Delivery:
@@ -74,7 +75,8 @@ def delivers(config: Config) -> Delivery:
         return Delivery(Tolerance.REPLAY, f"--architecture.buffer-slots {config.buffer_slots} replays data of any age (a "
                         "--architecture.max-staleness would bound it)")
     if config.buffer_slots:
-        return Delivery(Tolerance.BOUNDED_REUSE, f"data are learned from {config.reuse:g} times, at most {config.max_staleness} versions old")
+        return Delivery(Tolerance.BOUNDED_REUSE, f"data are learned from {config.reuse:g} times, at most {config.max_staleness} "
+                        "versions old")
     return Delivery(Tolerance.LAG, "actors go on while the learner learns, so data are some versions old")
 
 
@@ -90,8 +92,8 @@ def draw(program: Program, parts: Parts, config: Config) -> None:
     program.add("actor", Actor, parts=parts, unrolls=unrolls.sink, weights=weights.reader, per_version=int(config.lockstep),
                 replicas=(1, parts.actors, parts.actors), place=place)
     program.add("learner", Learner, parts=parts, unrolls=unrolls.source, weights=weights.publisher, group=group,
-                batch_slots=config.batch_slots, reuse=_reuse(config), replicas=parts.learners, place=place,
-                compute_threads=parts.learner_threads)
+                batch_slots=config.batch_slots, reuse=_reuse(config), max_staleness=config.max_staleness, replicas=parts.learners,
+                place=place, compute_threads=parts.learner_threads)
     if parts.eval.enabled:
         program.add("evaluator", Evaluator, parts=parts, weights=weights.reader)
 
@@ -100,4 +102,4 @@ def _reuse(config: Config) -> dict[str, Any] | None:
     """What a learner's buffer is made with; None without one."""
     if not config.buffer_slots:
         return None
-    return {"capacity": config.buffer_slots, "reuse": config.reuse, "max_staleness": config.max_staleness, "delay": config.delay_slots}
+    return {"capacity": config.buffer_slots, "reuse": config.reuse, "delay": config.delay_slots}

@@ -20,8 +20,10 @@ import numpy as np
 import torch
 
 from shoal.architectures.parts import Parts
+from shoal.architectures.player import note_episodes
 from shoal.architectures.roles import Evaluator, Learner, learner_group
-from shoal.core import Call, Delivery, Me, Progress, Reader, Request, Server, Sink, StepView, Tolerance, Tree
+from shoal.architectures.views import join_rows, join_views, rows_of
+from shoal.core import Call, Delivery, Me, Progress, Reader, Request, Server, Sink, Tolerance, Tree
 from shoal.envs import Step
 from shoal.errors import ConfigError
 from shoal.runtime import Program
@@ -68,8 +70,9 @@ def draw(program: Program, parts: Parts, config: Config) -> None:
     program.add("actor", EnvActor, parts=parts, steps=steps.client, groups=config.groups, replicas=(1, parts.actors, parts.actors))
     program.add("inference", InferenceServer, parts=parts, steps=steps.server, unrolls=unrolls.sink, weights=weights.reader,
                 groups=config.groups, most_rows=config.inference_rows)
-    program.add("learner", Learner, parts=parts, unrolls=unrolls.source, weights=weights.publisher, group=learner_group(program, parts),
-                batch_slots=config.batch_slots, replicas=parts.learners, compute_threads=parts.learner_threads)
+    program.add("learner", Learner, parts=parts, unrolls=unrolls.source, weights=weights.publisher,
+                group=learner_group(program, parts), batch_slots=config.batch_slots, replicas=parts.learners,
+                compute_threads=parts.learner_threads)
     if parts.eval.enabled:
         program.add("evaluator", Evaluator, parts=parts, weights=weights.reader)
 
@@ -111,10 +114,7 @@ class EnvActor:
                 decisions = int(np.count_nonzero(now.valid))
                 stats.add("env_steps", decisions)
                 stats.add("env_frames", decisions * env.frame_skip)
-                if len(now.episode_return):
-                    stats.add("episodes", len(now.episode_return))
-                    stats.observe("episode_return", now.episode_return)
-                    stats.observe("episode_length", now.episode_length)
+                note_episodes(stats, now)
             draft = await self.steps.slot()
             with stats.phase("write"):
                 write_step(draft.data, group, self.run_id, self.now[group])
@@ -191,10 +191,7 @@ class InferenceServer:
             action, hidden, extras = self._think(desks, steps)
         rows = self.record.seats
         for k, (desk, request) in enumerate(zip(desks, requests, strict=True)):
-            part = slice(k * rows, (k + 1) * rows)
-            desk.hidden = map_tree(lambda x, part=part: x[part], hidden)
-            desk.action = map_tree(lambda x, part=part: x[part], action)
-            desk.extras = map_tree(lambda x, part=part: x[part], extras)
+            desk.hidden, desk.action, desk.extras = (rows_of(tree, k, rows) for tree in (hidden, action, extras))
             desk.version = self.version
             request.reply({"action": desk.action})
         self.me.stats.observe("inference_batch", float(rows * len(requests)))
@@ -237,23 +234,10 @@ class InferenceServer:
         """One forward pass for all requests."""
         views = [desk.recorder.view(now) for desk, now in zip(desks, steps, strict=True)]
         explore = np.concatenate([self._explore(desk) for desk in desks])
-        if len(views) == 1:
-            return self.policy.act(views[0], desks[0].hidden, explore, self.rng)
-        joined = StepView(_join([v.observation for v in views]), _join([v.first for v in views]),
-                          None if views[0].action_mask is None else _join([v.action_mask for v in views]),
-                          None if views[0].prev_action is None else _join([v.prev_action for v in views]),
-                          None if views[0].prev_reward is None else _join([v.prev_reward for v in views]))
-        return self.policy.act(joined, _join([desk.hidden for desk in desks]), explore, self.rng)
+        return self.policy.act(join_views(views), join_rows([desk.hidden for desk in desks]), explore, self.rng)
 
     def _explore(self, desk: Desk) -> np.ndarray:
         env_steps, learner_steps, fraction = self.published["progress"]
         index = next(key[0] for key, value in self.desks.items() if value is desk)
         progress = Progress(int(env_steps), int(learner_steps), float(fraction))
         return self.algorithm.explore(index, self.actors, self.record.seats, progress)
-
-
-def _join(trees: list[Tree]) -> Tree:
-    """Rows of several groups side by side."""
-    if isinstance(trees[0], dict):
-        return {key: _join([tree[key] for tree in trees]) for key in trees[0]}
-    return np.concatenate([np.asarray(tree) for tree in trees])

@@ -49,7 +49,7 @@ def draw(program: Program, parts: Parts, config: Config) -> None:
     place = "main" if config.one_place else None
     program.add("worker", Actor, parts=parts, unrolls=unrolls.sink, weights=weights.reader, per_version=parts.learners,
                 replicas=(1, parts.actors, parts.actors), place=place)
-    program.add("trainer", Learner, parts=parts, unrolls=unrolls.source, weights=weights.publisher, group=learner_group(program, parts),
-                replicas=parts.learners, place=place, compute_threads=parts.learner_threads)
+    program.add("trainer", Learner, parts=parts, unrolls=unrolls.source, weights=weights.publisher,
+                group=learner_group(program, parts), replicas=parts.learners, place=place, compute_threads=parts.learner_threads)
     if parts.eval.enabled:
         program.add("evaluator", Evaluator, parts=parts, weights=weights.reader)

@@ -61,7 +61,7 @@ CARTPOLE = Scene(
 PONG = Scene(
     "ALE/Pong-v5",
     "pong",
-    Grid((16, 32, 64), (16, 64, 256), (160, 640, 2560), ("ale", "raw:ale")),
+    Grid((16, 32), (16, 64, 256), (160, 640, 2560), ("raw:ale",)),
     warm_seconds=3.0,
     seconds=9.0,
 )

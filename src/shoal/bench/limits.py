@@ -164,9 +164,12 @@ def cells(case: Case, cores: int) -> list[Cell]:
     return out
 
 
-def measure(case: Case, probes: Probes, *, known: Limit | None = None, seconds: float = SECONDS,
-            say: Callable[[str], None] = lambda text: None) -> Limit:
-    """The limit of a case: over the whole grid or, where a limit is `known`, again at its best cells only."""
+def measure(case: Case, probes: Probes, *, known: Limit | None = None, same_env: Limit | None = None,
+            seconds: float = SECONDS, say: Callable[[str], None] = lambda text: None) -> Limit:
+    """The limit of a case: over the whole grid or, where a limit is `known`, again at its best cells only.
+
+    `same_env` is the limit of another case in the same environment: its e is this one's.
+    """
     from shoal.bench.probe import passes, prepared
 
     workload = json.dumps(case.arguments())
@@ -174,10 +177,11 @@ def measure(case: Case, probes: Probes, *, known: Limit | None = None, seconds: 
         again = [replace(cell, frames_per_second=probes.rate(workload, cell, seconds)) for cell in (known.e, known.i, known.l)]
         return Limit(*again, known.passes)
     started = time.monotonic()
-    grid = []
+    grid = [] if same_env is None else [cell for cell in same_env.grid if cell.what == "env"]
     for cell in cells(case, len(os.sched_getaffinity(0))):
-        grid.append(replace(cell, frames_per_second=probes.rate(workload, cell, seconds)))
-        say(f"  {grid[-1]}")
+        if same_env is None or cell.what != "env":
+            grid.append(replace(cell, frames_per_second=probes.rate(workload, cell, seconds)))
+            say(f"  {grid[-1]}")
     best = [max((cell for cell in grid if cell.what == what), key=lambda cell: cell.frames_per_second) for what in PARTS]
     limit = Limit(*best, passes(prepared(workload).plan.experiment), grid)
     say(f"  limit of {case.name}: {limit.env_steps_per_second:,.0f} env steps/s = 1 / (1/e + 1/i + {limit.passes}/l), "

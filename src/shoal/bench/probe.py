@@ -11,12 +11,11 @@ Lines of JSON on stdin and stdout, any number of rounds; the end of stdin ends i
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -51,27 +50,11 @@ def passes(experiment: Any) -> int:
 
 
 # ---------------------------------------------------------------------------------------------- the three parts
-@contextlib.contextmanager
-def stepping(workload: str, backend: str, batch: int, threads: int) -> Iterator[Work]:
+def stepping(workload: str, backend: str, batch: int, threads: int) -> Work:
     """e: the environment alone, with random actions made beforehand."""
-    import gymnasium as gym
-
-    name, rng = json.loads(workload)["env"], np.random.default_rng(0)
-    if backend == "raw:gymnasium":
-        env: Any = gym.make_vec(name, batch, vectorization_mode="vector_entry_point")
-        choices = env.single_action_space.n
-    elif backend == "raw:ale":
-        from ale_py.vector_env import AtariVectorEnv
-
-        env = AtariVectorEnv(_rom(name), batch, num_threads=threads, repeat_action_probability=0.25)
-        choices = env.single_action_space.n
-    else:
-        from shoal import envs
-
-        env = envs.make(name, batch, backend=backend, **({"num_threads": threads} if backend == "ale" else {}))
-        choices = env.action_space.n
-    env.reset(seed=0)
-    actions = list(rng.integers(choices, size=(ACTIONS, batch)))
+    env = _world(json.loads(workload)["env"], backend, batch, threads)
+    space = getattr(env, "single_action_space", None) or env.action_space
+    actions = list(np.random.default_rng(0).integers(space.n, size=(ACTIONS, batch)))
     turn = 0
 
     def work() -> int:
@@ -80,10 +63,26 @@ def stepping(workload: str, backend: str, batch: int, threads: int) -> Iterator[
         turn += 1
         return batch
 
-    try:
-        yield work
-    finally:
-        env.close()
+    return work
+
+
+@lru_cache(maxsize=16)
+def _world(name: str, backend: str, batch: int, threads: int) -> Any:
+    """Environments, begun. They are kept: Atari's take a tenth of a second each to make and another to reset."""
+    if backend == "raw:gymnasium":
+        import gymnasium as gym
+
+        env: Any = gym.make_vec(name, batch, vectorization_mode="vector_entry_point")
+    elif backend == "raw:ale":
+        from ale_py.vector_env import AtariVectorEnv
+
+        env = AtariVectorEnv(_rom(name), batch, num_threads=threads, repeat_action_probability=0.25)
+    else:
+        from shoal import envs
+
+        env = envs.make(name, batch, backend=backend, **({"num_threads": threads} if backend == "ale" else {}))
+    env.reset(seed=0)
+    return env
 
 
 def _rom(name: str) -> str:
@@ -94,8 +93,7 @@ def _rom(name: str) -> str:
     return str(gym.spec(name).kwargs["game"])
 
 
-@contextlib.contextmanager
-def acting(workload: str, batch: int) -> Iterator[Work]:
+def acting(workload: str, batch: int) -> Work:
     """i: the policy alone, on observations of the environment's first steps."""
     import torch
 
@@ -115,7 +113,7 @@ def acting(workload: str, batch: int) -> Iterator[Work]:
         policy.act(view, state, explore, rng)
         return batch
 
-    yield work
+    return work
 
 
 def _tiled(step: Any, times: int) -> Any:
@@ -131,8 +129,7 @@ def _tiled(step: Any, times: int) -> Any:
                            reward=wide(step.reward), action_mask=wide(step.action_mask))
 
 
-@contextlib.contextmanager
-def learning(workload: str, batch: int) -> Iterator[Work]:
+def learning(workload: str, batch: int) -> Work:
     """l: whole updates of the algorithm's own Learn, on one batch that lies in memory."""
     from shoal import algorithms
     from shoal.core import Progress
@@ -149,9 +146,10 @@ def learning(workload: str, batch: int) -> Iterator[Work]:
                 gradient, _ = learn.gradients(minibatch, phase)
                 if not learn.apply(gradient, phase):
                     raise FloatingPointError("the learner's gradient is not finite")
+        learn.absorb(learn.moments(tree))
         return frames * repeat
 
-    yield work
+    return work
 
 
 def _batch(algorithm: Any, env: Any, slots: int) -> tuple[Any, int]:
@@ -176,7 +174,7 @@ def _batch(algorithm: Any, env: Any, slots: int) -> tuple[Any, int]:
 
 
 # ---------------------------------------------------------------------------------------------- the loop
-def part(order: Mapping[str, Any], threads: int) -> contextlib.AbstractContextManager[Work]:
+def part(order: Mapping[str, Any], threads: int) -> Work:
     if order["what"] == "env":
         return stepping(order["workload"], order["backend"], order["batch"], threads)
     return (acting if order["what"] == "act" else learning)(order["workload"], order["batch"])
@@ -198,15 +196,15 @@ def serve() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr  # what environments print must not be taken for an answer
     for line in sys.stdin:
         order = json.loads(line)
-        with part(order, threads) as work:
-            for _ in range(WARM_ROUNDS):
-                work()
-            timed(work, order["warm_seconds"])
-            answers.write("ready\n")
-            answers.flush()
-            sys.stdin.readline()
-            answers.write(json.dumps(timed(work, order["seconds"])) + "\n")
-            answers.flush()
+        work = part(order, threads)
+        for _ in range(WARM_ROUNDS):
+            work()
+        timed(work, order["warm_seconds"])
+        answers.write("ready\n")
+        answers.flush()
+        sys.stdin.readline()
+        answers.write(json.dumps(timed(work, order["seconds"])) + "\n")
+        answers.flush()
 
 
 if __name__ == "__main__":

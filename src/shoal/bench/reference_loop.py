@@ -78,7 +78,8 @@ def gae(reward: torch.Tensor, value: torch.Tensor, ended: torch.Tensor, terminat
     return out
 
 
-def train(name: str, seconds: float, threads: int = 0, seed: int = 0, **options: float) -> dict:
+def train(name: str, seconds: float, threads: int = 0, seed: int = 0, until_return: float = float("inf"),
+          **options: float) -> dict:
     settings = {**DEFAULTS[name], **{key: value for key, value in options.items() if value}}
     B, T, parts = int(settings["envs"]), int(settings["horizon"]), int(settings["minibatches"])
     torch.manual_seed(seed)
@@ -95,7 +96,7 @@ def train(name: str, seconds: float, threads: int = 0, seed: int = 0, **options:
     observation_np, reward_np, terminated_np, ended_np, dead_np = views
     observation_np[0], was_end, running, returns = first, np.zeros(B, bool), np.zeros(B), deque(maxlen=100)
     steps, marks, started = 0, [], time.perf_counter()
-    while time.perf_counter() - started < seconds:
+    while time.perf_counter() - started < seconds and not (marks and (marks[-1][2] or 0.0) >= until_return):
         with torch.inference_mode():
             for t in range(T):
                 log_p, _ = net(observation[t])

@@ -144,7 +144,12 @@ def frames(policy: Policy, env: gym.Env, episodes: int, seed: int) -> Iterator[F
 
 
 def _render(env: gym.Env) -> Any:
-    return env.render() if env.render_mode is not None else None
+    if env.render_mode is None:
+        return None
+    try:
+        return env.render()
+    except gym.error.DependencyNotInstalled as error:
+        raise ConfigError(f"the environment cannot be drawn: {error}; install that, or leave --video out") from None
 
 
 def plain_env(target: Any, kwargs: dict[str, Any], render_mode: str | None) -> gym.Env:

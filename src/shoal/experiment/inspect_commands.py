@@ -54,7 +54,7 @@ def show_command(arguments: list[str]) -> int:
     sys.stdout.write(f"\n{prepared.spec.line}\n")
     if plan.names.preset is not None:
         preset = load_preset(plan.names.preset)
-        sys.stdout.write(f"\n{preset.title}\n{preset.status}\nvalues that differ from the defaults\n")
+        sys.stdout.write(f"\n{preset.title}\n{preset.status}\nits values, and where they come from\n")
         for override in preset.overrides:
             where = f"   for {override.env}" if override.env else ""
             sys.stdout.write(f"  {override.key:<32} {override.value!r:<12} {override.source}{where}\n")

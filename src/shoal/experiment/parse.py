@@ -111,6 +111,7 @@ def parse_options(kind: Any, default: T, arguments: Sequence[str], usage: str) -
     if any(token in ("-h", "--help") for token in arguments):
         tyro.cli(kind, default=default, args=["--help"], prog=usage)
     known = {_loose(option): option for option in _options(default)}
+    known |= {_loose(_no_first(option)): option for option in known.values() if ".no_" in option}
     tokens = [_spelled(token, known) if is_option(token) else token for token in arguments]
     if tokens and not is_option(tokens[0]):
         raise ConfigError(f"{tokens[0]!r} is one word too many; {usage} [--options]")
@@ -142,6 +143,12 @@ def _options(default: Any) -> list[str]:
             section, _, name = key.rpartition(".")
             options.append(f"--{section}.no_{name}" if section else f"--no_{name}")
     return options
+
+
+def _no_first(option: str) -> str:
+    """--no-eval.enabled for --eval.no-enabled: both are understood."""
+    section, _, name = option.removeprefix("--").rpartition(".no_")
+    return f"--no_{section}.{name}"
 
 
 def _value(default: Any, key: str) -> Any:

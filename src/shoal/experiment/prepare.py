@@ -14,7 +14,7 @@ from shoal import __version__, algorithms
 from shoal.architectures.parts import EnvSource, Parts
 from shoal.core import Algorithm
 from shoal.envs import EnvSpec
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, EnvironmentError_
 from shoal.experiment.checkpoints import TensorFiles
 from shoal.experiment.config import Experiment, Names, Plan, architecture_of, default_plan
 from shoal.experiment.references import EnvRef
@@ -59,6 +59,10 @@ class Prepared:
 def prepare(plan: Plan) -> Prepared:
     """Check the plan, make one environment to learn its spaces, and build the algorithm for them."""
     plan.validate()
+    module = plan.experiment.net.module
+    if isinstance(module, str) and module.startswith("?"):
+        raise ConfigError(f"the network {module[1:]} of this run was made in a script or notebook and cannot be imported; "
+                          'pass it again in Python: net={"module": ' + module[1:] + "}")
     experiment = dataclasses.replace(plan.experiment, actors=plan.experiment.actor_count)
     plan = dataclasses.replace(plan, experiment=experiment)
     source = EnvSource(plan.env.target, experiment.envs.backend, experiment.envs.arguments())
@@ -68,7 +72,10 @@ def prepare(plan: Plan) -> Prepared:
         except Exception as error:  # pickling runs the user's own code, which may raise anything
             raise ConfigError(f"the environment {plan.env.name} cannot be sent to other processes: {error}; "
                               "make it inside the callable, or use runtime=\"inline\"") from None
-    spec = source.describe()
+    try:
+        spec = source.describe()
+    except (ConfigError, EnvironmentError_) as error:
+        raise error if plan.env.name in str(error) else ConfigError(f"{plan.env.name}: {error}") from None
     seats = experiment.architecture.envs_per_actor * spec.seats_per_env
     return Prepared(plan, source, spec, algorithms.make(experiment.algorithm, spec, experiment.net, seats))
 

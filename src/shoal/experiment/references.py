@@ -81,7 +81,7 @@ def modules_of(config: Mapping[str, Any]) -> list[str]:
     env = config.get("env", {})
     registered = env.get("id") if ":" in str(env.get("id")) else None  # gymnasium's module:Env-v0
     named = [env.get("import"), registered, config.get("net", {}).get("module")]
-    return sorted({path.partition(":")[0].partition(".")[0] for path in named if path})
+    return sorted({path.partition(":")[0].partition(".")[0] for path in named if path and not path.startswith("?")})
 
 
 def check_trust(modules: Sequence[str], trust: bool) -> list[str]:

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment.checkpoints import read_meta
-from shoal.experiment.config import Names, Plan, default_plan
+from shoal.experiment.config import Experiment, Names, Plan, default_plan
 from shoal.experiment.prepare import Prepared, plan_from_json, plan_to_json, prepare
 from shoal.experiment.presets import load_preset
 from shoal.experiment.references import EnvRef, check_trust, modules_of
@@ -70,7 +70,8 @@ class Run:
 
         env = self.prepared.source.make(min(episodes, 100))
         try:
-            return evaluate(self.prepared.algorithm, self.published, env, episodes, seed)
+            with compute_threads(1):
+                return evaluate(self.prepared.algorithm, self.published, env, episodes, seed)
         finally:
             env.close()
 
@@ -105,13 +106,14 @@ def plan_of(preset: str | None, env: Any, algorithm: Any, architecture: Any, ove
     return default_plan(Names(algorithm, architecture), EnvRef(env), None, values)
 
 
-def load(run: str | Path, env: Any = None, trust: bool = False) -> Run:
+def load(run: str | Path, *, env: Any = None, trust: bool = False, **overrides: Any) -> Run:
     """A run by its directory, to act with or to evaluate."""
     rundir = RunDir.open(Path(run))
     config = rundir.config()
     if env is None:
         check_trust(modules_of(config), trust)
-    prepared = prepare(plan_from_json(config, str(rundir.config_file), env))
+    plan = plan_from_json(config, str(rundir.config_file), env)
+    prepared = prepare(replace(plan, experiment=apply(plan.experiment, overrides, "")))
     return Run(rundir.path, rundir.summary(), prepared)
 
 
@@ -129,21 +131,27 @@ def resume_plan(rundir: RunDir, overrides: Mapping[str, Any], env: Any = None, t
     plan = plan_from_json(config, str(rundir.config_file), env)
     if rundir.checkpoints().newest() is None:
         raise ConfigError(f"{rundir.path} has no whole checkpoint to resume from; start again with `shoal train`")
-    reached = rundir.summary().get("stopped_by") == "return"
-    new_goals = {"until_return", "max_env_steps", "max_seconds"} & overrides.keys()
-    if reached and not new_goals:
-        raise ConfigError(f"{rundir.path} has reached its return of {plan.experiment.until_return:g}; to go on, give "
-                          "--max-env-steps, --max-seconds or a higher --until-return")
-    if reached and "until_return" not in overrides:
-        plan = replace(plan, experiment=replace(plan.experiment, until_return=None))
-    plan = replace(plan, experiment=apply(plan.experiment, overrides, ""))
+    experiment = _new_goals(rundir, plan.experiment, overrides)
+    return replace(plan, experiment=apply(experiment, overrides, ""))
+
+
+def _new_goals(rundir: RunDir, experiment: Experiment[Any, Any], overrides: Mapping[str, Any]) -> Experiment[Any, Any]:
+    """A new budget replaces the old ones, and a return that was reached is no goal any more."""
+    budgets = ("max_env_steps", "max_seconds")
+    if any(name in overrides for name in budgets):
+        experiment = replace(experiment, max_env_steps=None, max_seconds=None)
+    if rundir.summary().get("stopped_by") == "return":
+        if not overrides.keys() & {"until_return", *budgets}:
+            raise ConfigError(f"{rundir.path} has reached its return of {experiment.until_return:g}; to go on, give "
+                              "--max-env-steps, --max-seconds or a higher --until-return")
+        experiment = replace(experiment, until_return=None)
     base = base_of(rundir)
-    for name, done in (("max_env_steps", base.totals["env_steps"]), ("max_seconds", base.seconds)):
-        limit = getattr(plan.experiment, name)
-        if limit is not None and done >= limit:
+    for name, done in zip(budgets, (base.totals["env_steps"], base.seconds), strict=True):
+        limit = overrides.get(name, getattr(experiment, name))
+        if isinstance(limit, int | float) and 0 < limit <= done:
             raise ConfigError(f"{rundir.path} has already done {done:,.0f} of {name}={limit:g}; "
                               f"give a larger --{name.replace('_', '-')}")
-    return plan
+    return experiment
 
 
 def base_of(rundir: RunDir) -> Base:
@@ -174,7 +182,7 @@ def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = No
         program = prepared.program(resumed)
         rundir.save_config(plan_to_json(plan, resumed))
     session = _session(prepared, rundir, base, stream or sys.stdout, started)
-    with interruptible(session):
+    with interruptible(session), compute_threads(experiment.learner_threads):
         runtime.run(program, session, experiment.runtime, rundir.logs, experiment.faults)
     return Run(rundir.path, rundir.summary(), prepared)
 
@@ -194,6 +202,20 @@ def _session(prepared: Prepared, rundir: RunDir, base: Base, stream: IO[str], st
     return RunSession(rundir, labels, goals, checkpoint_seconds=experiment.checkpoint.every_seconds,
                       keep=experiment.checkpoint.keep, sinks=[sink for sink in sinks if sink is not None], base=base,
                       started=started)
+
+
+@contextlib.contextmanager
+def compute_threads(count: int) -> Iterator[None]:
+    """What torch may use in this process meanwhile: small nets are several times slower with threads that wait for
+    each other on busy cores, and an inline run must not depend on the number of cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

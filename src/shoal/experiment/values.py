@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from shoal.errors import ConfigError
 from shoal.experiment.presets import closest
+from shoal.experiment.references import import_path
 
 __all__ = ["apply", "keys", "plain"]
 
@@ -46,6 +47,8 @@ def _hint(config: Any, name: str) -> Any:
 
 def fit_type(hint: Any, value: Any, key: str) -> Any:
     """The value as its field wants it: 1 for a float becomes 1.0, a list becomes a tuple; anything else is an error."""
+    if isinstance(value, type) and key.rpartition(".")[2] == "module":
+        return value  # a class of the user's own stands for its import path
     ok, fitted = _fits(hint, value)
     if not ok:
         raise ConfigError(f"{key}={value!r} is not possible: give {words(hint)}")
@@ -108,7 +111,9 @@ def keys(config: Any, prefix: str = "") -> Iterator[str]:
 
 
 def plain(config: Any) -> Any:
-    """A configuration as JSON values."""
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+    """A configuration as JSON values. A class becomes its import path, or ?Name if it cannot be imported."""
+    if isinstance(config, type):
+        return import_path(config) or f"?{config.__name__}"
+    if dataclasses.is_dataclass(config):
         return {entry.name: plain(getattr(config, entry.name)) for entry in dataclasses.fields(config)}
     return [plain(item) for item in config] if isinstance(config, list | tuple) else config

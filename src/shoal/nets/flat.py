@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["flat_grad", "flatten", "intact"]
+__all__ = ["adopt", "flat_grad", "flatten", "intact"]
 
 
 @torch.no_grad()
@@ -27,6 +27,14 @@ def flatten(module: nn.Module, into: Tensor | None = None) -> Tensor:
     flat = _vector(module, size, into)
     for p, view in _views(module, flat):
         view.copy_(p)
+        p.data = view
+    return flat
+
+
+def adopt(module: nn.Module, flat: Tensor) -> Tensor:
+    """Let all parameters be views of ``flat``, with the values that are there: others may be using it already."""
+    _vector(module, sum(p.numel() for p in module.parameters()), flat)
+    for p, view in _views(module, flat):
         p.data = view
     return flat
 

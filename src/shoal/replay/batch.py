@@ -52,6 +52,8 @@ class BatchLayout:
     offsets: tuple[int, ...] = field(init=False)
     shapes: tuple[tuple[int, ...], ...] = field(init=False)
     nbytes: int = field(init=False)
+    geometry: npt.NDArray[np.int64] = field(init=False, compare=False)
+    """int64[3, C]: bytes of a cell, bytes of an item, offset."""
 
     def __post_init__(self) -> None:
         offsets, shapes, at = [], [], 0
@@ -63,6 +65,9 @@ class BatchLayout:
         object.__setattr__(self, "offsets", tuple(offsets))
         object.__setattr__(self, "shapes", tuple(shapes))
         object.__setattr__(self, "nbytes", at)
+        sizes = np.array([column.spec.cell_bytes for column in self.columns], np.int64)
+        geometry = np.stack([sizes, sizes * np.array(self.lengths, np.int64), np.array(offsets, np.int64)])
+        object.__setattr__(self, "geometry", geometry)
 
     def views(self, memory: npt.NDArray[np.uint8], offset: int = 0) -> Any:
         """The nested arrays over a block of memory."""

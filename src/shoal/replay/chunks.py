@@ -7,7 +7,7 @@ rows in place. Tables refer to rows as soon as they are written. `close` drops t
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +47,6 @@ class ChunkStore:
         self.compression = dict(compression or {})
         self.arrays = Chunks(
             address=np.zeros(FIRST_CHUNKS, np.int64),
-            cell_bytes=np.zeros(FIRST_CHUNKS, np.int64),
             nbytes=np.zeros(FIRST_CHUNKS, np.int64),
             holders=np.zeros(FIRST_CHUNKS, np.int32),
             freed=np.zeros(FIRST_CHUNKS, np.int64),
@@ -90,23 +89,26 @@ class ChunkStore:
         self.live += count
         arrays = []
         for at, spec in enumerate(specs):
-            chunk = first + at
-            block = self.pool.take(spec.cell_bytes * rows)
-            self._blocks[chunk], self.specs[chunk], self.rows[chunk] = block, spec, rows
-            self._first[chunk] = first
-            self.arrays.address[chunk] = block.address
-            self.arrays.cell_bytes[chunk] = spec.cell_bytes
-            self.arrays.nbytes[chunk] = spec.cell_bytes * rows
-            self.arrays.holders[chunk] = 1
+            block = self._place(first + at, spec, rows, first)
             arrays.append(block.array((rows, *spec.shape), spec.dtype))
         return Group(first, tuple(specs), rows, tuple(arrays))
+
+    def _place(self, chunk: int, spec: Spec, rows: int, first: int) -> Block:
+        """Memory for one chunk, held once."""
+        block = self.pool.take(spec.cell_bytes * rows)
+        self._blocks[chunk], self.specs[chunk], self.rows[chunk] = block, spec, rows
+        self._first[chunk] = first
+        arrays = self.arrays
+        arrays.address[chunk], arrays.holders[chunk] = block.address, 1
+        arrays.nbytes[chunk] = spec.cell_bytes * rows
+        return block
 
     def _extend(self, count: int) -> int:
         first = len(self.specs)
         if first + count > self.capacity:
             grown = max(2 * self.capacity, first + count)
             self.arrays = Chunks(*(np.resize(a, grown) if a.shape[0] > 1 else a for a in self.arrays))
-            for array in self.arrays[:4]:
+            for array in self.arrays[:3]:
                 array[first:] = 0
             for table in self._tables:
                 table.grow_refs(grown)
@@ -142,12 +144,8 @@ class ChunkStore:
         self._resize(chunk, filled * spec.cell_bytes)
         self._retire(block)
 
-    def hold(self, chunks: Iterable[int]) -> None:
-        """Keep chunks alive, as a snapshot does."""
-        for chunk in chunks:
-            self.arrays.holders[chunk] += 1
-
     def drop(self, chunks: Iterable[int]) -> None:
+        """Let go of chunks held one by one."""
         for chunk in chunks:
             self.arrays.holders[chunk] -= 1
             if self.arrays.holders[chunk] == 0:
@@ -236,6 +234,44 @@ class ChunkStore:
         self._decoded[chunk] = block
         self.arrays.address[chunk] = block.address
         return block
+
+    # Checkpoints see groups of chunks, some of whose members may be gone.
+
+    def groups(self) -> Iterator[tuple[int, list[int | None]]]:
+        """The first id of every live group and its members, None for those that were freed."""
+        for first, (_, count) in self._left.items():
+            yield first, [c if self.specs[c] is not None else None for c in range(first, first + count)]
+
+    def stored(self, chunk: int) -> tuple[Spec, int, str, Any]:
+        """A chunk's cell, rows, codec and bytes; the bytes stay valid while a reader is registered."""
+        spec = self.specs[chunk]
+        assert spec is not None
+        encoded = self._encoded.get(chunk)
+        if encoded is not None:
+            return spec, encoded.rows, encoded.codec, encoded.data
+        return spec, self.rows[chunk], "none", memoryview(self.array(chunk).reshape(-1).view(np.uint8))
+
+    def restore(self, specs: Sequence[Spec | None], rows: Sequence[int]) -> int:
+        """A group as `groups` described it, its live members held by the caller; returns its first id."""
+        first = self._extend(len(specs))
+        live = [at for at, spec in enumerate(specs) if spec is not None]
+        self._left[first] = (len(live), len(specs))
+        self.live += len(live)
+        for at in live:
+            spec = specs[at]
+            assert spec is not None
+            self._place(first + at, spec, rows[at], first)
+        return first
+
+    def fill(self, chunk: int, codec: str, data: bytes) -> None:
+        """Write the rows of a restored chunk."""
+        array = self.array(chunk)
+        if codec == "none":
+            array.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
+            return
+        decode(data, codec, array)
+        if self.compression.get(self.specs[chunk].path) == codec:  # type: ignore[union-attr]
+            self._compress(chunk, codec)
 
     def materialize(self, chunks: Iterable[int]) -> None:
         """Make encoded chunks readable by compiled code."""

@@ -6,15 +6,16 @@ from typing import Any
 
 from shoal.replay.kernels import compiled
 
+PRIORITY = 7  # as in items
 __all__ = ["heap_fix", "heap_push", "heap_remove"]
 
-# heap is int64[2, capacity]: row 0 the slots in heap order, row 1 the position of a slot. values[slot, 0] is the priority,
+# heap is int64[2, capacity]: row 0 the slots in heap order, row 1 the position of a slot. values[slot, PRIORITY] is the priority,
 # stamps[slot] grows with every insert and update; sign is +1 for the smallest first and -1 for the largest first.
 
 
 @compiled
 def _before(values: Any, stamps: Any, sign: float, a: int, b: int) -> bool:
-    first, second = sign * values[a, 0], sign * values[b, 0]
+    first, second = sign * values[a, PRIORITY], sign * values[b, PRIORITY]
     if first != second:
         return bool(first < second)
     return bool(stamps[a] < stamps[b])

@@ -10,22 +10,20 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from shoal.replay.heap import heap_fix, heap_push, heap_remove
-from shoal.replay.kernels import compiled, index_find, index_insert, index_remove, next_uniform
+from shoal.replay.kernels import compiled, index_find, index_insert, index_remove, inlined, next_uniform
 from shoal.replay.selectors import FIFO, LIFO, MAX_HEAP, MIN_HEAP, PRIORITIZED, UNIFORM
-from shoal.replay.tree import descend, refresh, total
+from shoal.replay.tree import descend, refresh, search, total
 
-__all__ = ["Chunks", "State", "count_sampled", "draw", "insert", "look_up", "reindex", "release", "remove", "settle", "update", "walk"]
+__all__ = ["Chunks", "State", "count_sampled", "draw", "insert", "look_up", "reindex", "release", "remove", "restore", "settle", "update", "walk"]
 
 # columns of items
-KEY, TIMES, PREV, NEXT, DENSE, SHAPE, REC = range(7)
-ITEM_FIELDS = 7
+KEY, TIMES, PREV, NEXT, DENSE, SHAPE, REC, PRIORITY = range(8)
+ITEM_FIELDS = 8  # one cache line
 # entries of meta
 SIZE, HEAD, TAIL, FREE, USED, NEXT_KEY, STAMP, BYTES, REC_TOP, DIRTY = range(10)
 SELECT, REMOVE = 10, 11
 REC_FREE = 16
 META = 64
-# columns of values
-PRIORITY, BORN = 0, 1
 # what became of an item of a request
 INSERTED, UPDATED, BAD_PRIORITY, WAITING = 0, 1, 2, 3
 
@@ -39,7 +37,8 @@ class State(NamedTuple):
     meta: Any  # int64[META]
     powers: Any  # float64[2]: exponents of selector and remover
     items: Any  # int64[N, ITEM_FIELDS]
-    values: Any  # float64[N, 2]: priority, time of insertion
+    values: Any  # float64[N, ITEM_FIELDS]: the same memory, for the priority
+    born: Any  # float64[N]: time of insertion
     stamps: Any  # int64[N]
     dense: Any  # int64[N]: the slots in use, in no order
     index: Any  # int64[H, 2]: key -> slot
@@ -59,14 +58,13 @@ class Chunks(NamedTuple):
     """The arrays of the chunk store that all tables share."""
 
     address: Any  # int64[chunks]: where the rows lie; 0 for an encoded chunk
-    cell_bytes: Any  # int64[chunks]
     nbytes: Any  # int64[chunks]
     holders: Any  # int32[chunks]: tables and writers that hold the chunk
     freed: Any  # int64[chunks]: ids whose last holder has gone
     freed_count: Any  # int64[1]
 
 
-@compiled
+@inlined
 def _leaf(priority: float, power: float) -> float:
     if priority == 0.0:
         return 0.0
@@ -74,7 +72,7 @@ def _leaf(priority: float, power: float) -> float:
     return value if value > SMALLEST_LEAF else SMALLEST_LEAF
 
 
-@compiled
+@inlined
 def _acceptable(s: Any, priority: float) -> bool:
     if not (priority >= 0.0 and priority < 1.7e308):
         return False
@@ -83,7 +81,7 @@ def _acceptable(s: Any, priority: float) -> bool:
     return not (s.meta[REMOVE] == PRIORITIZED and not _leaf(priority, s.powers[1]) <= LARGEST_LEAF)
 
 
-@compiled
+@inlined
 def settle(s: Any) -> None:
     """Bring the selector's tree up to date."""
     if s.meta[DIRTY] > 0:
@@ -91,7 +89,7 @@ def settle(s: Any) -> None:
         s.meta[DIRTY] = 0
 
 
-@compiled
+@inlined
 def _set_selector_leaf(s: Any, slot: int, value: float) -> None:
     s.sel_tree[slot] = value
     if s.meta[DIRTY] == s.dirty.shape[0]:
@@ -100,7 +98,7 @@ def _set_selector_leaf(s: Any, slot: int, value: float) -> None:
     s.meta[DIRTY] += 1
 
 
-@compiled
+@inlined
 def _set_remover_leaf(s: Any, slot: int, value: float) -> None:
     s.rem_tree[slot] = value
     node = slot
@@ -113,7 +111,7 @@ def _set_remover_leaf(s: Any, slot: int, value: float) -> None:
         s.rem_tree[s.rem_offsets[level + 1] + node] = result
 
 
-@compiled
+@inlined
 def _order(s: Any, slot: int, size: int, change: int) -> None:
     """Tell selector and remover that a slot appears (1), changes (0) or goes (-1); size counts it where it is present."""
     priority = s.values[slot, PRIORITY]
@@ -149,7 +147,7 @@ def _block_class(count: int) -> int:
     return size
 
 
-@compiled
+@inlined
 def _refer(s: Any, c: Any, chunk: int) -> None:
     s.refs[chunk] += 1
     if s.refs[chunk] == 1:
@@ -157,7 +155,7 @@ def _refer(s: Any, c: Any, chunk: int) -> None:
         c.holders[chunk] += 1
 
 
-@compiled
+@inlined
 def _unrefer(s: Any, c: Any, chunk: int) -> None:
     s.refs[chunk] -= 1
     if s.refs[chunk] == 0:
@@ -168,7 +166,7 @@ def _unrefer(s: Any, c: Any, chunk: int) -> None:
             c.freed_count[0] += 1
 
 
-@compiled
+@inlined
 def _add(s: Any, c: Any, key: int, priority: float, now: float, layout: int, group: int, records: Any) -> int:
     """Add one item; room in the arrays was made by the caller. group is the number of grouped columns, or 0."""
     slot = s.meta[FREE]
@@ -203,14 +201,14 @@ def _add(s: Any, c: Any, key: int, priority: float, now: float, layout: int, gro
     s.dense[s.meta[SIZE]] = slot
     s.meta[SIZE] += 1
     index_insert(s.index, key, slot)
-    s.values[slot, PRIORITY], s.values[slot, BORN] = priority, now
+    s.values[slot, PRIORITY], s.born[slot] = priority, now
     s.meta[STAMP] += 1
     s.stamps[slot] = s.meta[STAMP]
     _order(s, slot, s.meta[SIZE], 1)
     return int(slot)
 
 
-@compiled
+@inlined
 def _unlink(s: Any, slot: int) -> None:
     """Take an item out of the order, index and selectors; its records stay until `release`."""
     item = s.items[slot]
@@ -231,7 +229,7 @@ def _unlink(s: Any, slot: int) -> None:
     item[KEY] = -1
 
 
-@compiled
+@inlined
 def _release(s: Any, c: Any, slot: int, groups: Any) -> None:
     """Give back the records, chunk references and slot of an unlinked item."""
     item = s.items[slot]
@@ -246,29 +244,16 @@ def _release(s: Any, c: Any, slot: int, groups: Any) -> None:
     s.meta[FREE] = slot
 
 
-@compiled
+@inlined
 def _pick_random(s: Any, tree: Any, offsets: Any) -> int:
     """One proportional draw; uniform where every leaf is zero."""
     sum_ = total(tree, offsets)
-    if sum_ <= 0.0:
-        return int(s.dense[int(next_uniform(s.rng) * s.meta[SIZE])])
-    rest = next_uniform(s.rng) * sum_
-    node = 0
-    for level in range(offsets.shape[0] - 2, -1, -1):
-        first = offsets[level] + (node << 3)
-        chosen = 0
-        for child in range(8):
-            value = tree[first + child]
-            if value > 0.0:
-                chosen = child
-                if rest < value:
-                    break
-                rest -= value
-        node = (node << 3) + chosen
-    return int(node)
+    if sum_ > 0.0:
+        return search(tree, offsets, next_uniform(s.rng) * sum_)
+    return int(s.dense[int(next_uniform(s.rng) * s.meta[SIZE])])
 
 
-@compiled
+@inlined
 def _pick(s: Any, kind: int, tree: Any, offsets: Any, heap: Any) -> int:
     if kind == FIFO:
         return int(s.meta[HEAD])
@@ -326,7 +311,7 @@ def insert(
     return at - first, used, removed
 
 
-@compiled
+@inlined
 def _update_one(s: Any, slot: int, priority: float) -> None:
     s.values[slot, PRIORITY] = priority
     s.meta[STAMP] += 1
@@ -380,7 +365,7 @@ def count_sampled(s: Any, keys: Any) -> None:
             s.items[slot, TIMES] += 1
 
 
-@compiled
+@inlined
 def _describe(s: Any, slot: int, at: int, keys: Any, numbers: Any, times: Any) -> None:
     keys[at] = s.items[slot, KEY]
     numbers[1, at] = s.values[slot, PRIORITY]
@@ -444,6 +429,16 @@ def walk(s: Any, order: Any) -> None:
     for i in range(s.meta[SIZE]):
         order[i] = slot
         slot = s.items[slot, NEXT]
+
+
+@compiled
+def restore(s: Any, keys: Any, times: Any, born: Any) -> None:
+    """Give restored items their counts and times of insertion."""
+    for i in range(keys.shape[0]):
+        slot = index_find(s.index, keys[i])
+        if slot >= 0:
+            s.items[slot, TIMES] = times[i]
+            s.born[slot] = born[i]
 
 
 @compiled

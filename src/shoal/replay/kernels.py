@@ -15,14 +15,19 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["compiled", "copy_bytes", "index_find", "index_insert", "index_remove", "next_uniform", "run_plan"]
+__all__ = ["compiled", "copy_bytes", "index_find", "index_insert", "index_remove", "inlined", "next_uniform", "run_plan"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """njit with an on-disk cache and without the GIL, keeping the function's type."""
-    return cast(Function, njit(cache=True, nogil=True)(function))
+    """njit with an on-disk cache, without the GIL and without reference counts (nothing here allocates)."""
+    return cast(Function, njit(cache=True, nogil=True, _nrt=False)(function))
+
+
+def inlined(function: Function) -> Function:
+    """Like compiled, for helpers that take a table's whole state: passing forty arrays by value costs more than they do."""
+    return cast(Function, njit(inline="always", cache=True, nogil=True, _nrt=False)(function))
 
 
 def _copy_bytes(typingctx: Any, destination: Any, source: Any, size: Any) -> Any:

@@ -23,6 +23,9 @@ __all__ = ["MinSize", "Queue", "RateLimiter", "SampleToInsertRatio", "Stack"]
 class RateLimiter:
     """The general limiter; the others are ways to choose its four numbers."""
 
+    narrowest = 2.0
+    """The least width of the band, in units of max(1, samples_per_insert)."""
+
     def __init__(
         self, samples_per_insert: float, min_size: int, min_diff: float = -math.inf, max_diff: float = math.inf
     ) -> None:
@@ -31,10 +34,10 @@ class RateLimiter:
             raise ConfigError(f"samples_per_insert must be positive and finite, got {samples_per_insert}")
         if min_size < 1:
             raise ConfigError(f"min_size must be at least 1, got {min_size}")
-        if math.isnan(lo) or math.isnan(hi) or hi - lo < 2 * max(1.0, spi):
+        if math.isnan(lo) or math.isnan(hi) or hi - lo < self.narrowest * max(1.0, spi):
             raise ConfigError(
-                f"max_diff {hi} - min_diff {lo} must be at least 2 * max(1, samples_per_insert) = {2 * max(1.0, spi)}, "
-                "or both sides block for ever; widen the error buffer"
+                f"max_diff {hi} - min_diff {lo} must be at least {self.narrowest:g} * max(1, samples_per_insert) = "
+                f"{self.narrowest * max(1.0, spi)}, or both sides block for ever; widen the error buffer"
             )
         if lo > spi * min_size:
             raise ConfigError(
@@ -172,6 +175,8 @@ class SampleToInsertRatio(RateLimiter):
 
 class Queue(RateLimiter):
     """Every item is inserted before it is sampled, and at most n wait."""
+
+    narrowest = 1.0  # one place is enough for a strict turn of insert and sample
 
     def __init__(self, n: int) -> None:
         super().__init__(1.0, 1, 0.0, float(n))

@@ -52,7 +52,9 @@ def lay_out(
         group = groups[layout]
         column = done = 0
         for r in range(records):
-            chunk, start, cells, step = s.records[block + r]
+            record = block + r
+            chunk, start = s.records[record, 0], s.records[record, 1]
+            cells, step = s.records[record, 2], s.records[record, 3]
             if group > 0:
                 for g in range(group):
                     size = sizes[g]

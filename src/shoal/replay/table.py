@@ -8,8 +8,8 @@ Nothing here blocks: a `try_` form does what the limiter allows and says how muc
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,8 +116,8 @@ class TableCore:
         self.state = k.State(
             meta=meta,
             powers=np.array([self.table.selector.power, self.table.remover.power]),
-            items=np.zeros((slots, k.ITEM_FIELDS), np.int64),
-            values=np.zeros((slots, 2)),
+            **_item_arrays(slots, None),
+            born=np.zeros(slots),
             stamps=np.zeros(slots, np.int64),
             dense=np.zeros(slots, np.int64),
             index=_empty_index(slots),
@@ -162,7 +162,7 @@ class TableCore:
             index = _empty_index(grown)
             k.reindex(state, index)
             state = state._replace(
-                items=_grown(state.items, grown), values=_grown(state.values, grown),
+                **_item_arrays(grown, state.items), born=_grown(state.born, grown),
                 stamps=_grown(state.stamps, grown), dense=_grown(state.dense, grown), index=index,
                 **self._orders(grown, state),
             )  # fmt: skip
@@ -182,21 +182,14 @@ class TableCore:
             raise InvalidItem("an item needs at least one column")
         if self.signature is not None:
             check_signature(self.signature, columns, self.table.name)
-        if self.columns and [c.spec.path for c in columns] != [c.spec.path for c in self.columns[0]]:
-            raise InvalidItem("columns must come in the order of the table's first item")
+        if any(a.spec.path >= b.spec.path for a, b in itertools.pairwise(columns)):
+            raise InvalidItem("columns must come in the order of their paths, each once")
         number = len(self.columns)
         self._layouts[(columns, grouped)] = number
         self.columns.append(columns)
         self.groups = np.append(self.groups, len(columns) if grouped else 0)
         self.lengths = np.vstack([self.lengths.reshape(number, len(columns)), [[c.length for c in columns]]])
         return number
-
-    def order(self, columns: Sequence[Column]) -> list[int]:
-        """The positions that bring columns into the order of the table's first item."""
-        if not self.columns:
-            return list(range(len(columns)))
-        rank = {column.spec.path: at for at, column in enumerate(self.columns[0])}
-        return sorted(range(len(columns)), key=lambda at: rank.get(columns[at].spec.path, len(rank)))
 
     # -- operations
 
@@ -247,6 +240,33 @@ class TableCore:
                 break
         self.store.collect()
         return handled
+
+    def restore(
+        self, layout: int, priorities: npt.NDArray[np.float64], records: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]
+    ) -> None:
+        """Insert items of a checkpoint past the limiter."""
+        status = np.empty(len(keys), np.int8)
+        self.signature = self.signature or signature_of(self.columns[layout])
+        max_bytes = self.table.max_bytes if self.table.max_bytes is not None else NO_LIMIT
+        self._make_room(len(keys), len(keys) * _power_of_two(records.shape[1]))
+        k.insert(
+            self.state, self.store.arrays, keys, priorities, records, 0, len(keys), time.time(), layout, self.groups,
+            self.table.max_size, max_bytes, status,
+        )  # fmt: skip
+        self.store.collect()
+
+    def restored(
+        self,
+        keys: npt.NDArray[np.int64],
+        times: npt.NDArray[np.int64],
+        born: npt.NDArray[np.float64],
+        stamps: npt.NDArray[np.int64],
+        priorities: npt.NDArray[np.float64],
+    ) -> None:
+        """After the last `restore`: counts, ages, and the order in which priorities were last touched."""
+        k.restore(self.state, keys, times, born)
+        order = np.argsort(stamps, kind="stable")
+        k.update(self.state, keys[order], priorities[order])
 
     def try_draw(self, n: int, counted: bool = True) -> Drawn | None:
         """Draw up to n items; None when the limiter allows none. The caller copies, then calls `finish`."""
@@ -302,9 +322,8 @@ class TableCore:
             found = np.empty(1 << 16, np.int64)
             some = chunks_of(self.state, self.store.arrays, drawn.slots, count, self.groups, found)
             self.store.materialize(set(found[:some].tolist()))
-        sizes = np.array([c.spec.cell_bytes for c in columns], np.int64)
-        strides = sizes * np.array(layout.lengths, np.int64)
-        bases = np.array(layout.offsets, np.int64) + address
+        sizes, strides = layout.geometry[0], layout.geometry[1]
+        bases = layout.geometry[2] + address
         rows = plan_rows(self.state, drawn.slots, count, self.groups, len(columns))
         plan = np.empty((rows, 5), np.int64)
         lay_out(
@@ -366,7 +385,7 @@ class TableCore:
     def info(self) -> dict[str, Any]:
         """Sizes, counters, ages and priorities."""
         live = self.state.dense[: self.size]
-        priorities, ages = self.state.values[live, k.PRIORITY], time.time() - self.state.values[live, k.BORN]
+        priorities, ages = self.state.values[live, k.PRIORITY], time.time() - self.state.born[live]
         summary = {"min": 0.0, "mean": 0.0, "max": 0.0}
         return {
             "size": self.size,
@@ -390,6 +409,16 @@ def _summary(values: npt.NDArray[np.float64]) -> dict[str, float]:
 
 def _power_of_two(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
+
+
+def _item_arrays(slots: int, old: npt.NDArray[np.int64] | None) -> dict[str, npt.NDArray[Any]]:
+    """Item rows, each on a cache line of its own, and the same memory as floats."""
+    raw = np.zeros(slots * k.ITEM_FIELDS + k.ITEM_FIELDS, np.int64)
+    shift = (-raw.ctypes.data % 64) // 8
+    items = raw[shift : shift + slots * k.ITEM_FIELDS].reshape(slots, k.ITEM_FIELDS)
+    if old is not None:
+        items[: len(old)] = old
+    return {"items": items, "values": items.view(np.float64)}
 
 
 def _empty_index(slots: int) -> npt.NDArray[np.int64]:

@@ -17,16 +17,19 @@ __all__ = ["ControlHandle"]
 
 
 class ControlHandle:
-    """Sends a wish to the supervisor and waits until it has been carried out."""
+    """Sends a wish to the supervisor and waits until it has been carried out; a wish that cannot be raises ProgramError.
 
-    def __init__(self, emit: Callable[[dict[str, Any]], None], replies: dict[int, Any], fds: tuple[int, ...]) -> None:
-        self._emit, self._replies, self._fds = emit, replies, fds
-        self._identity = itertools.count(1)
+    Roles obey between two steps, so a role that asks something of itself is not waited for.
+    """
+
+    def __init__(self, emit: Callable[[dict[str, Any]], None], replies: dict[int, Any], incarnation: int) -> None:
+        self._emit, self._replies = emit, replies
+        self._identity = itertools.count(incarnation << 32)  # an answer to a predecessor is nobody's
 
     async def _wish(self, op: str, *arguments: Any, **values: Any) -> None:
         identity = next(self._identity)
         self._emit({"kind": "control", "op": op, "id": identity, "arguments": arguments, "values": values})
-        await Wait(lambda: identity in self._replies, "control", f"{op} to be carried out", self._fds)
+        await Wait(lambda: identity in self._replies, "control", f"{op} to be carried out")
         if error := self._replies.pop(identity):
             raise ProgramError(error)
 

@@ -1,93 +1,139 @@
 """The fork server: has imported everything and run nothing, so that each place starts in the time of a fork.
 
-It is started by the supervisor, exits when the supervisor does (EOF of a pipe that only the supervisor holds, and
-PDEATHSIG), forks places on request, reaps them and reports how they ended. Whatever process an environment leaves
-behind when its place dies becomes the fork server's child, and is killed.
+It is started by the supervisor, forks places on request, reaps them and reports how they ended. It exits when the
+supervisor does: on the end of its socket, whose other end only the supervisor holds, and on PDEATHSIG.
+
+Whatever process an environment leaves behind dies with its place. A place is the reaper of its own orphans, and the
+fork server of the orphans of places: so a process that becomes the fork server's child belonged to a place that is
+dead, in whatever session or process group it hides, and is killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import faulthandler
 import gc
 import importlib
 import json
 import os
+import resource
+import select
 import signal
 import socket
-import struct
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main"]
+__all__ = ["MARK", "main", "prctl", "raise_file_limit"]
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-PRELOAD = ("numpy", "cloudpickle", "setproctitle", "gymnasium", "torch", "shoal.envs", "shoal.runtime.place", "shoal.algorithms",
-           "shoal.nets", "shoal.architectures")
+MARK = "SHOAL_FORK_SERVER"  # an environment variable by which processes that outlived their fork server are found
+FILES = 65536
+SWEEP_SECONDS = 2.0
 
 
 def prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
+def raise_file_limit() -> None:
+    """Every place holds the descriptors of all wires."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 class ForkServer:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._blob = b""
-        self._children: dict[int, str] = {}
+        self._paths: list[str] = []
+        self._children: dict[int, str] = {}  # pid -> place
+        self._pid = os.getpid()
 
     def serve(self) -> None:
-        wake_read, wake_write = os.pipe2(os.O_NONBLOCK)
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        import select
-
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only to be woken; one signal may stand for several deaths
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.register(wake_read, select.POLLIN)
+        self._say({"kind": "up"})
         while True:
-            ready, _, _ = select.select([self._socket, wake_read], [], [])
+            ready = [fd for fd, _ in poll.poll()]
             if wake_read in ready:
                 os.read(wake_read, 4096)
             self._reap()
-            if self._socket in ready and not self._obey():
+            if self._socket.fileno() in ready and not self._obey():
                 return
 
+    def finish(self) -> None:
+        """Take everybody along."""
+        deadline = time.monotonic() + SWEEP_SECONDS
+        for pid in self._children:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        self._children.clear()
+        while self._sweep() and time.monotonic() < deadline:
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            time.sleep(0.005)
+
+    # ------------------------------------------------------------------ deaths
     def _reap(self) -> None:
-        while True:
-            try:
+        ended = []
+        with contextlib.suppress(ChildProcessError):
+            while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+                if pid == 0:
+                    break
+                ended.append((pid, os.waitstatus_to_exitcode(status)))
+        for pid, _ in ended:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        if ended:
+            self._sweep()  # also after an orphan's death: its own children have become ours
+        for pid, code in ended:
             place = self._children.pop(pid, None)
             if place is not None:
-                self._sweep(pid)
-                self._say({"kind": "exit", "place": place, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
+                self._say({"kind": "exit", "place": place, "pid": pid, "code": code})
 
-    def _sweep(self, dead: int) -> None:
-        """Kill what the dead place started: its process group, and orphans that were handed to us."""
-        try:
-            os.killpg(dead, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass  # nobody is left in it
-        children = Path(f"/proc/self/task/{os.getpid()}/children")
-        for pid in map(int, children.read_text().split()):
+    def _sweep(self) -> int:
+        """Kill those of our children that are no places; says how many children there are."""
+        pids = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+        for pid in pids:
             if pid not in self._children:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        return len(pids)
 
     def _say(self, message: dict[str, Any]) -> None:
         self._socket.send(json.dumps(message).encode())
 
+    # ------------------------------------------------------------------ orders
     def _obey(self) -> bool:
-        data, fds, _, _ = socket.recv_fds(self._socket, 1 << 20, 253)
+        try:
+            data, fds, _, _ = socket.recv_fds(self._socket, 1 << 20, 253, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            return False
         if not data:
             return False
-        message = json.loads(data)
-        if message["op"] == "descriptors":
-            from shoal.slots import medium
+        from shoal.slots import medium
 
+        message = json.loads(data)
+        if message["op"] == "forget":  # the end of a run: the next one brings its own wires
+            for fd in medium.FD_NUMBERS.values():
+                os.close(fd)
+            medium.FD_NUMBERS.clear()
+            self._blob = b""
+        elif message["op"] == "descriptors":
             medium.FD_NUMBERS.update(zip(message["numbers"], fds, strict=True))
         elif message["op"] == "program":
-            self._blob = os.pread(fds[0], message["size"], 0)
+            self._blob, self._paths = os.pread(fds[0], message["size"], 0), message["paths"]
             os.close(fds[0])
         elif message["op"] == "spawn":
             self._spawn(message, fds[0])
@@ -106,47 +152,76 @@ class ForkServer:
         self._say({"kind": "spawned", "place": message["place"], "pid": pid})
 
     def _child(self, message: dict[str, Any], connection: int) -> int:
-        server = os.getppid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, 0)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != server:
-            return 1
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        if os.getppid() != self._pid:
+            return 1  # it died before PDEATHSIG was set
         self._socket.close()
-        log = os.open(message["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        import cloudpickle
-        import setproctitle
-        import torch
+        line = socket.socket(fileno=connection)
+        from shoal.runtime.place import Birth, Line, report, run_place
 
-        from shoal.runtime.place import run_place
+        births = [Birth(**birth) for birth in message["births"]]
+        try:
+            self._redirect(message["log"])
+            import cloudpickle
+            import setproctitle
+            import torch
 
-        setproctitle.setproctitle(message["title"])
-        torch.set_num_threads(message["threads"])
-        program = cloudpickle.loads(self._blob)
-        newest = Path(message["newest"]) if message["newest"] else None
-        return run_place(program, message["place"], message["incarnation"], newest, socket.socket(fileno=os.dup(connection)),
-                         message["started"])
+            setproctitle.setproctitle(message["title"])
+            torch.set_num_threads(message["threads"])
+            sys.path.extend(path for path in self._paths if path not in sys.path)
+            program = cloudpickle.loads(self._blob)
+        except BaseException as failure:
+            report(Line(line), f"{births[0].node}-{births[0].index}", failure)
+            return 1
+        code = run_place(program, message["place"], line, births)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return code
+
+    @staticmethod
+    def _redirect(log: str) -> None:
+        """What a role prints goes to its log, line by line: it is there after a kill -9 too. It reads nothing."""
+        for path, flags, targets in (("/dev/null", os.O_RDONLY, (0,)), (log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, (1, 2))):
+            fd = os.open(path, flags, 0o644)
+            for target in targets:
+                os.dup2(fd, target)
+            os.close(fd)
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        faulthandler.enable()  # a crash in native code leaves its stack there
 
 
 def main() -> None:
-    supervisor, control = int(sys.argv[1]), int(sys.argv[2])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    supervisor, control, preload = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # not SIGKILL: it takes along what places leave behind
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     if os.getppid() != supervisor:
         return
+    raise_file_limit()
+    import setproctitle
+
+    setproctitle.setproctitle("shoal: fork server")
     connection = socket.socket(fileno=control)
-    length = struct.unpack("<q", os.read(0, 8))[0]
-    sys.path[:0] = [path for path in json.loads(os.read(0, length)) if path not in sys.path]
-    for module in PRELOAD:
+    connection.set_inheritable(False)
+    for module in preload:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # what has been imported is never collected, so its pages stay shared with the children
-    ForkServer(connection).serve()
+    server = ForkServer(connection)
+    try:
+        server.serve()
+    except BrokenPipeError:
+        pass  # the supervisor is gone
+    finally:
+        server.finish()
 
 
 if __name__ == "__main__":

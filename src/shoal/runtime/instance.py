@@ -5,19 +5,21 @@ from __future__ import annotations
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shoal.core import Wait
+from shoal.errors import ProgramError, ShoalError
 from shoal.runtime.program import ControlPort, Program
 from shoal.runtime.wires import Port
 
 __all__ = ["Instance", "Me", "instance_name"]
 
 Emit = Callable[[dict[str, Any]], None]
+DRAIN_SECONDS = 10.0  # how long a role that waits within a step may take to finish it when it is drained
 
 
 def instance_name(node: str, index: int) -> str:
@@ -42,20 +44,23 @@ class Me:
         self._emit({"kind": "finish", "reason": reason})
 
     def fail(self, text: str) -> None:
-        self._emit({"kind": "fatal", "text": text})
+        self._emit({"kind": "fatal", "text": text[:20_000]})
 
     def note(self, text: str) -> None:
-        self._emit({"kind": "note", "text": text})
+        self._emit({"kind": "note", "text": text[:20_000]})
 
     def beat(self) -> None:
         self.stats.set("heartbeat", time.monotonic())
 
 
 class Instance:
-    """Drives one role: `advance()` runs it to its next wait or to the end of its step."""
+    """Drives one role: `advance()` runs it to its next wait or to the end of its step.
 
-    def __init__(self, program: Program, node: str, index: int, incarnation: int, emit: Emit,
-                 control: Callable[[], Any], newest: Path | None) -> None:
+    `wishes` is what a coordinator asked of a predecessor: {"paused": ..., "values": {...}}.
+    """
+
+    def __init__(self, program: Program, node: str, index: int, incarnation: int, emit: Emit, control: Callable[[], Any],
+                 newest: Path | None, wishes: Mapping[str, Any] | None = None) -> None:
         self.name = instance_name(node, index)
         self.node, self.index = node, index
         self._program, self._emit = program, emit
@@ -63,28 +68,34 @@ class Instance:
         self.stats = self.me.stats
         self.stats.set("incarnation", incarnation)
         self.commands: deque[dict[str, Any]] = deque()
-        self.paused = self.drained = False
+        self.paused, self.drained = bool(wishes and wishes["paused"]), False
         self.wait: Wait | None = None
         self._coroutine: Coroutine[Wait, None, None] | None = None
+        self._farewell: dict[str, Any] = {}
         self._since = 0.0
+        self._stepped = False
         arguments = {key: self._bind(value, incarnation, control) for key, value in program.nodes[node].arguments.items()}
         self.role = program.nodes[node].role(self.me, **arguments)
         if newest is not None:
             self._load_newest(newest)
+        if wishes and wishes["values"]:
+            self.role.set(**wishes["values"])
         self.stats.set("alive", 1)
         emit({"kind": "ready", "stateful": hasattr(self.role, "state")})
 
     def _bind(self, value: Any, incarnation: int, control: Callable[[], Any]) -> Any:
         if isinstance(value, Port):
-            member = value.wire.member(value.end, self.node, self.index)
+            member = value.wire.member_number(value.end, self.node, self.index)
             return value.wire.attach(value.end, member, incarnation)
         return control() if isinstance(value, ControlPort) else value
 
     # ------------------------------------------------------------------ running
     def runnable(self) -> bool:
+        if self.drained:
+            return False
         if self.wait is not None:
             return self.wait.ready() or (self.wait.deadline is not None and time.monotonic() >= self.wait.deadline)
-        return not (self.drained or (self.paused and self._coroutine is None))
+        return not (self.paused and self._coroutine is None)
 
     def advance(self) -> None:
         """Run until the role waits or its step is done."""
@@ -92,18 +103,22 @@ class Instance:
         if self.wait is not None:
             self.stats.waited(self.wait.wire, now - self._since)
             self.wait = None
+        if not self._stepped:
+            self.stats.set("heartbeat", 0)  # the first step may compile: it cannot hang (see LocalSupervisor._hangs)
         if self._coroutine is None:
             self._coroutine = self.role.step()
         try:
             self.wait = self._coroutine.send(None)
         except StopIteration:
             self._coroutine = None
+            self._stepped = True
             self.stats.add("steps")
         self._since = time.perf_counter()
         self.stats.add("busy_seconds", self._since - now)
 
-    def account(self) -> None:
-        """Book the time waited so far, so that a long wait shows while it lasts."""
+    def account(self, now: float) -> None:
+        """A sign of life, and the time waited so far, so that a long wait shows while it lasts."""
+        self.stats.set("heartbeat", now)
         if self.wait is not None:
             now = time.perf_counter()
             self.stats.waited(self.wait.wire, now - self._since)
@@ -114,38 +129,67 @@ class Instance:
         return self._coroutine is None or bool(getattr(self.role, "settled", False))
 
     def close(self) -> None:
-        if self._coroutine is not None:
-            self._coroutine.close()
-            self._coroutine = self.wait = None
-        if hasattr(self.role, "close"):
-            self.role.close()
-        self.stats.set("alive", 0)
+        try:
+            if self._coroutine is not None:
+                self._coroutine.close()
+                self._coroutine = self.wait = None
+            if hasattr(self.role, "close"):
+                self.role.close()
+        finally:
+            self.stats.set("alive", 0)
+
+    def leave(self) -> None:
+        """The end of a drained role: only then is the drain answered."""
+        self.close()
+        self._emit(self._farewell)
 
     # ------------------------------------------------------------------ commands, between two steps only
-    def obey(self) -> None:
-        while self.commands and self.settled():
+    def obey(self) -> bool:
+        """Do what was asked, if this is the moment; says whether anything was done."""
+        done = False
+        while self.commands and (self.settled() or self._overdue(self.commands[0])):
             command = self.commands.popleft()
+            done = True
             answer = {"kind": "done", "id": command.get("id"), "op": command["op"], "error": None}
             try:
                 answer["result"] = getattr(self, f"_do_{command['op']}")(**command.get("arguments", {}))
-            except OSError as error:
+            except (OSError, ShoalError) as error:
                 answer["error"] = f"{self.name}: {error}"
+            if self.drained:
+                self._farewell = answer
+                break
             self._emit(answer)
+        return done
+
+    def _overdue(self, command: dict[str, Any]) -> bool:
+        """A drained role that waits within its step for something that does not come is given up there."""
+        if command["op"] != "drain" or self.wait is None:
+            return False
+        until: float = command.setdefault("until", time.monotonic() + DRAIN_SECONDS)
+        return time.monotonic() >= until
+
+    def _hook(self, name: str) -> Callable[..., Any]:
+        if not hasattr(self.role, name):
+            raise ProgramError(f"{type(self.role).__name__} has no {name}()")
+        hook: Callable[..., Any] = getattr(self.role, name)
+        return hook
 
     def _do_checkpoint(self, folder: str) -> str | None:
         """Write the role's state, if it has one; returns the file's name."""
         state = self.role.state() if hasattr(self.role, "state") else None
         if state is None:
             return None
-        assert self._program.store is not None
+        if self._program.store is None:
+            raise ProgramError("the program has no store; give it one: Program(name, store=...)")
         file = f"{self.name}.safetensors"
         with self.stats.phase("checkpoint"):
             self._program.store.save(Path(folder) / file, state)
         return file
 
     def _do_load(self, path: str) -> None:
-        assert self._program.store is not None
-        self.role.load(self._program.store.load(Path(path)))
+        if self._program.store is None:
+            raise ProgramError("the program has no store; give it one: Program(name, store=...)")
+        self._hook("load")(self._program.store.load(Path(path)))
 
     def _do_pause(self) -> None:
         self.paused = True
@@ -154,9 +198,15 @@ class Instance:
         self.paused = False
 
     def _do_set(self, values: dict[str, Any]) -> None:
-        self.role.set(**values)
+        hook = self._hook("set")
+        try:
+            hook(**values)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:  # the asker's mistake, not the role's
+            raise ProgramError(f"set({', '.join(f'{k}={v!r}' for k, v in values.items())}) failed: {error!r}") from error
 
     def _do_drain(self) -> None:
+        if hasattr(self.role, "drain"):
+            self.role.drain()
         self.drained = True
 
     def _load_newest(self, folder: Path) -> None:

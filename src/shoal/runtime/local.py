@@ -6,14 +6,13 @@ a socket of its own, learns of deaths from the fork server, and restarts the dea
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import resource
+import select
 import selectors
 import signal
 import socket
-import struct
-import subprocess
 import sys
 import time
 from collections import deque
@@ -21,55 +20,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from shoal.errors import RoleFailed, ShoalError
+from shoal.runtime.forkserver import raise_file_limit
 from shoal.runtime.instance import instance_name
+from shoal.runtime.nursery import Nursery
+from shoal.runtime.place import plain
 from shoal.runtime.program import Place, Program
-from shoal.runtime.supervisor import Faults, Session, Supervisor
+from shoal.runtime.supervisor import Faults, Gone, Session, Supervisor
 from shoal.slots import Local
 
 __all__ = ["Nursery", "run_local"]
 
 TICK_SECONDS = 0.1
 BACKOFF_SECONDS = (0.0, 0.1, 0.5, 2.0)
-
-
-class Nursery:
-    """The supervisor's end of the fork server. Starting one early hides the time of its imports."""
-
-    def __init__(self) -> None:
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.process = subprocess.Popen([sys.executable, "-m", "shoal.runtime.forkserver", str(os.getpid()), str(theirs.fileno())],
-                                        stdin=subprocess.PIPE, pass_fds=[theirs.fileno()], start_new_session=True)
-        theirs.close()
-        self.socket = mine
-        assert self.process.stdin is not None
-        paths = json.dumps([path or os.getcwd() for path in sys.path]).encode()
-        self.process.stdin.write(struct.pack("<q", len(paths)) + paths)
-        self.process.stdin.flush()  # and kept open: its end is the fork server's end
-
-    def send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
-        socket.send_fds(self.socket, [json.dumps(message).encode()], fds or [])
-
-    def give(self, program: Program, medium: Local) -> None:
-        """Pass on the descriptors of all wires, and the program itself."""
-        numbers = medium.fds
-        for start in range(0, len(numbers), 200):
-            part = numbers[start : start + 200]
-            self.send({"op": "descriptors", "numbers": part}, part)
-        blob = cloudpickle.dumps(program)
-        fd = os.memfd_create("shoal-program")
-        os.write(fd, blob)
-        self.send({"op": "program", "size": len(blob)}, [fd])
-        os.close(fd)
-
-    def close(self) -> None:
-        self.socket.close()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-        self.process.kill()
-        self.process.wait()
+STOP_SECONDS = 5.0            # what a place may take to end by itself
+KILL_SECONDS = 5.0            # what it may take to be gone after SIGKILL
+OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # others come from a role's own crash
+UNBORN_DEATHS = 10            # deaths by an outside signal, in a row, before a place was ever ready: out of memory?
+NURSERY_ATTEMPTS = 3
 
 
 @dataclass
@@ -79,88 +47,138 @@ class Child:
     place: Place
     incarnation: int = -1
     pid: int | None = None
-    line: socket.socket | None = None
-    started: list[str] = field(default_factory=list)
+    pidfd: int | None = None
+    line: socket.socket | None = None       # from the order to start it until its death has been dealt with
+    listening: bool = False
+    started: list[str] = field(default_factory=list)  # the instances that live in it, or are being born
     ready: set[str] = field(default_factory=set)
-    queue: list[dict[str, Any]] = field(default_factory=list)  # commands for a process that is not there yet
-    steps_at_start: float = 0.0
-    fruitless: int = 0
+    emptied: bool = False                    # all of them were drained
+    steps: dict[str, float] = field(default_factory=dict)  # that each had made when it was started
+    started_at: float = 0.0
+    deaths: int = 0                          # in a row without a step between them, for the back-off
+    fruitless: int = 0                       # of these, the ones that were its own fault
+    unborn: int = 0                          # and the ones from outside before it was ready
     errors: deque[float] = field(default_factory=deque)
     last_error: str = ""
     summary: str = ""
     again_at: float | None = None
-    hung: bool = False
+    hung: str = ""
+
+    def kill(self) -> None:
+        if self.pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def wait(self, seconds: float) -> None:
+        """Until the process is gone; for the case that there is no fork server any more to tell."""
+        poll = select.poll()
+        if self.pidfd is not None:
+            poll.register(self.pidfd, select.POLLIN)
+        elif self.line is not None:
+            poll.register(self.line, 0)  # POLLHUP only: its end of the line has closed
+        poll.poll(1000 * seconds)
 
 
 class LocalSupervisor(Supervisor):
     def __init__(self, program: Program, session: Session, log_dir: Path, faults: Faults, nursery: Nursery | None) -> None:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        self.medium = Local()
-        program.build(self.medium)
-        super().__init__(program, session)
+        raise_file_limit()
+        self.program = program
         self.log_dir, self.faults = log_dir, faults
         log_dir.mkdir(parents=True, exist_ok=True)
         self.children = {name: Child(place) for name, place in program.places.items()}
         self.selector = selectors.DefaultSelector()
         self.closing = False
-        self._start_nursery(nursery)
-
-    def _start_nursery(self, nursery: Nursery | None) -> None:
+        self.medium = Local()
+        self._lent = nursery is not None
+        self._attempts = 0
         self.nursery = nursery or Nursery()
-        self.nursery.give(self.program, self.medium)
+        try:
+            program.build(self.medium)
+            super().__init__(program, session)
+            self._meet_nursery()
+        except BaseException:
+            self._give_back()
+            raise
+
+    def _meet_nursery(self) -> None:
+        while True:
+            try:
+                self.nursery.give(self.program, self.medium)
+                break
+            except ConnectionError:
+                self._revive_nursery()  # it died before we came, or is dying now
         self.selector.register(self.nursery.socket, selectors.EVENT_READ, None)
 
+    def _revive_nursery(self) -> None:
+        self._attempts = 0 if self.nursery.up else self._attempts + 1
+        code = self.nursery.process.poll()
+        if self._attempts >= NURSERY_ATTEMPTS:
+            raise ShoalError(f"the fork server cannot start (exit code {code}): what it printed above says why")
+        self.nursery.restart()
+
     # ------------------------------------------------------------------ starting
+    def _child(self, instance: str) -> Child:
+        node, index = instance.rsplit("-", 1)
+        return self.children[self.program.place_of(node, int(index)).name]
+
     def _spawn(self, node: str, index: int) -> None:
-        """Start an instance: with its place, if that is not running yet."""
+        """Start an instance: with its place, or in its place if that is running without it."""
         name = instance_name(node, index)
-        self.running[name] = (node, index)
-        child = self.children[self.program.place_of(node, index).name]
+        child = self._child(name)
         if child.line is None:
-            self._start(child)
-        elif name not in child.started:
-            raise ShoalError(f"{name} lives in the place {child.place.name}, which is running without it; scale whole places")
+            if child.again_at is None:  # else it comes with its place
+                self._start(child)
+        elif name not in child.started:  # else it is still being drained, and started again after that
+            child.incarnation += 1
+            child.started.append(name)
+            child.started_at = time.monotonic()
+            child.steps[name] = self._stats[name].get("steps")
+            self._stats[name].set("heartbeat", 0)
+            self._send(name, {"op": "start", "arguments": self._birth(node, index, child.incarnation)})
+
+    def _birth(self, node: str, index: int, incarnation: int) -> dict[str, Any]:
+        newest = self.session.newest()
+        return {"node": node, "index": index, "incarnation": incarnation, "newest": str(newest) if newest else None,
+                "wishes": self.wishes(instance_name(node, index))}
 
     def _start(self, child: Child) -> None:
         members = [(n, i) for n, i in child.place.members if instance_name(n, i) in self.running]
         child.started = [instance_name(n, i) for n, i in members]
         child.ready.clear()
         child.incarnation += 1
-        child.again_at, child.hung = None, False
-        child.steps_at_start = sum(self._stats[name].get("steps") for name in child.started)
+        child.again_at, child.hung, child.emptied, child.started_at = None, "", False, time.monotonic()
+        child.steps = {name: self._stats[name].get("steps") for name in child.started}
         for name in child.started:
             self._stats[name].set("heartbeat", 0)
+        title = " + ".join(" ".join(name.rsplit("-", 1)) for name in child.started)
+        order = {"op": "spawn", "place": child.place.name, "births": [self._birth(n, i, child.incarnation) for n, i in members],
+                 "log": str(self.log_dir.absolute() / f"{child.place.name}.log"), "title": f"shoal: {title}",
+                 "threads": max(self.program.nodes[n].compute_threads for n, _ in members)}
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        newest = self.session.newest()
-        self.nursery.send({"op": "spawn", "place": child.place.name, "incarnation": child.incarnation, "started": child.started,
-                           "newest": str(newest) if newest else None, "log": str(self.log_dir / f"{child.place.name}.log"),
-                           "title": f"shoal: {' + '.join(' '.join(name.rsplit('-', 1)) for name in child.started)}",
-                           "threads": max(self.program.nodes[n].compute_threads for n, _ in members)}, [theirs.fileno()])
-        theirs.close()
-        child.line = mine
+        mine.setblocking(False)
+        child.line, child.listening = mine, True
         self.selector.register(mine, selectors.EVENT_READ, child)
-        queued, child.queue = child.queue, []
-        for command in queued:
-            self._send(command["to"], command)
+        with theirs, contextlib.suppress(ConnectionError):  # a dead fork server is noticed by the end of its socket
+            self.nursery.send(order, [theirs.fileno()])
 
     def _send(self, instance: str, command: dict[str, Any]) -> None:
-        node, index = instance.rsplit("-", 1)
-        child = self.children[self.program.place_of(node, int(index)).name]
-        if child.line is None:
-            self._answered(command.get("id"), None, f"{instance} is not running")
-            return
+        child = self._child(instance)
         try:
-            child.line.send(json.dumps({**command, "to": instance}).encode())
-        except OSError:
-            pass  # it is dying; its death is reported by the fork server, and answers what waits for it
+            if child.line is None or instance not in child.started:
+                raise BrokenPipeError
+            child.line.send(json.dumps({**command, "to": instance}, default=plain).encode())
+        except OSError:  # dead, or dying, or so stuck that its socket is full
+            if command["op"] not in ("reply", "start"):
+                self._answered(command["id"], None, Gone(f"{instance} is not running"))
 
     # ------------------------------------------------------------------ the loop
     def run(self) -> None:
-        for node in self.program.nodes.values():
-            for index in range(node.start):
-                self._spawn(node.name, index)
-                self.membership(node.name, index, alive=True)  # barriers wait for all that begin together
+        first = [(node.name, index) for node in self.program.nodes.values() for index in range(node.start)]
+        for node, index in first:
+            self.enrol(node, index)
+            self.membership(node, index, alive=True)  # barriers wait for all that begin together
+        for node, index in first:
+            self._spawn(node, index)
         self.session.begin(self)
         while self.reason is None:
             self.turn()
@@ -174,126 +192,168 @@ class LocalSupervisor(Supervisor):
                 self._hear(key.data)
         now = time.monotonic()
         for child in self.children.values():
-            if child.again_at is not None and now >= child.again_at and not self.closing:
+            if child.again_at is not None and now >= child.again_at and not self.ending:
                 self._start(child)
-            elif child.pid is not None and not child.hung and self._hangs(child, now):
-                child.hung = True
-                self.event("hang", child.place.name, f"no progress for {self.faults.hang_seconds:.0f} s; replaced")
-                os.kill(child.pid, signal.SIGKILL)
+            elif child.pidfd is not None and not child.hung and (why := self._hangs(child, now)):
+                child.hung = why
+                child.kill()
 
-    def _hangs(self, child: Child, now: float) -> bool:
-        """Start-up is exempt: a heartbeat counts from the first completed step on."""
+    def _hangs(self, child: Child, now: float) -> str:
+        """Why a place is taken for hung. A heartbeat of 0 means that it starts or makes its first step."""
         beats = [self._stats[name].get("heartbeat") for name in child.started]
-        stepped = sum(self._stats[name].get("steps") for name in child.started) > child.steps_at_start
-        return stepped and bool(beats) and now - max(beats) > self.faults.hang_seconds
+        if not beats:
+            return ""
+        if 0.0 in beats:
+            limit = self.faults.start_seconds
+            return f"not started within {limit:g} s" if now - child.started_at > limit else ""
+        last = min(beats) if child.place.threads else max(beats)  # in one loop any role's life is that of all
+        limit = self.faults.hang_seconds
+        return f"no sign of life for {limit:g} s" if now - last > limit else ""
 
     def _hear(self, child: Child) -> None:
-        if child.line is None:
+        """One message of a place."""
+        if child.line is None or not child.listening:
             return  # it was reaped in this very turn
         try:
-            data = child.line.recv(1 << 20, socket.MSG_DONTWAIT)
+            data = child.line.recv(1 << 20)
         except BlockingIOError:
             return
         except ConnectionResetError:
             data = b""
-        if not data:
-            self.selector.unregister(child.line)  # it has closed its end; the fork server will tell how it ended
-            return
-        message = json.loads(data)
+        if data:
+            self._take(child, json.loads(data))
+        else:
+            self._deafen(child)  # it has closed its end; the fork server will tell how it ended
+
+    def _take(self, child: Child, message: dict[str, Any]) -> None:
         name = message["from"]
         if message["kind"] == "ready":
             child.ready.add(name)
             node, index = name.rsplit("-", 1)
-            self.membership(node, int(index), alive=True)
-        if message["kind"] == "error":
+            if name in self.running:
+                self.membership(node, int(index), alive=True)
+        elif message["kind"] == "error":
             child.last_error, child.summary = message["traceback"], message["summary"]
+        elif message["kind"] == "done" and message["op"] == "drain":
+            child.started.remove(name)
+            child.emptied = not child.started
         self.receive(name, message)
+
+    def _deafen(self, child: Child) -> None:
+        if child.listening and child.line is not None:
+            self.selector.unregister(child.line)
+            child.listening = False
 
     def _hear_nursery(self) -> None:
         try:
             data = self.nursery.socket.recv(1 << 16)
         except ConnectionResetError:
-            data = b""
+            return  # what it said before is still to be read
         if not data:
             self._nursery_died()
             return
         message = json.loads(data)
+        if message["kind"] == "up":
+            self.nursery.up = True
+            return
         child = self.children[message["place"]]
         if message["kind"] == "spawned":
             child.pid = message["pid"]
+            with contextlib.suppress(ProcessLookupError):  # it has come and gone
+                child.pidfd = os.pidfd_open(message["pid"])
         elif message["kind"] == "exit":
             self._ended(child, message["code"])
 
     def _nursery_died(self) -> None:
-        """Its children have died with it: start another, and all of them again."""
+        """Its children die with it (PDEATHSIG). See that they are gone, start another one, and all of them again."""
         self.selector.unregister(self.nursery.socket)
-        self.nursery.close()
-        if self.closing:
-            return
-        self.event("restart", "fork server", "the fork server died and is replaced")
-        self._start_nursery(None)
-        for child in self.children.values():
-            if child.line is not None:
-                self._ended(child, -signal.SIGKILL)
+        orphans = [child for child in self.children.values() if child.line is not None]
+        for child in orphans:
+            child.kill()
+            if child.pid is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child.pid, signal.SIGKILL)
+        for child in orphans:
+            child.wait(KILL_SECONDS)
+        if not self.ending:
+            self.event("restart", "fork server", "the fork server died; it is replaced and all places are restarted")
+            self._revive_nursery()
+            self._meet_nursery()
+        for child in orphans:
+            self._ended(child, -signal.SIGKILL, "the fork server died")
 
     # ------------------------------------------------------------------ deaths
-    def _ended(self, child: Child, code: int) -> None:
+    def _ended(self, child: Child, code: int, cause: str = "") -> None:
         """A place has ended and is reaped: take its membership back, decide whether it comes again."""
-        self._drain_line(child)
-        members = [(n, i) for n, i in child.place.members if instance_name(n, i) in child.started]
-        for node, index in members:
-            name = instance_name(node, index)
+        self._hear_last_words(child)
+        lost, child.started = child.started, []
+        for name in lost:
+            node, index = name.rsplit("-", 1)
             self._stats[name].set("alive", 0)
-            self.membership(node, index, alive=False)
+            self.membership(node, int(index), alive=False)
+        if child.pidfd is not None:
+            os.close(child.pidfd)
+        child.pid = child.pidfd = None
+        for name in lost:
             self.forget(name)
-        child.pid = None
-        if self.closing or not any(name in self.running for name in child.started):
-            return  # drained, or the whole program ends
-        for name in child.started:
-            self._stats[name].add("restarts")
-        self._judge(child, code)
+        wanted = [name for name in (instance_name(n, i) for n, i in child.place.members) if name in self.running]
+        if self.ending or not wanted or child.line is not None:
+            return  # the end of everything, or drained; or a drained one was asked for again just now
+        if code == 0 and child.emptied:
+            child.again_at = time.monotonic()  # all were drained, and some are wanted again
+            return
+        for name in lost:
+            if name in self.running:
+                self._stats[name].add("restarts")
+        self._judge(child, lost, code, cause)
 
-    def _drain_line(self, child: Child) -> None:
-        """Hear its last words before it is forgotten."""
+    def _hear_last_words(self, child: Child) -> None:
         if child.line is None:
             return
+        self._deafen(child)
         while True:
             try:
-                data = child.line.recv(1 << 20, socket.MSG_DONTWAIT)
+                data = child.line.recv(1 << 20)
+            except ConnectionResetError:
+                continue  # it died with something unread; what it said is still there
             except OSError:
                 break
             if not data:
                 break
             message = json.loads(data)
-            if message["kind"] == "error":
-                child.last_error, child.summary = message["traceback"], message["summary"]
-            self.receive(message["from"], message)
-        if child.line in [key.fileobj for key in self.selector.get_map().values()]:
-            self.selector.unregister(child.line)
+            if message["kind"] != "ready":
+                self._take(child, message)
         child.line.close()
         child.line = None
 
-    def _judge(self, child: Child, code: int) -> None:
-        now = time.monotonic()
-        stepped = sum(self._stats[name].get("steps") for name in child.started) > child.steps_at_start
-        child.fruitless = 0 if stepped else child.fruitless + 1
-        who = child.place.name
-        if code < 0:
-            cause = f"killed by {signal.Signals(-code).name}"
-        else:
-            cause = child.summary or f"exit code {code}"
+    def _judge(self, child: Child, lost: list[str], code: int, cause: str) -> None:
+        """Its own failures are counted; deaths by a signal from outside are restarted without limit."""
+        now, who = time.monotonic(), child.place.name
+        if any(self._stats[name].get("steps") > child.steps[name] for name in lost):
+            child.deaths = child.fruitless = child.unborn = 0
+        outside = -code in OUTSIDE and not child.hung
+        child.deaths += 1
+        child.fruitless += not outside
+        child.unborn = child.unborn + 1 if outside and not child.ready else 0
+        if not outside and not child.hung:
             child.errors.append(now)
-            while now - child.errors[0] > 60:
-                child.errors.popleft()
-        log = self.log_dir / f"{who}.log"
-        own = len(child.errors) >= self.faults.exceptions_per_minute
-        if own or child.fruitless >= self.faults.deaths_without_step:
-            why = f"failed {len(child.errors)} times within a minute" if own else f"died {child.fruitless} times without completing a step"
+        while child.errors and now - child.errors[0] > 60:
+            child.errors.popleft()
+        cause = cause or child.hung or (f"killed by {signal.Signals(-code).name}" if code < 0 else "") or child.summary \
+            or f"exit code {code}"
+        why = ""
+        if len(child.errors) >= self.faults.exceptions_per_minute:
+            why = f"failed {len(child.errors)} times within a minute"
+        elif child.fruitless >= self.faults.deaths_without_step:
+            why = f"died {child.fruitless} times without completing a step"
+        elif child.unborn >= UNBORN_DEATHS:
+            why = f"was killed {child.unborn} times before it could start (is there enough memory?)"
+        if why:
+            log = self.log_dir / f"{who}.log"
             raise RoleFailed(f"{who} {why}, last: {cause}\n{child.last_error or '(it left no traceback)'}\nits log: {log}")
-        delay = BACKOFF_SECONDS[min(child.fruitless, len(BACKOFF_SECONDS) - 1)]
-        child.again_at = now + delay
-        times = int(self._stats[child.started[0]].get("restarts"))
-        self.event("restart", who, f"{who}: {cause}; restarted ({times}{'st' if times == 1 else 'nd' if times == 2 else 'rd' if times == 3 else 'th'} time)")
+        child.again_at = now + BACKOFF_SECONDS[min(child.deaths - 1, len(BACKOFF_SECONDS) - 1)]
+        times = int(max(self._stats[name].get("restarts") for name in lost))
+        self.event("restart", who, f"{who}: {cause}; restarted ({times} so far)")
 
     # ------------------------------------------------------------------ ending
     def settle(self, seconds: float) -> None:
@@ -302,29 +362,51 @@ class LocalSupervisor(Supervisor):
         while self._waiting and time.monotonic() < deadline:
             self.turn()
 
-    def close(self, patience_seconds: float = 5.0) -> None:
+    def close(self) -> None:
         """Stop every place: ask first, then kill; and give everything back."""
-        self.closing = True
-        for child in self.children.values():
-            if child.line is not None:
-                try:
-                    child.line.send(json.dumps({"op": "stop"}).encode())
-                except OSError:
-                    pass  # already gone
-        deadline = time.monotonic() + patience_seconds
-        while any(child.pid is not None for child in self.children.values()) and time.monotonic() < deadline:
+        self.ending = self.closing = True
+        try:
+            for child in self.children.values():
+                if child.line is not None:
+                    with contextlib.suppress(OSError):  # already gone
+                        child.line.send(json.dumps({"op": "stop"}).encode())
+            self._await_deaths(STOP_SECONDS)
+            for child in self.children.values():
+                child.kill()
+            self._await_deaths(KILL_SECONDS)
+            for identity in list(self._waiting):
+                self._answered(identity, None, Gone("the run is over"))
+        finally:
+            self._give_back()
+
+    def _await_deaths(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while any(child.line is not None for child in self.children.values()) and time.monotonic() < deadline:
+            if not self.nursery.up and not self._lent:
+                return  # it has not even begun; it is killed
             self.turn()
-        for child in self.children.values():
-            if child.pid is not None:
-                os.kill(child.pid, signal.SIGKILL)
-            if child.line is not None:
-                child.line.close()
-        self.nursery.close()
+
+    def _give_back(self) -> None:
+        strays = [child for child in self.children.values() if child.line is not None]
+        for child in strays:
+            child.kill()
+        if not self._lent:
+            self.nursery.close()
+        elif strays or self.nursery.process.poll() is not None:
+            self.nursery.restart()  # whatever is left there belongs to nobody
+        else:
+            self.nursery.forget()
+        for child in strays:
+            child.line.close()  # type: ignore[union-attr]
+            if child.pidfd is not None:
+                os.close(child.pidfd)
         self.selector.close()
         self.medium.close()
+        self.program.release()
 
 
-def run_local(program: Program, session: Session, log_dir: Path, faults: Faults | None = None, nursery: Nursery | None = None) -> str:
+def run_local(program: Program, session: Session, log_dir: Path, faults: Faults | None = None,
+              nursery: Nursery | None = None) -> str:
     """Run a program in processes of this machine until it is stopped; returns the reason."""
     if not sys.platform.startswith("linux"):
         raise ShoalError("the local runtime needs Linux (memfd, pidfd, PDEATHSIG); use --runtime inline here")
@@ -339,6 +421,7 @@ def run_local(program: Program, session: Session, log_dir: Path, faults: Faults 
         error = f"{type(failure).__name__}: {failure}"
         raise
     finally:
+        supervisor.ending = True
         try:
             session.end(supervisor, supervisor.reason or "failure", error)
         finally:

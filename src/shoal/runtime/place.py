@@ -6,20 +6,42 @@ import json
 import os
 import select
 import socket
+import sys
 import threading
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shoal.core import Wait
 from shoal.runtime.control import ControlHandle
-from shoal.runtime.instance import Instance, instance_name
+from shoal.runtime.instance import Instance
 from shoal.runtime.program import Program
 
-__all__ = ["run_place"]
+__all__ = ["Birth", "Line", "report", "run_place"]
 
 HEARTBEAT_SECONDS = 0.5
+HEAR_SECONDS = 0.02      # how often a place that never waits looks at what the supervisor says
+THREAD_SECONDS = 4.0     # how long its threads may take to finish their steps when it is stopped
+
+
+@dataclass(frozen=True)
+class Birth:
+    """One instance that a place is to bring to life."""
+
+    node: str
+    index: int
+    incarnation: int
+    newest: str | None
+    wishes: dict[str, Any]
+
+
+def plain(value: Any) -> Any:
+    """NumPy's numbers and arrays, for JSON."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__} cannot be sent through the control handle; use numbers, strings, lists")
 
 
 class Line:
@@ -30,16 +52,18 @@ class Line:
         self._socket.setblocking(False)
         self.fd = connection.fileno()
         self._lock = threading.Lock()  # between the threads of this process only
+        self._room = select.poll()
+        self._room.register(self.fd, select.POLLOUT)
 
     def send(self, message: dict[str, Any]) -> None:
-        data = json.dumps(message).encode()
+        data = json.dumps(message, default=plain).encode()
         with self._lock:
             while True:
                 try:
                     self._socket.send(data)
                     return
                 except BlockingIOError:
-                    select.select([], [self._socket], [], 1.0)
+                    self._room.poll(1000)
 
     def receive(self) -> dict[str, Any] | None:
         """The next message; None when there is none; a stop when the supervisor is gone."""
@@ -47,16 +71,21 @@ class Line:
             data = self._socket.recv(1 << 20)
         except BlockingIOError:
             return None
-        return json.loads(data) if data else {"op": "stop"}
+        except ConnectionResetError:
+            data = b""
+        message: dict[str, Any] = json.loads(data) if data else {"op": "stop"}
+        return message
 
 
 class Loop:
-    """Drives some of a place's roles in one thread."""
+    """Drives some of a place's roles in one thread. `rouse` wakes it from another thread."""
 
-    def __init__(self, instances: list[Instance], fds: tuple[int, ...]) -> None:
-        self.instances = instances
+    def __init__(self, fds: tuple[int, ...] = ()) -> None:
+        self.instances: list[Instance] = []
+        self.failed: str | None = None  # the role whose exception ended it
         self.stopping = False
-        self._fds = fds
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._own = {self.fd, *fds}
         self._poll = select.poll()
         self._registered: set[int] = set()
         self._booked = 0.0
@@ -64,62 +93,78 @@ class Loop:
     def turn(self) -> bool:
         """Give every ready role one turn; false when all wait."""
         turned = False
-        for instance in self.instances:
-            if instance.commands:
-                instance.obey()
-            if instance.runnable():
+        for instance in list(self.instances):
+            self.failed = instance.name  # unless we come back
+            if instance.commands and instance.obey():
+                turned = True
+            if instance.drained:
+                self.instances.remove(instance)
+                instance.leave()
+            elif instance.runnable():
                 instance.advance()
                 turned = True
+        self.failed = None
         now = time.monotonic()
         if now - self._booked > HEARTBEAT_SECONDS / 2:
             self._booked = now
             for instance in self.instances:
-                instance.account()
-                instance.stats.set("heartbeat", now)
+                instance.account(now)
         return turned
 
+    def rouse(self) -> None:
+        os.eventfd_write(self.fd, 1)
+
     def sleep(self) -> None:
+        """Until something that a role waits for may have come, or it is time for a heartbeat."""
         waits = [instance.wait for instance in self.instances if instance.wait is not None]
-        wanted = {fd for wait in waits for fd in wait.fds}.union(self._fds)
+        wanted = {fd for wait in waits for fd in wait.fds}.union(self._own)
         for fd in wanted - self._registered:
             self._poll.register(fd, select.POLLIN)
         for fd in self._registered - wanted:
             self._poll.unregister(fd)
         self._registered = wanted
-        self._poll.poll(1000 * self._patience(waits))
+        for fd, _ in self._poll.poll(1000 * self._patience(waits)):
+            if fd == self.fd:
+                os.eventfd_read(fd)  # or it would never sleep again
 
     @staticmethod
     def _patience(waits: list[Wait]) -> float:
         deadlines = [wait.deadline for wait in waits if wait.deadline is not None]
         return max(0.0, min([HEARTBEAT_SECONDS, *(deadline - time.monotonic() for deadline in deadlines)]))
 
-    def drained(self) -> bool:
-        return all(instance.drained for instance in self.instances)
-
 
 class PlaceProcess:
-    """A place in its own process."""
+    """A place in its own process: one loop for all roles, or one for each in a thread of its own."""
 
-    def __init__(self, program: Program, place: str, incarnation: int, newest: Path | None, line: Line, started: list[str]) -> None:
-        self._line = line
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK)
+    def __init__(self, program: Program, place: str, line: Line) -> None:
+        self._program, self._line, self._threaded = program, line, program.places[place].threads
         self._replies: dict[str, dict[int, Any]] = {}
-        self._instances: dict[str, Instance] = {}
-        self._threads = program.places[place].threads
-        for node, index in program.places[place].members:
-            if instance_name(node, index) in started:
-                self._make(program, node, index, incarnation, newest)
+        self._living: dict[str, tuple[Instance, Loop]] = {}
+        self._threads: dict[threading.Thread, Loop] = {}
+        self._failures: list[tuple[str | None, BaseException]] = []  # of threads: a role and its exception
+        self._main = Loop((line.fd,))
 
-    def _make(self, program: Program, node: str, index: int, incarnation: int, newest: Path | None) -> None:
-        name = instance_name(node, index)
-        replies = self._replies[name] = {}
+    def _bear(self, birth: Birth) -> None:
+        name = f"{birth.node}-{birth.index}"
+        loop = Loop() if self._threaded else self._main
+        replies: dict[int, Any] = {}
 
         def emit(message: dict[str, Any]) -> None:
             self._line.send({**message, "from": name})
 
-        fds = (self._wake_read,) if self._threads else (self._line.fd,)
-        control = ControlHandle(emit, replies, fds)
-        self._instances[name] = Instance(program, node, index, incarnation, emit, lambda: control, newest)
+        control = ControlHandle(emit, replies, birth.incarnation)  # whatever the supervisor says rouses the loop
+        newest = Path(birth.newest) if birth.newest else None
+        self._main.failed = name  # unless we come back
+        instance = Instance(self._program, birth.node, birth.index, birth.incarnation, emit, lambda: control, newest,
+                            birth.wishes)
+        self._main.failed = None
+        loop.instances.append(instance)
+        self._replies[name], self._living[name] = replies, (instance, loop)
+
+    @property
+    def failed(self) -> str | None:
+        """The role whose exception ended this place."""
+        return self._failures[0][0] if self._failures else self._main.failed
 
     def _hear(self) -> bool:
         """Take what the supervisor says; false when it says stop."""
@@ -127,76 +172,93 @@ class PlaceProcess:
             if message["op"] == "stop":
                 return False
             name = message["to"]
-            if message["op"] == "reply":
+            if message["op"] == "start":
+                self._bear(Birth(**message["arguments"]))
+                self._start_threads()
+            elif message["op"] == "reply":
                 self._replies[name][message["id"]] = message["arguments"]["error"]
+                self._living[name][1].rouse()
             else:
-                self._instances[name].commands.append(message)
-            if self._threads:
-                os.write(self._wake_write, b"!")
+                self._living[name][0].commands.append(message)
+                self._living[name][1].rouse()
         return True
 
-    def run(self) -> None:
+    def run(self, births: list[Birth]) -> None:
         try:
-            if self._threads:
+            for birth in births:
+                self._bear(birth)
+            if self._threaded:
                 self._run_threads()
             else:
                 self._run_loop()
         finally:
-            for instance in self._instances.values():
-                instance.close()
+            busy = {id(loop) for thread, loop in self._threads.items() if thread.is_alive()}
+            for _, loop in self._living.values():
+                for instance in loop.instances if id(loop) not in busy else ():
+                    instance.close()
+                loop.instances = []
 
     def _run_loop(self) -> None:
-        loop = Loop(list(self._instances.values()), (self._line.fd,))
-        quiet = 0
-        while not loop.drained():
+        loop, heard = self._main, 0.0
+        while loop.instances:
             turned = loop.turn()
-            # The socket is asked when all roles wait, and now and then while they do not.
-            quiet = 0 if not turned else quiet + 1
-            if (not turned or quiet % 16 == 0) and not self._hear():
-                return
-            if not turned and not any(instance.commands for instance in loop.instances):
-                loop.sleep()
-            elif not turned and not any(i.commands and i.settled() for i in loop.instances):
-                loop.sleep()
+            now = time.monotonic()
+            if not turned or now - heard > HEAR_SECONDS:
+                heard = now
+                if not self._hear():
+                    return
+            if not turned:
+                loop.sleep()  # roused at once if something has just been said
+
+    # ------------------------------------------------------------------ a thread for each role
+    def _start_threads(self) -> None:
+        driven = {id(loop) for loop in self._threads.values()}
+        for _, loop in self._living.values():
+            if self._threaded and loop.instances and id(loop) not in driven:
+                thread = threading.Thread(target=self._drive, args=(loop,), daemon=True)
+                self._threads[thread] = loop
+                thread.start()
+
+    def _drive(self, loop: Loop) -> None:
+        try:
+            while loop.instances and not loop.stopping:
+                if not loop.turn():
+                    loop.sleep()
+        except BaseException as failure:
+            self._failures.append((loop.failed, failure))
+        finally:
+            self._main.rouse()
 
     def _run_threads(self) -> None:
-        failures: list[BaseException] = []
-        loops = [Loop([instance], (self._wake_read,)) for instance in self._instances.values()]
-
-        def drive(loop: Loop) -> None:
-            try:
-                while not loop.stopping and not loop.drained():
-                    if not loop.turn():
-                        loop.sleep()
-            except BaseException as failure:
-                failures.append(failure)
-
-        threads = [threading.Thread(target=drive, args=(loop,), daemon=True) for loop in loops]
-        for thread in threads:
-            thread.start()
-        listening = select.poll()
-        listening.register(self._line.fd, select.POLLIN)
-        while any(thread.is_alive() for thread in threads) and not failures:
-            listening.poll(1000 * HEARTBEAT_SECONDS)
-            if not self._hear():
-                break
-        for loop in loops:
+        self._start_threads()
+        while any(thread.is_alive() for thread in self._threads) and not self._failures and self._hear():
+            self._main.sleep()
+        for loop in self._threads.values():
             loop.stopping = True
-        os.write(self._wake_write, b"!")
-        for thread in threads:
-            thread.join(timeout=5)
-        if failures:
-            raise failures[0]
+            loop.rouse()
+        deadline = time.monotonic() + THREAD_SECONDS
+        for thread in self._threads:
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
+        if self._failures:
+            raise self._failures[0][1]
 
 
-def run_place(program: Program, place: str, incarnation: int, newest: Path | None, connection: socket.socket, started: list[str]) -> int:
+def run_place(program: Program, place: str, connection: socket.socket, births: list[Birth]) -> int:
     """The life of a place; returns its exit code."""
     line = Line(connection)
+    process = PlaceProcess(program, place, line)
     try:
-        PlaceProcess(program, place, incarnation, newest, line, started).run()
+        process.run(births)
     except BaseException as failure:
-        text = traceback.format_exc()
-        print(text, flush=True)
-        line.send({"kind": "error", "from": started[0], "traceback": text[-20000:], "summary": f"{type(failure).__name__}: {failure}"})
+        report(line, process.failed or f"{births[0].node}-{births[0].index}", failure)
         return 1
     return 0
+
+
+def report(line: Line, name: str, failure: BaseException) -> None:
+    """Last words: into the log, and to the supervisor."""
+    text = "".join(traceback.format_exception(failure))
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    summary = f"{type(failure).__name__}: {failure}"[:2_000]
+    line.send({"kind": "error", "from": name, "traceback": text[-20_000:], "summary": summary})

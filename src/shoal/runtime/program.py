@@ -75,11 +75,16 @@ class Program:
         self.wires: dict[str, Wire] = {}
         self.places: dict[str, Place] = {}
         self.pages: Memory | None = None
+        self._homes: dict[tuple[str, int], Place] = {}
+        self._page_numbers: dict[tuple[str, int], int] = {}
+        self._page_names: list[str] = []
 
     # ------------------------------------------------------------------ drawing
     def _wire(self, wire: W) -> W:
         if wire.name in self.wires:
             raise ProgramError(f"two wires are called {wire.name}; names are unique in a program")
+        if wire.name in ("clock", "control"):
+            raise ProgramError(f"a wire cannot be called {wire.name}: that is what other waits are booked under")
         self.wires[wire.name] = wire
         return wire
 
@@ -114,11 +119,14 @@ class Program:
             port.wire.join(port.end, node)
         for index in range(most):
             where = place(index) if callable(place) else place or f"{name}-{index}"
-            self.places.setdefault(where, Place(where)).members.append((name, index))
+            home = self._homes[name, index] = self.places.setdefault(where, Place(where))
+            home.members.append((name, index))
         return node
 
     def threaded(self, place: str) -> None:
         """Drive the roles of this place in one thread each: where one of them computes for long."""
+        if place not in self.places:
+            raise ProgramError(f"there is no place {place}; there are {', '.join(self.places)}")
         self.places[place].threads = True
 
     # ------------------------------------------------------------------ for the runtimes
@@ -127,27 +135,27 @@ class Program:
         return [(node.name, index) for node in self.nodes.values() for index in range(node.most)]
 
     def place_of(self, node: str, index: int) -> Place:
-        return next(place for place in self.places.values() if (node, index) in place.members)
+        return self._homes[node, index]
 
     def build(self, medium: Medium) -> None:
         """Lay out all memory, for the most replicas there can be."""
         for wire in self.wires.values():
             wire.build(medium)
-        self.pages = medium.memory(8 * self._page_words() * len(self.instances()))
+        self._page_names = Stats.names(f"wait_seconds/{name}" for name in (*self.wires, "clock", "control"))
+        self._page_numbers = {instance: number for number, instance in enumerate(self.instances())}
+        self.pages = medium.memory(8 * len(self._page_names) * len(self._page_numbers))
 
-    def _page_words(self) -> int:
-        return len(Stats.names(self._waits()))
-
-    def _waits(self) -> list[str]:
-        return [f"wait_seconds/{name}" for name in (*self.wires, "clock", "control")]
+    def release(self) -> None:
+        """Let all memory go: the run is over."""
+        for wire in self.wires.values():
+            wire.release()
+        self.pages = None
 
     def stats(self, node: str, index: int) -> Stats:
         """The page of one instance; it outlives its incarnations, so totals never run backwards."""
         assert self.pages is not None
-        names = Stats.names(self._waits())
-        page = self.instances().index((node, index))
-        array = self.pages.array()[page * 8 * len(names) : (page + 1) * 8 * len(names)]
-        return Stats(names, array.view("f8"))
+        size, page = 8 * len(self._page_names), self._page_numbers[node, index]
+        return Stats(self._page_names, self.pages.array()[page * size : (page + 1) * size].view("f8"))
 
     def describe(self) -> str:
         """The graph in words, for `shoal show`."""
@@ -177,7 +185,8 @@ class Program:
 
 
 def _title(role: Callable[..., Any]) -> str:
-    return (role.__doc__ or getattr(role, "__name__", "")).strip().splitlines()[0]
+    text = role.__doc__ or str(getattr(role, "__name__", role))
+    return text.strip().splitlines()[0]
 
 
 def _details(wire: Wire) -> str:

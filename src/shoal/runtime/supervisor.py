@@ -14,9 +14,9 @@ from shoal.errors import ProgramError, RoleFailed
 from shoal.runtime.instance import instance_name
 from shoal.runtime.program import Node, Program
 
-__all__ = ["Faults", "Session", "Supervisor"]
+__all__ = ["Faults", "Gone", "Session", "Supervisor"]
 
-Done = Callable[[Any, str | None], None]
+Done = Callable[[Any, str | None], None]  # what to do with a result or an error
 
 
 class Session(Protocol):
@@ -34,8 +34,17 @@ class Faults:
     """When to give up."""
 
     hang_seconds: float = 60.0
+    """Seconds without a sign of life after which a role is replaced."""
     exceptions_per_minute: int = 3
+    """Exceptions of one role's own within a minute that end the run."""
     deaths_without_step: int = 3
+    """Failures of one role in a row, without a completed step between them, that end the run."""
+    start_seconds: float = 600.0
+    """Seconds that a role may take to start and to make its first step (compilation) before it counts as hung."""
+
+
+class Gone(str):
+    """An error that says only that the instance is not there: it died, or is being restarted."""
 
 
 class Supervisor:
@@ -44,19 +53,25 @@ class Supervisor:
     def __init__(self, program: Program, session: Session) -> None:
         self.program, self.session = program, session
         self.reason: str | None = None
+        self.ending = False  # nothing is restarted any more, and nothing fails the run
         self.running: dict[str, tuple[str, int]] = {}  # instance -> (node, replica): those that should be alive
         self.stateful: set[str] = set()
         self._members: set[tuple[str, int]] = set()  # those whom the wires count on
         self._stats = {instance_name(n, i): program.stats(n, i) for n, i in program.instances()}
         self._events: deque[dict[str, Any]] = deque()
         self._waiting: dict[int, tuple[str, Done]] = {}  # command id -> (instance, what to do with its answer)
+        self._births: dict[str, list[Done]] = {}  # instance -> who waits until it is ready
+        self._paused: set[str] = set()  # these two outlive an instance's incarnations
+        self._values: dict[str, dict[str, Any]] = {}
         self._identity = itertools.count(1)
 
     # ------------------------------------------------------------------ what a runtime adds
     def _send(self, instance: str, command: dict[str, Any]) -> None:
+        """Pass a command on; one that cannot be is answered at once with Gone."""
         raise NotImplementedError
 
     def _spawn(self, node: str, index: int) -> None:
+        """Start an instance that is in `running`."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ reading
@@ -90,46 +105,69 @@ class Supervisor:
     def checkpoint(self, folder: Path) -> None:
         """Every stateful role writes its file into `folder`; then the session is told."""
         folder.mkdir(parents=True, exist_ok=True)
-        asked = sorted(self.stateful & self.running.keys())
-        left = set(asked)
         failed: list[str] = []
 
-        def done_by(name: str) -> Done:
+        def written(name: str, then: Done) -> Done:
             def done(result: Any, error: str | None) -> None:
-                left.discard(name)
                 if error:
                     failed.append(error)
                     self.event("checkpoint failed", name, error)
-                if not left:
-                    self.session.saved(folder, not failed)
+                then(result, error)
 
             return done
 
-        if not asked:
+        names = sorted(self.stateful & self.running.keys())
+        if not names:
             self.session.saved(folder, False)
-        for name in asked:
-            self.command(name, "checkpoint", done_by(name), folder=str(folder))
+            return
+        done = after(len(names), lambda result, error: self.session.saved(folder, not failed))
+        for name in names:
+            self.command(name, "checkpoint", written(name, done), folder=str(folder))
 
-    def pause(self, role: str) -> None:
-        for name in self._named(role):
-            self.command(name, "pause")
+    def pause(self, role: str, done: Done | None = None) -> None:
+        """Stop stepping, until `resume`. It holds for a restarted instance too, like `set`."""
+        self._tell(self._named(role), "pause", done, self._paused.add)
 
-    def resume(self, role: str) -> None:
-        for name in self._named(role):
-            self.command(name, "resume")
+    def resume(self, role: str, done: Done | None = None) -> None:
+        self._tell(self._named(role), "resume", done, self._paused.discard)
 
-    def set(self, role: str, **values: Any) -> None:
-        for name in self._named(role):
-            self.command(name, "set", values=values)
+    def set(self, role: str, done: Done | None = None, **values: Any) -> None:
+        def keep(name: str) -> None:
+            self._values.setdefault(name, {}).update(values)
+
+        self._tell(self._named(role), "set", done, keep, values=values)
+
+    def _tell(self, names: list[str], op: str, done: Done | None, keep: Callable[[str], object], **arguments: Any) -> None:
+        """Tell several instances a wish that outlives them: one that is just being restarted will begin with it."""
+        all_done = after(len(names), done or (lambda result, error: None))
+
+        def told(name: str) -> Done:
+            def done(result: Any, error: str | None) -> None:
+                if not error or isinstance(error, Gone):
+                    keep(name)
+                    error = None
+                all_done(result, error)
+
+            return done
+
+        for name in names:
+            self.command(name, op, told(name), **arguments)
+
+    def wishes(self, instance: str) -> dict[str, Any]:
+        """What an instance begins with."""
+        return {"paused": instance in self._paused, "values": self._values.get(instance, {})}
 
     def copy_state(self, source: str, target: str, done: Done | None = None) -> None:
         """The target takes over the source's state (parameters, optimiser moments, everything in `state()`)."""
-        done = done or (lambda result, error: None)
+        for name in (source, target):
+            if name not in self.running:
+                raise ProgramError(f"{name} is not running; there are {', '.join(self.running)}")
+        then = done or (lambda result, error: None)
         folder = tempfile.TemporaryDirectory(prefix="shoal-copy-")
 
         def loaded(result: Any, error: str | None) -> None:
             folder.cleanup()
-            done(result, error)
+            then(result, error)
 
         def written(file: Any, error: str | None) -> None:
             if error or not file:
@@ -139,24 +177,48 @@ class Supervisor:
 
         self.command(source, "checkpoint", written, folder=folder.name)
 
-    def scale(self, role: str, count: int) -> None:
+    def scale(self, role: str, count: int, done: Done | None = None) -> None:
         """Start replicas, or drain the newest ones, until `count` run."""
         node = self._node(role)
         if not node.least <= count <= node.most:
             raise ProgramError(f"{role} may have {node.least} to {node.most} replicas, not {count}")
         alive = sorted(index for name, index in self.running.values() if name == role)
-        for index in [i for i in range(node.most) if i not in alive][: max(0, count - len(alive))]:
-            self._spawn(role, index)
-        for index in list(reversed(alive))[: max(0, len(alive) - count)]:
-            self.running.pop(instance_name(role, index))
-            self.command(instance_name(role, index), "drain", self._drained(role, index))
+        more = [i for i in range(node.most) if i not in alive][: max(0, count - len(alive))]
+        less = list(reversed(alive))[: max(0, len(alive) - count)]
         self.event("scale", role, f"{len(alive)} -> {count} replicas")
+        all_done = after(len(more) + len(less), done or (lambda result, error: None))
+        for index in more:
+            self._births.setdefault(instance_name(role, index), []).append(all_done)
+            self.enrol(role, index)
+            self._spawn(role, index)
+        for index in less:
+            self._drain(role, index, all_done)
 
-    def _drained(self, node: str, index: int) -> Done:
+    def enrol(self, node: str, index: int) -> None:
+        """From now on the graph has this instance."""
+        self.running[instance_name(node, index)] = (node, index)
+        for port in self.program.nodes[node].ports.values():
+            port.wire.enlist(port.end, port.wire.member_number(port.end, node, index), True)
+
+    def _drain(self, node: str, index: int, then: Done) -> None:
+        """From now on the graph does without this instance; it ends between two steps."""
+        name = instance_name(node, index)
+        self.running.pop(name)
+
         def done(result: Any, error: str | None) -> None:
             self.membership(node, index, alive=False)
+            self._paused.discard(name)
+            self._values.pop(name, None)
+            for waiting in self._births.pop(name, []):
+                waiting(None, None)  # it never came to life, and is not wanted any more
+            if name in self.running:  # it has been asked for again in the meantime
+                self._spawn(node, index)
+            else:
+                for port in self.program.nodes[node].ports.values():
+                    port.wire.enlist(port.end, port.wire.member_number(port.end, node, index), False)
+            then(result, None)
 
-        return done
+        self.command(name, "drain", done)
 
     # ------------------------------------------------------------------ bookkeeping
     def membership(self, node: str, index: int, alive: bool) -> None:
@@ -165,7 +227,7 @@ class Supervisor:
             return
         (self._members.add if alive else self._members.discard)((node, index))
         for port in self.program.nodes[node].ports.values():
-            port.wire.membership(port.end, port.wire.member(port.end, node, index), alive)
+            port.wire.membership(port.end, port.wire.member_number(port.end, node, index), alive)
 
     def receive(self, instance: str, message: dict[str, Any]) -> None:
         """A message of an instance."""
@@ -175,10 +237,13 @@ class Supervisor:
         elif kind == "ready":
             if message["stateful"]:
                 self.stateful.add(instance)
+            for done in self._births.pop(instance, []):
+                done(None, None)
         elif kind == "finish":
             self.stop(message["reason"])
         elif kind == "fatal":
-            raise RoleFailed(f"{instance}: {message['text']}")
+            if not self.ending:  # it may say so again while the run ends
+                raise RoleFailed(f"{instance}: {message['text']}")
         elif kind == "note":
             self.event("note", instance, message["text"])
         elif kind == "control":
@@ -191,23 +256,25 @@ class Supervisor:
     def forget(self, instance: str) -> None:
         """A dead instance answers no more."""
         for identity in [k for k, (name, _) in self._waiting.items() if name == instance]:
-            self._answered(identity, None, f"{instance} died")
+            self._answered(identity, None, Gone(f"{instance} died"))
 
     def _requested(self, instance: str, message: dict[str, Any]) -> None:
         """A coordinator's wish; it is answered when the wish has been carried out."""
+        op, arguments, values = message["op"], message["arguments"], message["values"]
 
         def reply(result: Any, error: str | None) -> None:
             self._send(instance, {"op": "reply", "id": message["id"], "arguments": {"error": error}})
 
         try:
-            if message["op"] == "copy_state":
-                self.copy_state(*message["arguments"], done=reply)
-                return
-            getattr(self, message["op"])(*message["arguments"], **message["values"])
+            if op not in ("scale", "pause", "resume", "set", "copy_state"):
+                raise ProgramError(f"there is no wish {op}")
+            if op != "copy_state" and instance in self._named(arguments[0]):
+                getattr(self, op)(*arguments, **values)  # it cannot obey while it waits for the answer
+                reply(None, None)
+            else:
+                getattr(self, op)(*arguments, done=reply, **values)
         except ProgramError as error:
             reply(None, str(error))
-        else:
-            reply(None, None)
 
     def _node(self, role: str) -> Node:
         if role not in self.program.nodes:
@@ -220,3 +287,21 @@ class Supervisor:
             return [role]
         node = self._node(role)
         return [name for name, (kind, _) in self.running.items() if kind == node.name]
+
+
+def after(count: int, done: Done) -> Done:
+    """Calls `done` when it has been called `count` times, with the errors joined; at once if there is nothing to wait for."""
+    errors: list[str] = []
+    left = count
+
+    def one(result: Any, error: str | None) -> None:
+        nonlocal left
+        left -= 1
+        if error:
+            errors.append(error)
+        if left == 0:
+            done(result, "; ".join(errors) or None)
+
+    if count == 0:
+        done(None, None)
+    return one

@@ -5,5 +5,6 @@ Depends on nothing else in shoal; used by the runtimes' wires and by the replay 
 
 from shoal.slots.layout import Field, Layout, leaves, map_tree
 from shoal.slots.medium import Channel, Inline, Local, Medium, Memory, fence
+from shoal.slots.waiting import Wait, any_of
 
-__all__ = ["Channel", "Field", "Inline", "Layout", "Local", "Medium", "Memory", "fence", "leaves", "map_tree"]
+__all__ = ["Channel", "Field", "Inline", "Layout", "Local", "Medium", "Memory", "Wait", "any_of", "fence", "leaves", "map_tree"]

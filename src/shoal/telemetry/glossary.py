@@ -21,6 +21,7 @@ DERIVED = {
     "env_steps_per_second": "env_steps over the last seconds; in summary.json over the whole run, from the first step.",
     "env_frames_per_second": "The same for env_frames.",
     "learner_steps_per_second": "The same for learner_steps.",
+    "window_seconds": "The time that shares and distributions of a snapshot are taken over: at most the last minute.",
     "train_return": "Mean return of the last 100 or so training episodes, with exploration.",
     "train_length": "Mean length of the same episodes.",
     "learner_idle": "Share of wall time in which the learners did not compute: they waited for data, or for a turn.",

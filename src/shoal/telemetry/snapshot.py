@@ -1,7 +1,7 @@
 """From cumulative numbers to what a user wants to know: rates, shares of time, distributions over a window.
 
     reading   what the runtime reports at one moment: per role instance every word of its page, per wire its counters
-    Window    the readings of the last minute, and the first one
+    Window    the readings of the last minute, and the one at the first environment step
     snapshot  one plain dictionary, derived from two readings; the console, metrics.jsonl, TensorBoard, summary.json and
               the live page all show this one
 
@@ -104,20 +104,24 @@ class Window:
         return self._readings[0]
 
     def snapshot(self, whole_run: bool = False) -> dict[str, Any]:
-        """What to show now; with `whole_run`, rates and shares since the first environment step."""
+        """What to show now: rates over the last ten seconds, shares of time and distributions over the last minute;
+        with `whole_run`, everything since the first environment step."""
         now = self._readings[-1]
-        before = (self.first or self._readings[0]) if whole_run else self._back(self._rate_seconds)
+        origin = self.first or self._readings[0]
+        recent = origin if whole_run else self._back(self._rate_seconds)
+        before = origin if whole_run else max(origin, self._back(self._seconds), key=lambda reading: reading.time)
         elapsed = now.time - before.time
         shot: dict[str, Any] = {name: int(now.sums.get(name, 0)) for name in COUNTERS}
+        shot["window_seconds"] = elapsed
         shot["weights_version"] = int(max((page.get("weights_version", 0) for page in now.roles.values()), default=0))
         for name in ("env_steps", "env_frames", "learner_steps"):
-            shot[f"{name}_per_second"] = _rate(now, before, name, elapsed)
+            shot[f"{name}_per_second"] = _rate(now, recent, name)
         shot["train_return"] = mean(now.sums, self._recent(), "episode_return")
         shot["train_length"] = mean(now.sums, self._recent(), "episode_length")
         for name in ("eval_return", "eval_std", "eval_episodes", "eval_version"):
             shot[name] = now.gauge(name, "eval_episodes")
         for name in HISTOGRAMS:
-            shown = distribution(now.sums, None if whole_run else before.sums, name)
+            shown = distribution(now.sums, None if whole_run or before is origin else before.sums, name)
             shot[name] = {"mean": shown.mean, "p95": shown.p95, "max": shown.max}
         env_steps = now.sums.get("env_steps", 0.0)
         shot["samples_per_insert"] = now.sums.get("samples_consumed", 0.0) / env_steps if env_steps else math.nan
@@ -161,7 +165,8 @@ def _living(roles: Mapping[str, Mapping[str, float]]) -> dict[str, list[str]]:
     return groups
 
 
-def _rate(now: Reading, before: Reading, name: str, elapsed: float) -> float:
+def _rate(now: Reading, before: Reading, name: str) -> float:
+    elapsed = now.time - before.time
     return (now.sums.get(name, 0.0) - before.sums.get(name, 0.0)) / elapsed if elapsed > 0 else math.nan
 
 

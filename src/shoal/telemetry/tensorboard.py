@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 __all__ = ["TensorBoard"]
 
@@ -24,17 +24,24 @@ class TensorBoard:
     """One event file in the run directory; the x-axis is env_steps."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: IO[bytes] | None = None
+
+    def _open(self) -> None:
+        """With the first snapshot: the import takes a quarter of a second, in which roles may already start."""
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
-        self._file = (folder / name).open("wb")
+        self._file = (self._folder / name).open("wb")
         self._records = RecordWriter(self._file)
         self._record(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write(self, shot: Mapping[str, Any]) -> None:
+        if self._file is None:
+            self._open()
         values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars(shot)]
         if values:
             summary = self._summary(value=values)
@@ -44,11 +51,13 @@ class TensorBoard:
         """Events are in metrics.jsonl."""
 
     def _record(self, event: Any) -> None:
+        assert self._file is not None
         self._records.write(event.SerializeToString())
         self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def scalars(shot: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

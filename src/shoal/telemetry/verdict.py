@@ -13,8 +13,9 @@ from typing import Any
 
 __all__ = ["verdict"]
 
-IDLE = 0.25      # a learner that waits less than this is kept busy
-BLOCKED = 0.25   # actors that wait more than this for one thing are held up by it
+IDLE = 0.25  # a learner that waits less than this is kept busy
+BLOCKED = 0.25  # actors that wait more than this for one thing are held up by it
+EVALUATING = 0.4  # of a core: worth a word where cores are scarce
 WARM_SECONDS = 3.0
 
 
@@ -29,7 +30,7 @@ def verdict(shot: Mapping[str, Any], seconds: float, runtime: str = "local", cor
         return f"one thread: {turns}; --runtime local lets them run at once"
     actors = {name: role for name, role in shot["roles"].items() if _acts(role)}
     blocked, weights, calls = (_longest(actors, shot["wires"], kind) for kind in ("stream", "broadcast", "call"))
-    span = "of the last seconds"  # as long as the window that the snapshot was taken over
+    span = "of the last minute" if shot["window_seconds"] >= 59 else f"of the last {shot['window_seconds']:.0f} s"
     if idle >= IDLE:
         if calls >= BLOCKED and calls >= weights:
             return (f"inference-bound: actors waited {_percent(calls)} {span} for inference while the learner idled "
@@ -70,6 +71,10 @@ def _faster_actors(shot: Mapping[str, Any], cores: int | None) -> str:
     cores = cores or len(os.sched_getaffinity(0))
     busy = sum(role["busy"] * role["instances"] for role in shot["roles"].values())
     if busy >= 0.9 * cores:
+        evaluating = sum(role["busy"] for role in shot["roles"].values() if "evaluate" in role["phases"])
+        if evaluating >= EVALUATING:
+            return (f"all {cores} cores are busy, {_percent(evaluating)} of one with evaluations: "
+                    "a larger --eval.every-env-steps, or fewer --eval.episodes")
         return f"all {cores} cores are busy, so more actors will not help: a faster environment, or more cores"
     return "more --actors, or more environments per actor"
 

@@ -39,14 +39,18 @@ WRITTEN, DROPPED, TORN, CONSUMED, TAKEN, SINK_LIVE, SOURCE_LIVE, SOURCE_HERE = r
 HEADER = 64
 DOUBT_SECONDS = 2.0
 SEQUENCE_BITS = 24
+LAST = (1 << SEQUENCE_BITS) - 1
 
 
 def tallied(word: int, sequence: int) -> int:
     """A count and the last sequence that it holds, in one word: so that a successor never counts a slot again."""
-    last = sequence & ((1 << SEQUENCE_BITS) - 1)
-    if word and word & ((1 << SEQUENCE_BITS) - 1) == last:
+    if holds(word, sequence):
         return word
-    return ((word >> SEQUENCE_BITS) + 1) << SEQUENCE_BITS | last
+    return ((word >> SEQUENCE_BITS) + 1) << SEQUENCE_BITS | sequence & LAST
+
+
+def holds(word: int, sequence: int) -> bool:
+    return bool(word) and word & LAST == sequence & LAST
 
 
 class Lane:
@@ -84,8 +88,8 @@ class Books:
         return words
 
     def held(self) -> np.ndarray:
-        states = self.states
-        return ((states == FULL) | (states == READING)).sum(1)
+        held: np.ndarray = np.isin(self.states, (FULL, READING)).sum(1)
+        return held
 
     def balance(self) -> bool:
         """written = consumed + dropped + held, in each lane whose two ends live (a successor mends its own words).
@@ -192,7 +196,7 @@ class Sink:
     def __init__(self, stream: Stream, lanes: list[Lane], incarnation: int) -> None:
         self.name, self._drop, self._lanes = stream.name, stream.full == "drop_oldest", lanes
         self._free: list[deque[int]] = [deque() for _ in lanes]
-        self._turn = 0
+        self._turn = lanes[0].producer % len(lanes)  # producers begin with different consumers
         for lane, free in zip(lanes, self._free, strict=True):
             self._recover(lane, free, incarnation)
         fds = [fd for lane in lanes for fd in lane.free.fds]
@@ -206,6 +210,8 @@ class Sink:
                 lane.words[TORN] += 1
                 header[SEQUENCE] = 0  # it was never sent
                 header[STATE] = FREE
+            elif header[STATE] == FULL and holds(int(lane.words[DROPPED]), int(header[SEQUENCE])):
+                header[STATE] = FREE  # dropped and counted, but not yet freed
         # The newest slot sent still carries its sequence, even where the count died with the predecessor.
         lane.words[WRITTEN] = max(int(lane.words[WRITTEN]), *(int(header[SEQUENCE]) for header in lane.headers))
         for number, header in enumerate(lane.headers):
@@ -233,15 +239,15 @@ class Sink:
     def _drop_oldest(self, here: list[int]) -> None:
         for k in sorted(here, key=lambda k: (k - self._turn) % len(self._lanes)):
             lane = self._lanes[k]
-            while (token := lane.full.pop()) is not None and token[0] < 0:
-                pass
-            if token is not None:
-                self._reclaim(k, token[0])
-                return
             for number, header in enumerate(lane.headers):
                 # Numbers are taken in order: one older than the last taken, still FULL, died with its holder.
                 if header[STATE] == FULL and header[SEQUENCE] < lane.words[TAKEN]:
                     self._reclaim(k, number)
+                    return
+            while (token := lane.full.pop()) is not None:
+                if token[0] >= 0:
+                    self._reclaim(k, token[0])
+                    return
 
     def _reclaim(self, lane_number: int, number: int) -> None:
         lane = self._lanes[lane_number]

@@ -1,0 +1,208 @@
+"""APPO: PPO's clipped objective on data that are some versions old (Sample Factory, Petrenko et al. 2020, 2006.11751).
+
+    actors    mu, the policy of some older version  ->  unrolls of T steps with log mu(a|x)
+    learner   V and pi with the newest weights -> V-trace targets and advantages (or GAE), once per batch
+              -> `epochs` times `minibatches` gradients of the clipped objective, its ratio taken to mu
+
+The ratio is that to the policy that acted, so lag shows in it and is clipped; steps that are more than `max_lag` versions
+old are masked (by the Learner role, which knows the versions).
+
+                  PPO                           here (Sample Factory's, but where it says otherwise)
+    clip          (1 - eps, 1 + eps)            (1 / (1 + eps), 1 + eps)
+    ratio         free                          held within 0.05 .. 20
+    targets       GAE                           V-trace with rho_bar = c_bar = 1; vtrace = false gives GAE (their version 2)
+    bootstrap     V(x_T)                        V(x_T); theirs stores no x_T and lets the last temporal difference be 0
+    value clip    off                           1
+    recomputing   once per batch                once per batch; theirs once per minibatch (the same for one minibatch)
+    mask          -                             masked steps are left out; theirs also scales the learning rate by the valid share
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from shoal.algorithms.advantages import Advantages, estimate
+from shoal.algorithms.blueprint import Blueprint, check_numbers
+from shoal.algorithms.learner import Learner
+from shoal.algorithms.proximal import Bounds, Minibatch, Passes, descend
+from shoal.algorithms.training import OptimiserName, annealed
+from shoal.core import Progress, Tolerance, Tree
+from shoal.errors import ConfigError
+from shoal.ops import returns
+from shoal.slots import Layout
+
+if TYPE_CHECKING:
+    from shoal.algorithms.batch import Batch
+    from shoal.algorithms.policy import ActorCriticPolicy
+    from shoal.algorithms.records import Unroll
+    from shoal.envs import EnvSpec
+    from shoal.nets import NetConfig
+
+__all__ = ["APPO", "Config"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Asynchronous proximal policy optimisation."""
+
+    unroll: int = 32
+    """Steps in an unroll, T."""
+    gamma: float = 0.99
+    """Discount."""
+    vtrace: bool = True
+    """Correct targets and advantages for lag with V-trace; otherwise GAE."""
+    lambda_: float = 0.95
+    """Decay of the traces in the advantages (GAE; V-trace has 1)."""
+    max_lag: int | None = 1000
+    """Mask steps whose weights are more than this many versions old; none masks nothing."""
+    epochs: int = 1
+    """How often each batch is gone through."""
+    minibatches: int = 1
+    """Parts a batch is split into in each epoch."""
+    clip: float = 0.1
+    """The ratio may leave 1 by this factor: 1 / (1 + clip) to 1 + clip."""
+    clip_final: float | None = None
+    """Clip at the end of the env_steps budget; none keeps it constant."""
+    ratio_least: float = 0.05
+    """The ratio is held above this."""
+    ratio_most: float = 20.0
+    """The ratio is held below this."""
+    lr: float = 1e-3
+    """Learning rate."""
+    lr_final: float | None = None
+    """Learning rate at the end of the env_steps budget; none keeps it constant."""
+    optimiser: OptimiserName = "adam"
+    """adam, rmsprop (epsilon inside the root) or sgd."""
+    optimiser_epsilon: float = 1e-6
+    """Epsilon of adam and rmsprop."""
+    grad_norm: float = 4.0
+    """Longest gradient; longer ones are scaled down. 0 does not clip."""
+    value_weight: float = 0.5
+    """Weight of the value loss."""
+    value_clip: float | None = 1.0
+    """A new value may leave the old one by this much; none does not clip."""
+    entropy: float = 0.003
+    """Weight of the entropy bonus."""
+    entropy_final: float | None = None
+    """Entropy weight at the end of the env_steps budget; none keeps it constant."""
+    normalise_advantage: bool = True
+    """Give the advantages of a batch (of all learners together) mean 0 and deviation 1."""
+    normalise_observations: bool = False
+    """Scale observations by their running mean and deviation."""
+    normalise_returns: bool = False
+    """Scale rewards by the running deviation of the discounted return."""
+    final_rows: int = 0
+    """Final observations of truncated episodes that one slot can hold; 0 works it out."""
+
+    def validate(self) -> None:
+        check_numbers(
+            self,
+            positive=("unroll", "lr", "epochs", "minibatches", "clip", "value_clip", "optimiser_epsilon", "ratio_least"),
+            shares=("gamma", "lambda_"),
+            not_negative=("value_weight", "entropy", "grad_norm", "final_rows", "lr_final", "entropy_final", "clip_final",
+                          "max_lag"),
+        )
+        if not self.ratio_least <= 1 / (1 + self.clip) or not self.ratio_most >= 1 + self.clip:
+            raise ConfigError(
+                f"ratio_least={self.ratio_least} and ratio_most={self.ratio_most} must lie outside the clip range of "
+                f"clip={self.clip}, {1 / (1 + self.clip):.3f} to {1 + self.clip:.3f}; widen them (0.05 and 20) or lower clip"
+            )
+
+
+class APPO:
+    """See the module."""
+
+    name = "appo"
+    tolerates = Tolerance.BOUNDED_REUSE
+
+    def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
+        config.validate()
+        self.config = config
+        self.max_lag = config.max_lag
+        self.plan = Blueprint.of(self.name, config, spec, net, seats)
+
+    @property
+    def record(self) -> Unroll:
+        return self.plan.record
+
+    def policy(self) -> ActorCriticPolicy:
+        return self.plan.policy()
+
+    def learn(self, seed: int) -> APPOLearn:
+        return APPOLearn(self.config, self.plan, seed)
+
+    def explore(self, index: int, count: int, seats: int, progress: Progress) -> np.ndarray:
+        return np.zeros(seats, np.float32)
+
+    def published_layout(self) -> Layout:
+        return self.plan.published_layout()
+
+
+class APPOLearn:
+    """One gradient per minibatch of a batch."""
+
+    phases = ("all",)
+
+    def __init__(self, config: Config, plan: Blueprint, seed: int) -> None:
+        self.config = config
+        self.learner = Learner(
+            plan, seed, optimiser=config.optimiser, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm
+        )
+        self.state = self.learner.state
+        self.passes = Passes(config, self.learner, self._advantages)
+
+    @torch.no_grad()
+    def _advantages(self, batch: Batch) -> Advantages:
+        """With V and pi as they are now: values that came with the data would be as old as the data."""
+        model, config = self.learner.model, self.config
+        output = model.unroll(batch)
+        if not config.vtrace:
+            return estimate(model, batch, output, config)
+        log_prob, _ = model.judge(output, batch)
+        v_tm1, v_t = output.value[:-1], model.next_values(batch, output)
+        target = returns.vtrace(
+            log_prob - batch.log_prob, batch.reward, config.gamma * batch.discount, v_tm1, v_t, keep_t=batch.keep
+        )
+        return Advantages(target.pg_advantage, v_tm1, target.vs)
+
+    def sums(self, batch: Tree) -> np.ndarray:
+        return self.passes.sums(batch)
+
+    def minibatches(
+        self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator
+    ) -> Iterator[Minibatch]:
+        self.anneal(progress)
+        return self.passes.minibatches(batch, sums, progress, rng)
+
+    def gradients(self, minibatch: Minibatch, phase: str) -> tuple[np.ndarray, dict[str, float]]:
+        config = self.config
+        upper = 1 + minibatch.clip
+        bounds = Bounds(1 / upper, upper, config.ratio_least, config.ratio_most)
+        return descend(self.learner, minibatch, bounds, config.value_weight, config.value_clip)
+
+    def apply(self, gradient: np.ndarray, phase: str) -> bool:
+        return self.learner.optimiser.step(gradient)
+
+    def anneal(self, progress: Progress) -> None:
+        self.learner.optimiser.lr = annealed(progress, self.config.lr, self.config.lr_final)
+
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        return self.learner.weights
+
+    def moments(self, batch: Tree) -> np.ndarray:
+        return self.learner.moments(batch)
+
+    def absorb(self, moments: np.ndarray) -> None:
+        self.learner.absorb(moments)
+
+    def bind(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.learner.bind(arrays)
+
+    def published(self, progress: Progress) -> Tree:
+        return self.learner.published(progress)

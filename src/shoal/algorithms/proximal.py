@@ -1,0 +1,124 @@
+"""What ppo and appo share: passes over one batch in minibatches, and the gradient of a clipped objective.
+
+    Passes    advantages once per batch -> normalised over all learners -> `epochs` times `minibatches` parts
+    descend   -min(ratio A, clip(ratio) A) + c_v value loss - c_e H, of one part
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shoal.algorithms.training import annealed
+from shoal.core import Progress, Tree
+from shoal.ops import losses
+
+if TYPE_CHECKING:
+    from shoal.algorithms.advantages import Advantages
+    from shoal.algorithms.batch import Batch
+    from shoal.algorithms.learner import Learner
+
+__all__ = ["Bounds", "Minibatch", "Passes", "descend"]
+
+
+@dataclass
+class Minibatch:
+    """Part of a batch with its (normalised) advantages, and what is true while it is learned from."""
+
+    batch: Batch
+    advantages: Advantages
+    weight: float
+    clip: float
+    entropy: float
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How far the ratio pi/mu may go."""
+
+    lower: float
+    """Below this the objective is flat."""
+    upper: float
+    """Above this the objective is flat."""
+    least: float | None = None
+    """The ratio itself is held above this."""
+    most: float | None = None
+    """The ratio itself is held below this."""
+
+
+class Passes:
+    """Goes `epochs` times over a batch; `estimate(batch)` gives its advantages with the weights as they are now."""
+
+    def __init__(self, config: Any, learner: Learner, estimate: Callable[[Batch], Advantages]) -> None:
+        """`config` has epochs, minibatches, normalise_advantage, clip and entropy, the last two with a `_final`."""
+        self.config, self.learner, self.estimate = config, learner, estimate
+        self._prepared: tuple[Tree, Batch, Advantages] | None = None
+
+    def sums(self, batch: Tree) -> np.ndarray:
+        self._prepared = None  # a staging buffer comes back with new data in it
+        _, prepared, advantages = self._prepare(batch)
+        return self.learner.sums(batch, advantages.sums(prepared.valid))
+
+    def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Minibatch]:
+        config, learner = self.config, self.learner
+        _, prepared, advantages = self._prepare(batch)
+        self._prepared = None
+        totals = learner.totals(sums, extra=2)
+        if config.normalise_advantage:
+            advantages = advantages.normalised(totals)
+        whole = Minibatch(
+            prepared.acted(),
+            advantages,
+            totals.weight(config.minibatches),
+            annealed(progress, config.clip, config.clip_final),
+            annealed(progress, config.entropy, config.entropy_final),
+        )
+        if not learner.model.recurrent:  # then a step is a column of its own
+            whole = replace(whole, batch=whole.batch.flattened(), advantages=advantages.flattened())
+        columns = whole.batch.columns()
+        for _ in range(config.epochs):
+            if config.minibatches == 1:
+                yield whole
+                continue
+            for chosen in np.array_split(rng.permutation(columns), config.minibatches):
+                index = torch.from_numpy(chosen)
+                yield replace(whole, batch=whole.batch.select(index), advantages=whole.advantages.select(index))
+
+    def _prepare(self, batch: Tree) -> tuple[Tree, Batch, Advantages]:
+        """Advantages of a batch with the weights as they are now: once, for `sums` and for `minibatches`."""
+        if self._prepared is None or self._prepared[0] is not batch:
+            tensors = self.learner.batch(batch)
+            self._prepared = batch, tensors, self.estimate(tensors)
+        return self._prepared
+
+
+def descend(
+    learner: Learner, minibatch: Minibatch, bounds: Bounds, value_weight: float, value_clip: float | None
+) -> tuple[np.ndarray, dict[str, float]]:
+    """The flat gradient of the clipped objective on a minibatch, and what is worth showing of it."""
+    batch, advantages, model = minibatch.batch, minibatch.advantages, learner.model
+    output = model.unroll(batch)
+    log_prob, entropy = model.judge(output, batch)
+    ratio = losses.importance_ratio(log_prob, batch.log_prob, bounds.least, bounds.most)
+    valid, weight = batch.valid, minibatch.weight
+    clipped = losses.ppo_clip_loss(ratio, advantages.advantage, bounds.lower, bounds.upper)
+    policy_loss = losses.masked_sum(clipped, valid) * weight
+    errors = losses.value_loss(output.value, advantages.target, advantages.value, value_clip)
+    value_loss = losses.masked_sum(errors, valid) * weight
+    bonus = losses.masked_sum(entropy, valid) * weight
+    return learner.descend(
+        policy_loss + value_weight * value_loss - minibatch.entropy * bonus,
+        {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": losses.masked_mean(entropy.detach(), valid),
+            "approx_kl": losses.masked_mean(losses.approx_kl(log_prob.detach(), batch.log_prob), valid),
+            "mean_rho": losses.masked_mean(ratio.detach(), valid),
+            "clip_fraction": losses.clip_fraction(ratio.detach(), bounds.lower, bounds.upper, valid),
+            "explained_variance": losses.explained_variance(advantages.value, advantages.target, valid),
+        },
+    )

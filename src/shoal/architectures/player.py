@@ -1,0 +1,70 @@
+"""Environments, a policy and a recorder: what an Actor and a Worker act with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from shoal.architectures.parts import Parts
+from shoal.core import Me, Progress, Tree
+from shoal.envs import Step
+
+__all__ = ["Player", "note_episodes"]
+
+
+class Player:
+    """Plays unrolls into any memory of the record's layout; environments and recurrent states go on from one to the next."""
+
+    def __init__(self, me: Me, parts: Parts) -> None:
+        self.me, self.algorithm = me, parts.algorithm
+        seeds = me.rng("actor").integers(2**31, size=2)
+        self.env = parts.env.make(parts.envs_per_actor)
+        self.policy = self.algorithm.policy()
+        self.recorder = self.algorithm.record.recorder(self.env.num_seats)
+        self.rng = torch.Generator().manual_seed(int(seeds[0]))
+        self.now = self.env.reset(int(seeds[1]))
+        self.hidden = self.policy.initial_state(self.env.num_seats)
+        self.explore: Any = None
+        self.version = 0
+
+    def load(self, published: Tree, version: int, index: int, count: int) -> None:
+        """Act with these weights from now on, exploring like the `index`-th of `count` actors."""
+        self.policy.load(published)
+        self.version = version
+        env_steps, learner_steps, fraction = published["progress"]
+        progress = Progress(int(env_steps), int(learner_steps), float(fraction))
+        self.explore = self.algorithm.explore(index, count, self.env.num_seats, progress)
+
+    def unroll(self, data: Tree) -> int:
+        """Fill `data` with one unroll; returns how many decisions it holds."""
+        recorder, policy, env, stats, now, state = self.recorder, self.policy, self.env, self.me.stats, self.now, self.hidden
+        inference, world, write = stats.phase("inference"), stats.phase("env"), stats.phase("write")
+        with write:
+            recorder.begin(data, now, state, self.version)
+        decisions = 0
+        for t in range(recorder.record.length):
+            with inference:
+                action, state, extras = policy.act(recorder.view(now), state, self.explore, self.rng)
+            with world:
+                now = env.step(action)
+            with write:
+                recorder.write(t, action, extras, now, self.version)
+            decisions += int(np.count_nonzero(now.valid))
+            note_episodes(stats, now)
+        self.now, self.hidden = now, state
+        stats.add("env_steps", decisions)
+        stats.add("env_frames", decisions * env.frame_skip)
+        return decisions
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def note_episodes(stats: Any, now: Step) -> None:
+    """Write down the episodes that ended with this step."""
+    if len(now.episode_return):
+        stats.add("episodes", len(now.episode_return))
+        stats.observe("episode_return", now.episode_return)
+        stats.observe("episode_length", now.episode_length)

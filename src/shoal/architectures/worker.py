@@ -1,0 +1,109 @@
+"""Worker: acts and computes gradients (A3C, GALA). What becomes of a gradient is its link's business.
+
+    await link.begin()                          the newest parameters are in link.learn
+    unroll                                      with a copy of them
+    for minibatch: gradient -> await link.push  applied somewhere; the newest parameters are in link.learn again
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from shoal.architectures.parts import Parts
+from shoal.architectures.player import Player
+from shoal.core import Learn, Me, Progress, Tree
+
+__all__ = ["Link", "Tail", "Worker"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What goes with the last gradient of an unroll: its statistics, and how many decisions it holds."""
+
+    batch: Tree
+    decisions: int
+
+
+class Link(Protocol):
+    """Where a worker's parameters come from and its gradients go to."""
+
+    learn: Learn
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def progress(self) -> Progress: ...
+    async def begin(self) -> None: ...
+    async def push(self, gradient: np.ndarray, phase: str, tail: Tail | None) -> None: ...
+    def show(self, metrics: dict[str, float]) -> None: ...
+    def state(self) -> dict[str, np.ndarray] | None: ...
+    def load(self, state: dict[str, np.ndarray]) -> None: ...
+
+
+class Worker:
+    """Acts in its environments, computes gradients of what happened with its own copy of the parameters."""
+
+    def __init__(self, me: Me, parts: Parts, link: Link, index: int | None = None, count: int | None = None) -> None:
+        """It explores like the `index`-th of `count` actors."""
+        self.me, self.link = me, link
+        self.place = (me.index if index is None else index, count or me.replicas)
+        self.player = Player(me, parts)
+        self.data = parts.algorithm.record.layout.empty()
+        self.rng = me.rng("minibatches")
+        self.settled = False
+
+    async def step(self) -> None:
+        self.settled = True  # nothing is changed before the first parameters are here
+        await self.link.begin()
+        self.settled = False
+        link, stats = self.link, self.me.stats
+        with stats.phase("pull"):
+            self.player.load(link.learn.published(link.progress), link.version, *self.place)
+        decisions = self.player.unroll(self.data)
+        stats.add("samples_consumed", decisions)
+        stats.observe("data_age_seconds", time.time() - self.data["time"])
+        await self._learn(Tail(self.data, decisions))
+
+    async def _learn(self, tail: Tail) -> None:
+        stats, link, learn = self.me.stats, self.link, self.link.learn
+        with stats.phase("prepare"):
+            sums = learn.sums(tail.batch)
+        for minibatch, last in marked(learn.minibatches(tail.batch, sums, link.progress, self.rng)):
+            for phase in learn.phases:
+                with stats.phase("learn"):
+                    gradient, metrics = learn.gradients(minibatch, phase)
+                final = last and phase == learn.phases[-1]
+                await link.push(gradient, phase, tail if final else None)
+        link.show(metrics)
+
+    def state(self) -> dict[str, np.ndarray] | None:
+        kept = self.link.state()
+        if kept is None:
+            return None
+        words = np.frombuffer(json.dumps(self.rng.bit_generator.state).encode(), np.uint8)
+        return {**kept, "rng": words}
+
+    def load(self, state: dict[str, np.ndarray]) -> None:
+        self.link.load(state)
+        self.rng.bit_generator.state = json.loads(bytes(state["rng"]))
+
+    def close(self) -> None:
+        self.player.close()
+
+
+def marked(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
+    """Each item, and whether it is the last one."""
+    source = iter(items)
+    held: Any = next(source, None)
+    while held is not None:
+        following = next(source, None)
+        yield held, following is None
+        held = following

@@ -1,0 +1,7 @@
+"""shoal beside Sample Factory, RLlib and SB3, on the same machine in the same run.
+
+    install.py      each peer into a virtual environment of its own under .peers/ (git-ignored)
+    drivers/        our own scripts that run there
+    lineup.py       who runs with which settings, per scene
+    __main__.py     `make bench-peers`: alternating runs, a table, docs/results/peers.json
+"""

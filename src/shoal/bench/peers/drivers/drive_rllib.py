@@ -1,0 +1,70 @@
+"""RLlib's PPO and IMPALA on its new API stack, timed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+os.environ.setdefault("RAY_DEDUP_LOGS", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+import ray
+import same_env
+import torch
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.tune.registry import register_env
+
+NETS = {
+    "cartpole": {"fcnet_hiddens": [64, 64], "fcnet_activation": "tanh", "vf_share_layers": True},
+    "pong": {"conv_filters": [[32, 8, 4], [64, 4, 2], [64, 3, 1]], "conv_activation": "relu", "head_fcnet_hiddens": [512],
+             "vf_share_layers": True},
+}
+SETTINGS = {
+    ("ppo", "cartpole"): {"runners": 2, "envs": 64, "batch": 8192, "minibatch": 4096, "fragment": "auto"},
+    ("impala", "cartpole"): {"runners": 2, "envs": 64, "batch": 2048, "fragment": 32},
+    ("ppo", "pong"): {"runners": 2, "envs": 16, "batch": 512, "minibatch": 256, "fragment": "auto"},
+    ("impala", "pong"): {"runners": 2, "envs": 16, "batch": 512, "fragment": 32},
+}
+
+PATIENCE = 90.0  # seconds until the first environment steps are reported
+
+
+def config_of(order: dict, settings: dict) -> object:
+    ppo = order["algorithm"] == "ppo"
+    config = (PPOConfig() if ppo else IMPALAConfig()).environment("same").framework("torch")
+    config = config.env_runners(num_env_runners=settings["runners"], num_envs_per_env_runner=settings["envs"],
+                                rollout_fragment_length=settings["fragment"])
+    config = config.learners(num_learners=0).rl_module(model_config=DefaultModelConfig(**NETS[order["scene"]]))
+    training = {"train_batch_size_per_learner": settings["batch"], "lr": 5e-4, "grad_clip": 0.5}
+    if ppo:
+        training |= {"num_epochs": order.get("epochs", 1), "minibatch_size": settings["minibatch"]}
+    config = config.training(**training)
+    return config.reporting(min_time_s_per_iteration=0.5).debugging(log_level="ERROR", seed=order.get("seed", 0))
+
+
+def main(order: dict) -> None:
+    scene = order["scene"]
+    settings = {**SETTINGS[order["algorithm"], scene], **order.get("settings", {})}
+    ray.init(num_cpus=max(4, settings["runners"] + 2), include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    register_env("same", lambda config: same_env.make(scene, "HWC float32"))
+    algorithm = config_of(order, settings).build_algo()
+    marks: list[tuple[float, int]] = []
+    built, first = time.perf_counter(), None
+    while (now := time.perf_counter()) - (first or now) < order["seconds"] and now - built < order["seconds"] + PATIENCE:
+        steps = int(algorithm.train()["env_runners"].get("num_env_steps_sampled_lifetime", 0))
+        now = time.perf_counter()
+        first = now if first is None and steps else first
+        if first is not None and (not marks or steps > marks[-1][1]):
+            marks.append((now - first, steps))
+    algorithm.stop()
+    ray.shutdown()
+    print(json.dumps({"version": ray.__version__, "torch": torch.__version__, "settings": settings, "marks": marks}))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,92 @@
+"""Stable-Baselines3's PPO, timed; with "goal", trained until its mean over 100 episodes is that, the clock stopped while it
+is evaluated."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import same_env
+import stable_baselines3
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+SETTINGS = {
+    "cartpole": {"n_envs": 64, "n_steps": 64, "batch_size": 4096},
+    "pong": {"n_envs": 32, "n_steps": 32, "batch_size": 256, "ent_coef": 0.01, "learning_rate": 2.5e-4},
+}
+RACES = {
+    "4 epochs": {"n_envs": 8, "n_steps": 128, "batch_size": 256, "n_epochs": 4, "learning_rate": 1e-3, "gae_lambda": 0.95,
+                 "gamma": 0.99},
+    "rl-zoo, 20 epochs": {"n_envs": 8, "n_steps": 32, "batch_size": 256, "n_epochs": 20, "learning_rate": 1e-3,
+                          "gae_lambda": 0.8, "gamma": 0.98, "ent_coef": 0.0},
+}
+EVALUATE_EVERY = 2048  # env steps
+
+
+class Watch(BaseCallback):
+    """Marks after every rollout; ends the training when the time is over or the return is reached."""
+
+    def __init__(self, seconds: float, goal: float | None, seed: int) -> None:
+        super().__init__()
+        self.seconds, self.goal, self.seed = seconds, goal, seed
+        self.marks: list[tuple[float, int]] = []
+        self.stopped, self.reached, self.due = 0.0, None, EVALUATE_EVERY
+
+    def _on_training_start(self) -> None:
+        self.started = time.perf_counter()
+        if self.goal is not None:
+            self.eval_env = DummyVecEnv([same_env.cartpole] * 20)
+            self.eval_env.seed(10_000 + self.seed)
+
+    def clock(self) -> float:
+        return time.perf_counter() - self.started - self.stopped
+
+    def _on_step(self) -> bool:
+        return self.clock() < self.seconds and self.reached is None
+
+    def _on_rollout_start(self) -> None:
+        self.marks.append((self.clock(), self.num_timesteps))
+        if self.goal is not None and self.num_timesteps >= self.due:
+            self.due = self.num_timesteps + EVALUATE_EVERY
+            self._judge()
+
+    def _judge(self) -> None:
+        """Greedy episodes with the clock stopped; a second, independent evaluation confirms."""
+        at = self.clock()
+        began = time.perf_counter()
+        result = self._evaluate()
+        if result >= self.goal:
+            result = self._evaluate()
+            if result >= self.goal:
+                self.reached = (at, result)
+        self.stopped += time.perf_counter() - began
+
+    def _evaluate(self) -> float:
+        return float(evaluate_policy(self.model, self.eval_env, 100, deterministic=True, warn=False)[0])
+
+
+def main(order: dict) -> None:
+    scene, goal = order["scene"], order.get("goal")
+    torch.set_num_threads(order.get("threads", 1))
+    settings = dict(RACES[order["race"]] if goal is not None else {**SETTINGS[scene], "n_epochs": order["epochs"]})
+    settings.update(order.get("settings", {}))
+    shown = dict(settings)
+    envs = DummyVecEnv([lambda: same_env.make(scene)] * settings.pop("n_envs"))
+    policy = "MlpPolicy" if scene == "cartpole" else "CnnPolicy"
+    model = PPO(policy, envs, device="cpu", seed=order.get("seed", 0), **settings)
+    watch = Watch(order["seconds"], goal, order.get("seed", 0))
+    model.learn(total_timesteps=10**9, callback=watch)
+    report = {"version": stable_baselines3.__version__, "torch": torch.__version__, "settings": shown,
+              "threads": torch.get_num_threads(), "marks": watch.marks}
+    if goal is not None:
+        report["seconds"], report["eval_return"] = watch.reached or (None, None)
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,147 @@
+"""Results as Markdown tables: what `make bench` prints and what docs/performance.md shows are the same lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shoal.bench.measure import Spread
+
+__all__ = ["bench_tables", "markdown", "peer_tables", "short", "spread"]
+
+REFERENCE = "reference loop"
+
+
+def short(value: float | None) -> str:
+    """Three digits that a person can compare: 512 k, 1.21 k, 348."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    for size, unit in ((1e6, " M"), (1e3, " k"), (1.0, "")):
+        if abs(value) >= size:
+            scaled = value / size
+            return f"{scaled:.0f}{unit}" if scaled >= 100 else f"{scaled:.3g}{unit}"
+    return f"{value:.2g}"
+
+
+def spread(values: Sequence[float | None]) -> str:
+    """Median (lowest - highest)."""
+    found = Spread.of([math.nan if value is None else value for value in values])
+    return short(found.median) + (f" ({short(found.low)} - {short(found.high)})" if found.count > 1 else "")
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell, so that it reads well without a renderer too."""
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+
+    return "\n".join([line(head), "|" + "|".join("-" * (width + 2) for width in widths) + "|", *map(line, rows)])
+
+
+def where(results: Mapping[str, Any]) -> str:
+    machine, versions = results["machine"], results["versions"]
+    changed = " with uncommitted changes" if results["uncommitted_changes"] else ""
+    return (f"{results['date']}, commit {results['commit'][:10]}{changed}, {machine['cores']} cores of {machine['cpu']} "
+            f"(load {machine['load'][0]} at the start), torch {versions['torch']}.")
+
+
+def speeds(runs: Sequence[Mapping[str, Any]]) -> list[float]:
+    return [run["env_steps_per_second"] for run in runs if run["env_steps_per_second"] is not None]
+
+
+def middle(values: Sequence[float | None]) -> float:
+    return Spread.of([math.nan if value is None else value for value in values]).median
+
+
+def failures(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """One line for each runner that failed, however often."""
+    lines = []
+    for name, outcomes in runs.items():
+        errors = [outcome["error"] for outcome in outcomes if outcome["error"]]
+        if errors:
+            lines.append(f"- {name}: {len(errors)} of {len(outcomes)} runs failed: {errors[-1]}")
+    return lines
+
+
+# ---------------------------------------------------------------------------------------------- make bench
+def bench_tables(results: Mapping[str, Any]) -> str:
+    """The efficiency table, then where the time went."""
+    cases = results["cases"]
+    head = ("case", "env steps/s", "limit", "e", "i", "l", "r", "efficiency", "goal", REFERENCE, "shoal / loop")
+    first = markdown(head, [_efficiency_row(case) for case in cases])
+    second = markdown(("case", "learner idle", "policy lag mean / p95 / max", "start-up s", "time by phase, share of wall time"),
+                      [_time_row(case) for case in cases])
+    broken = [line for case in cases for line in failures({case["name"]: case["runs"], REFERENCE: case["reference"]})]
+    verdicts = [f"- {case['name']}: {_last(case, 'verdict')}" for case in cases if _last(case, "verdict")]
+    return "\n\n".join(part for part in (where(results), first, second, "\n".join(verdicts), "\n".join(broken)) if part)
+
+
+def efficiencies(case: Mapping[str, Any]) -> list[float]:
+    """One per round: a run divided by the limit measured in the same round."""
+    return [run["env_steps_per_second"] / limit["env_steps_per_second"]
+            for run, limit in zip(case["runs"], case["limits"], strict=False)
+            if run["env_steps_per_second"] is not None and limit["env_steps_per_second"]]
+
+
+def _efficiency_row(case: Mapping[str, Any]) -> list[str]:
+    limits = case["limits"]
+    parts = [spread([limit[part]["frames_per_second"] for limit in limits]) if limits else "-" for part in "eil"]
+    efficiency = Spread.of(efficiencies(case))
+    goal = case["efficiency_goal"]
+    ratio = middle(speeds(case["runs"])) / middle(speeds(case["reference"]))
+    return [case["name"], spread(speeds(case["runs"])), spread([limit["env_steps_per_second"] for limit in limits]), *parts,
+            str(limits[0]["passes"]) if limits else "-",
+            f"{efficiency.median:.2f} ({efficiency.low:.2f} - {efficiency.high:.2f})" if efficiency.count else "-",
+            "-" if goal is None else f"{goal:g}", spread(speeds(case["reference"])),
+            f"{ratio:.2f}" if math.isfinite(ratio) else "-"]
+
+
+def _last(case: Mapping[str, Any], name: str) -> Any:
+    found = [run["details"].get(name) for run in case["runs"] if not run["error"]]
+    return found[-1] if found else None
+
+
+def _time_row(case: Mapping[str, Any]) -> list[str]:
+    good = [run["details"] for run in case["runs"] if not run["error"]]
+    idle = Spread.of([details["learner_idle"] for details in good if details["learner_idle"] is not None])
+    lag, phases = _last(case, "policy_lag") or {}, _last(case, "phases") or {}
+    lags = " / ".join("-" if lag.get(key) is None else f"{lag[key]:.2g}" for key in ("mean", "p95", "max"))
+    words = "; ".join(f"{role}: " + ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
+                      for role, shares in phases.items())
+    start = middle([details["startup_seconds"] for details in good])
+    return [case["name"], f"{100 * idle.median:.0f} %" if idle.count else "-", lags,
+            f"{start:.1f}" if math.isfinite(start) else "-", words or "-"]
+
+
+# ---------------------------------------------------------------------------------------------- make bench-peers
+def peer_tables(results: Mapping[str, Any]) -> str:
+    """One table per scene, then seconds to the return; what could not be installed or run is said."""
+    parts = [where(results), "\n".join(f"- {name}: {words}" for name, words in results["peers"].items())]
+    for scene in results["scenes"]:
+        parts.append(f"### {scene['name']}")
+        best = {name: middle(speeds(runs)) for name, runs in scene["runs"].items()}
+        shoal = {name: speed for name, speed in best.items() if name.startswith("shoal")}
+        head = ("who", "env steps/s", *(f"{name} is x times" for name in shoal))
+        rows = [[name, spread(speeds(runs)), *(_times(speed, best[name]) for speed in shoal.values())]
+                for name, runs in scene["runs"].items()]
+        parts.append(markdown(head, rows))
+        parts.append("\n".join(failures(scene["runs"])))
+    if results.get("race"):
+        parts.append(f"### Seconds of training to {results['race']['goal']:g} on {results['race']['env']}")
+        rows = [[name, spread([run["seconds"] for run in runs]), ", ".join(_race_words(run) for run in runs)]
+                for name, runs in results["race"]["runs"].items()]
+        parts.append(markdown(("who", "seconds", "each seed: seconds, mean over 100 episodes"), rows))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _times(speed: float, other: float) -> str:
+    ratio = speed / other if other else math.nan
+    return f"{ratio:.2f}" if math.isfinite(ratio) else "-"
+
+
+def _race_words(run: Mapping[str, Any]) -> str:
+    if run["error"]:
+        return f"failed ({run['error']})"
+    return f"{short(run['seconds'])} s, {run['eval_return']:.0f}" if run["seconds"] is not None else "not reached"

@@ -1,0 +1,111 @@
+"""`--actors auto`: how many actors, of how many environments, in which processes; found by trying.
+
+The composition of every batch stays what it was: `rows` environments in all, cut into 1, 2, ... actors. Each candidate runs
+for real, for about a second after its first updates, on the same fork server; the fastest in environment steps per second
+wins. On few cores with a cheap environment that is usually one process that does everything (no two processes fight for
+a cache, no batch is copied between cores); with a slow environment it is one actor per core.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.errors import ShoalError
+from shoal.runtime import Program, Supervisor, run
+from shoal.runtime.local import Nursery
+
+__all__ = ["Layout", "Trial", "calibrate", "candidates"]
+
+WARM_UPDATES = 2
+TRIAL_SECONDS = 1.0
+START_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the work is done."""
+
+    actors: int
+    envs_per_actor: int
+    one_place: bool
+    learner_threads: int
+
+    def __str__(self) -> str:
+        where = "in the learner's process" if self.one_place else "in processes of their own"
+        threads = f", learner with {self.learner_threads} threads" if self.learner_threads > 1 else ""
+        return f"{self.actors} actor{'s' * (self.actors > 1)} of {self.envs_per_actor} environments {where}{threads}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a candidate achieved."""
+
+    layout: Layout
+    env_steps_per_second: float
+
+
+def candidates(rows: int, cores: int) -> list[Layout]:
+    """Everything in one process with all cores for its kernels; or 1, 2, ... actors beside a learner, up to one per core."""
+    together = [Layout(1, rows, True, threads) for threads in sorted({1, cores})]
+    counts = sorted({n for n in (1, 2, cores // 2, cores - 1, cores) if 1 <= n <= rows and rows % n == 0})
+    return together + [Layout(n, rows // n, False, 1) for n in counts]
+
+
+class Stopwatch:
+    """A session that measures one candidate and keeps nothing."""
+
+    def __init__(self) -> None:
+        self.rate = 0.0
+        self._started = time.monotonic()
+        self._mark: tuple[float, float] | None = None
+
+    def begin(self, control: Supervisor) -> None:
+        """Nothing to prepare."""
+
+    def tick(self, control: Supervisor) -> None:
+        now, steps = time.monotonic(), control.total("env_steps")
+        if self._mark is None:
+            if control.total("learner_steps") >= WARM_UPDATES:
+                self._mark = now, steps
+            elif now - self._started > START_SECONDS:
+                control.stop("slow")
+        elif now - self._mark[0] >= TRIAL_SECONDS and steps > self._mark[1]:
+            self.rate = (steps - self._mark[1]) / (now - self._mark[0])
+            control.stop("measured")
+
+    def saved(self, folder: Path, ok: bool) -> None:
+        """Nothing is saved."""
+
+    def newest(self) -> Path | None:
+        return None
+
+    def end(self, control: Supervisor, reason: str, error: str | None) -> None:
+        """Nothing to write."""
+
+
+def calibrate(rows: int, cores: int, draw: Callable[[Layout], Program], say: Callable[[str], None],
+              nursery: Nursery | None = None) -> list[Trial]:
+    """Try every candidate; the trials, fastest first. `draw` makes the program of a layout, without an evaluator."""
+    lent = nursery or Nursery()
+    trials = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="shoal-calibration-") as folder:
+            for layout in candidates(rows, cores):
+                watch = Stopwatch()
+                try:
+                    run(draw(layout), watch, "local", Path(folder), nursery=lent)
+                except ShoalError as error:
+                    say(f"  {layout}: failed ({str(error).splitlines()[0]})")
+                    continue
+                say(f"  {layout}: {watch.rate:,.0f} env steps/s")
+                trials.append(Trial(layout, watch.rate))
+    finally:
+        if nursery is None:
+            lent.close()
+    if not trials:
+        raise ShoalError("no layout could be run; look with `shoal doctor --env`, or try --actors 1 without calibration")
+    return sorted(trials, key=lambda trial: -trial.env_steps_per_second)

@@ -1,0 +1,334 @@
+"""The client: one face for a server in this process, one on this machine, one elsewhere, and several at once."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.replay.batch import Batch, Buffers
+from shoal.replay.columns import Tree, flatten
+from shoal.replay.core import as_keys
+from shoal.replay.errors import Closed, InvalidItem, Timeout
+from shoal.replay.expressions import apply
+from shoal.replay.local import Local, LocalSink
+from shoal.replay.writer import Sink, Writer
+
+__all__ = ["Backend", "Client", "Dataset", "LocalBackend"]
+
+UNSET = -1.0
+"""Use the client's own timeout."""
+
+
+class Backend(Protocol):
+    """A way to one server."""
+
+    def sink(self, **options: Any) -> Sink: ...
+
+    def sample(
+        self, table: str, n: int, timeout: float | None, buffers: Buffers, counted: bool, transform: Tree | None
+    ) -> Batch: ...
+
+    def consume(self, table: str, keys: npt.NDArray[np.int64], consumed: bool) -> None: ...
+
+    def update(self, table: str, keys: npt.NDArray[np.int64], priorities: Any, timeout: float | None) -> int: ...
+
+    def delete(self, table: str, keys: npt.NDArray[np.int64], timeout: float | None) -> int: ...
+
+    def reset(self, table: str, timeout: float | None) -> None: ...
+
+    def info(self, timeout: float | None) -> dict[str, Any]: ...
+
+    def checkpoint(self, timeout: float | None) -> str: ...
+
+    def sampled_once(self, table: str) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+class LocalBackend:
+    """A server in this process."""
+
+    def __init__(self, local: Local, save: Any) -> None:
+        self._local, self._save = local, save
+
+    def sink(self, **options: Any) -> Sink:
+        """Options speak of a network: nothing to choose here."""
+        return LocalSink(self._local)
+
+    def sample(
+        self, table: str, n: int, timeout: float | None, buffers: Buffers, counted: bool, transform: Tree | None
+    ) -> Batch:
+        batch = self._local.draw(table, n, timeout, buffers, counted)
+        return batch if transform is None else Batch(apply(transform, batch.data), batch.info)
+
+    def consume(self, table: str, keys: npt.NDArray[np.int64], consumed: bool) -> None:
+        with self._local.lock:
+            core = self._local.core.table(table)
+            if consumed:
+                core.consume(keys)
+            else:
+                core.release(len(keys))
+            self._local.wake()
+
+    def update(self, table: str, keys: npt.NDArray[np.int64], priorities: Any, timeout: float | None) -> int:
+        with self._local.lock:
+            self._local._check_open()
+            _, refused = self._local.core.update(table, keys, priorities)
+            return refused
+
+    def delete(self, table: str, keys: npt.NDArray[np.int64], timeout: float | None) -> int:
+        with self._local.lock:
+            self._local._check_open()
+            removed = self._local.core.delete(table, keys)
+            self._local.wake()
+            return removed
+
+    def reset(self, table: str, timeout: float | None) -> None:
+        with self._local.lock:
+            self._local._check_open()
+            self._local.core.table(table).reset()
+            self._local.wake()
+
+    def info(self, timeout: float | None) -> dict[str, Any]:
+        with self._local.lock:
+            self._local._check_open()
+            return self._local.core.info()
+
+    def checkpoint(self, timeout: float | None) -> str:
+        self._local._check_open()
+        return str(self._save())
+
+    def sampled_once(self, table: str) -> bool:
+        return self._local.core.table(table).table.max_times_sampled > 0
+
+    def close(self) -> None:
+        """The server outlives its clients."""
+
+
+class Client:
+    """Writes to and samples from a replay server.
+
+    `Client("tcp://host:port")` connects; several addresses make one client over all of them; `server.client()` stays in
+    this process. timeout is the default of every call: seconds, 0 for "now", None for ever.
+    """
+
+    def __init__(self, address: Any, key: Any = None, timeout: float | None = None) -> None:
+        self.timeout = timeout
+        self._buffers = threading.local()
+        self._writers = threading.local()
+        self._closed = False
+        self._backend: Backend
+        if isinstance(address, str):
+            from shoal.replay.remote import RemoteBackend
+
+            self._backend = RemoteBackend(address, key, timeout)
+        elif isinstance(address, (list, tuple)):
+            from shoal.replay.sharding import ShardedBackend
+
+            self._backend = ShardedBackend.connect(address, key, timeout)
+        else:
+            self._backend = address
+
+    def writer(self, max_history: int = 1, timeout: float | None = UNSET, **options: Any) -> Writer:
+        """A trajectory writer that remembers max_history steps. Not for several threads at once."""
+        self._check_open()
+        return Writer(self._backend.sink(**options), max_history, self._wait(timeout))
+
+    def insert(self, data: Tree, priorities: Mapping[str, float], timeout: float | None = UNSET) -> dict[str, int]:
+        """One item of one step in every named table; returns the keys."""
+        leaves = {path: np.asarray(leaf)[None] for path, leaf in flatten(data).items()}
+        keys = self._insert(leaves, 1, priorities, timeout)
+        return {table: int(found[0]) for table, found in keys.items()}
+
+    def insert_batch(
+        self, data: Tree, priorities: Mapping[str, Any], timeout: float | None = UNSET
+    ) -> dict[str, npt.NDArray[np.int64]]:
+        """One item for every row of data, [N, ...], in every named table; returns their keys [N]."""
+        leaves = {path: np.asarray(leaf) for path, leaf in flatten(data).items()}
+        sizes = {len(leaf) if leaf.ndim else 0 for leaf in leaves.values()}
+        if len(sizes) != 1 or 0 in sizes:
+            raise InvalidItem(f"insert_batch needs the same number of rows in every leaf, got {sizes}")
+        return self._insert(leaves, sizes.pop(), priorities, timeout)
+
+    def _insert(
+        self, leaves: dict[str, npt.NDArray[Any]], count: int, priorities: Mapping[str, Any], timeout: float | None
+    ) -> dict[str, npt.NDArray[np.int64]]:
+        self._check_open()
+        writer: Writer | None = getattr(self._writers, "writer", None)
+        if writer is None:
+            writer = self._writers.writer = Writer(self._backend.sink(wait=True), 1)
+        return writer.insert_rows(leaves, count, priorities, self._wait(timeout))
+
+    def sample(
+        self,
+        table: str,
+        batch_size: int = 1,
+        timeout: float | None = UNSET,
+        transform: Tree | None = None,
+        buffers: Buffers | None = None,
+    ) -> Batch:
+        """A batch; waits for all of it, returns what there is when the time is over, raises Timeout with nothing.
+
+        transform is a tree of expressions that the service applies. The arrays are reused once nobody refers to them.
+        """
+        self._check_open()
+        return self._backend.sample(
+            table, batch_size, self._wait(timeout), buffers or self._own_buffers(), True, transform
+        )
+
+    def _own_buffers(self) -> Buffers:
+        buffers: Buffers | None = getattr(self._buffers, "buffers", None)
+        if buffers is None:
+            buffers = self._buffers.buffers = Buffers()
+        return buffers
+
+    def dataset(
+        self,
+        table: str,
+        batch_size: int = 1,
+        prefetch: int = 2,
+        timeout: float | None = UNSET,
+        transform: Tree | None = None,
+        buffers: Buffers | None = None,
+    ) -> Dataset:
+        """Batches without end, gathered ahead by a thread; a batch counts as sampled when it is taken."""
+        self._check_open()
+        return Dataset(self._backend, table, batch_size, prefetch, self._wait(timeout), transform, buffers)
+
+    def update_priorities(self, table: str, keys: Any, priorities: Any, timeout: float | None = UNSET) -> None:
+        """Set priorities; unknown keys are ignored and counted, bad values are refused after the others are set."""
+        self._check_open()
+        values = np.ascontiguousarray(priorities, np.float64).reshape(-1)
+        refused = self._backend.update(table, as_keys(keys), values, self._wait(timeout))
+        if refused:
+            raise InvalidItem(f"table {table!r}: {refused} priorities were not finite or negative; the others are set")
+
+    def delete(self, table: str, keys: Any, timeout: float | None = UNSET) -> int:
+        """Delete items; returns how many there were."""
+        self._check_open()
+        return self._backend.delete(table, as_keys(keys), self._wait(timeout))
+
+    def reset(self, table: str, timeout: float | None = UNSET) -> None:
+        """Remove all items of a table and zero its counters."""
+        self._check_open()
+        self._backend.reset(table, self._wait(timeout))
+
+    def info(self, timeout: float | None = UNSET) -> dict[str, Any]:
+        self._check_open()
+        return self._backend.info(self._wait(timeout))
+
+    def checkpoint(self, timeout: float | None = UNSET) -> str:
+        """Save all tables as of one instant; returns the path."""
+        self._check_open()
+        return self._backend.checkpoint(self._wait(timeout))
+
+    def close(self) -> None:
+        self._closed = True
+        self._backend.close()
+
+    def _wait(self, timeout: float | None) -> float | None:
+        return self.timeout if timeout is not None and timeout < 0 else timeout
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("this client was closed")
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Dataset(Iterator[Batch]):
+    """An endless iterator over batches. Close it (or use it in a `with`) to give back what was gathered ahead.
+
+    Batches gathered ahead are reserved: they hold back others like samples, and count as samples when they are taken. A
+    table whose items are sampled a limited number of times is read without reading ahead.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        table: str,
+        batch_size: int,
+        prefetch: int,
+        timeout: float | None,
+        transform: Tree | None,
+        buffers: Buffers | None,
+    ) -> None:
+        self._backend, self._table, self._batch_size, self._timeout = backend, table, batch_size, timeout
+        self._transform, self._own = transform, buffers or Buffers(most=prefetch + 4)
+        self._ahead = 0 if backend.sampled_once(table) else prefetch
+        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(max(1, self._ahead))
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        if self._ahead:
+            self._thread = threading.Thread(target=self._fill, name=f"shoal-dataset-{table}", daemon=True)
+            self._thread.start()
+
+    def _fill(self) -> None:
+        """Gather ahead; short waits let close() be noticed."""
+        while not self._stop.is_set():
+            try:
+                batch: Batch | BaseException = self._backend.sample(
+                    self._table, self._batch_size, 0.1, self._own, False, self._transform
+                )
+            except Timeout:
+                continue
+            except BaseException as error:  # handed to the consumer
+                batch = error
+            while not self._stop.is_set():
+                try:
+                    self._ready.put(batch, timeout=0.1)
+                    break
+                except queue.Full:
+                    continue
+            else:
+                self._give_back(batch)
+            if isinstance(batch, BaseException):
+                return
+
+    def _give_back(self, batch: Batch | BaseException) -> None:
+        if isinstance(batch, Batch):
+            self._backend.consume(self._table, batch.info.keys, False)
+
+    def __next__(self) -> Batch:
+        if self._stop.is_set():
+            raise StopIteration
+        if not self._ahead:
+            return self._backend.sample(
+                self._table, self._batch_size, self._timeout, self._own, True, self._transform
+            )
+        try:
+            batch = self._ready.get(timeout=self._timeout)
+        except queue.Empty:
+            raise Timeout(f"table {self._table!r}: no batch within {self._timeout} s") from None
+        if isinstance(batch, BaseException):
+            self._stop.set()
+            raise batch
+        self._backend.consume(self._table, batch.info.keys, True)
+        return batch
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        while not self._ready.empty():
+            self._give_back(self._ready.get_nowait())
+
+    def __enter__(self) -> Dataset:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

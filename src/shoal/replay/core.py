@@ -1,0 +1,142 @@
+"""The transport-free core: tables over one chunk store, with non-blocking operations, no threads and no locks.
+
+In-process clients call it under a lock (`server`), the socket service calls it from its loop (`service`), and a role can
+offer it through a runtime's call wire.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import ConfigError
+from shoal.replay import items as k
+from shoal.replay.batch import Batch, Buffers
+from shoal.replay.chunks import ChunkStore
+from shoal.replay.columns import Column
+from shoal.replay.errors import InvalidItem, NotFound
+from shoal.replay.kernels import run_plan
+from shoal.replay.pool import Pool
+from shoal.replay.table import Table, TableCore
+
+__all__ = ["Core", "Pending"]
+
+
+class Pending:
+    """Items on their way into one table: as many as the limiter allows go in at every `push`."""
+
+    def __init__(
+        self,
+        table: TableCore,
+        columns: tuple[Column, ...],
+        grouped: bool,
+        priorities: npt.NDArray[np.float64],
+        records: npt.NDArray[np.int32],
+        keys: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        n = len(priorities)
+        self.table, self.priorities, self.records = table, priorities, records
+        self.layout = table.layout(columns, grouped)
+        self.keys = np.full(n, -1, np.int64) if keys is None else keys
+        self.status = np.empty(n, np.int8)
+        self.handled = 0
+
+    def push(self) -> bool:
+        """Insert what is allowed now; True when nothing is left to do."""
+        self.handled += self.table.try_insert(
+            self.layout, self.priorities, self.records, self.keys, self.status, self.handled
+        )
+        return self.handled == len(self.priorities)
+
+    def refusals(self) -> list[tuple[int, str]]:
+        """Positions and reasons of the items that were refused."""
+        bad = np.flatnonzero(self.status[: self.handled] == k.BAD_PRIORITY)
+        self.table.refused_items += len(bad)
+        return [
+            (int(at), f"priority {self.priorities[at]} of item {at} for table {self.table.table.name!r} must be finite, "
+             "not negative, and within range of the selector's exponent")
+            for at in bad
+        ]  # fmt: skip
+
+
+class Core:
+    """Everything a replay server holds."""
+
+    def __init__(
+        self,
+        tables: Iterable[Table],
+        storage: str = "memory",
+        directory: str | os.PathLike[str] | None = None,
+        compression: dict[str, str] | None = None,
+        seed: int = 0,
+        first_key: int = 1,
+    ) -> None:
+        self.store = ChunkStore(Pool(storage, directory), compression)
+        self.tables: dict[str, TableCore] = {}
+        self.writers: dict[int, int] = {}  # writer -> the number of its last item
+        self.lost = 0
+        self.started = time.time()
+        for at, table in enumerate(tables):
+            if table.name in self.tables:
+                raise ConfigError(f"two tables are called {table.name!r}")
+            self.tables[table.name] = TableCore(table, self.store, seed + 0x9E3779B9 * at, first_key)
+        if not self.tables:
+            raise ConfigError("a replay server needs at least one table")
+
+    def table(self, name: str) -> TableCore:
+        try:
+            return self.tables[name]
+        except KeyError:
+            raise NotFound(f"no table {name!r}; there are {sorted(self.tables)}") from None
+
+    def try_sample(self, name: str, n: int, buffers: Buffers, counted: bool = True) -> Batch | None:
+        """Draw and gather up to n items, or None when the limiter allows none. For callers without threads."""
+        table = self.table(name)
+        drawn = table.try_draw(n, counted)
+        if drawn is None:
+            return None
+        memory = buffers.take(drawn.layout.nbytes)
+        plan, rows = table.plan(drawn, memory.ctypes.data)
+        if drawn.info.lengths is not None:
+            memory[: drawn.layout.nbytes] = 0
+        run_plan(plan, rows)
+        table.finish(drawn)
+        self.store.trim()
+        return Batch(drawn.layout.views(memory), drawn.info)
+
+    def update(self, name: str, keys: Any, priorities: Any) -> tuple[int, int]:
+        keys, values = as_keys(keys), np.ascontiguousarray(priorities, np.float64).reshape(-1)
+        if len(keys) != len(values):
+            raise InvalidItem(f"{len(keys)} keys but {len(values)} priorities")
+        return self.table(name).update(keys, values)
+
+    def delete(self, name: str, keys: Any) -> int:
+        return self.table(name).delete(as_keys(keys))
+
+    def info(self) -> dict[str, Any]:
+        """Tables and the store, as plain values."""
+        return {
+            "tables": {name: table.info() for name, table in self.tables.items()},
+            "chunks": self.store.live,
+            "stored_bytes": self.store.stored_bytes,
+            "mapped_bytes": self.store.pool.mapped_bytes,
+            "writers": len(self.writers),
+            "lost": self.lost,
+            "seconds": time.time() - self.started,
+        }
+
+    def close(self) -> None:
+        self.store.pool.close()
+
+
+def as_keys(keys: Any) -> npt.NDArray[np.int64]:
+    """Keys as a flat int64 array."""
+    array = np.asarray(keys)
+    if array.size and array.dtype.kind not in "iu":
+        raise InvalidItem(f"keys are integers, got {array.dtype}")
+    return np.ascontiguousarray(array, np.int64).reshape(-1)

@@ -1,0 +1,287 @@
+"""Expressions over columns: the same result at the writer, in the service and at the reader.
+
+    from shoal.replay import column, n_step
+    ret, discount, mask = n_step(column("reward"), column("discount"), gamma=0.99, n=3)
+    priority = 0.9 * abs(column("td")).max() + 0.1 * abs(column("td")).mean()
+
+An expression is a small tree of named operations (`operations`), so it travels as data and is checked before it runs. It is
+written for one item, [T, ...], and evaluated for a batch, [B, T, ...].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.replay.columns import Tree, flatten, unflatten
+from shoal.replay.errors import InvalidItem, NotFound
+from shoal.replay.operations import DYNAMIC, OPERATIONS
+
+__all__ = ["Expression", "apply", "column", "concat", "n_step", "transform_from", "transform_to"]
+
+MOST_NODES = 1000
+
+
+class Expression:
+    """A column, a constant, or an operation on expressions."""
+
+    __slots__ = ("arguments", "name", "parameters")
+    __hash__ = object.__hash__
+
+    def __init__(self, name: str, arguments: Sequence[Expression] = (), **parameters: Any) -> None:
+        if name not in OPERATIONS and name not in ("column", "constant"):
+            raise InvalidItem(f"unknown operation {name!r}")
+        self.name, self.arguments, self.parameters = name, tuple(arguments), parameters
+
+    # -- evaluation
+
+    def batch(self, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """The value for every item of a batch: [B, T, ...] columns give [B, ...]."""
+        if self.name == "column":
+            path = self.parameters["path"]
+            if path not in columns:
+                raise NotFound(f"no column {path!r}; there are {sorted(columns)}")
+            return columns[path]
+        if self.name == "constant":
+            return self.parameters["value"]  # type: ignore[no-any-return]
+        values = [argument.batch(columns) for argument in self.arguments]
+        try:
+            return np.asarray(OPERATIONS[self.name](*values, **self.parameters))
+        except (ValueError, TypeError, IndexError) as error:
+            shapes = [list(np.shape(value))[1:] for value in values]
+            raise InvalidItem(f"{self.name} of {shapes} with {self.parameters}: {error}") from error
+
+    def item(self, columns: Mapping[str, Any]) -> npt.NDArray[Any]:
+        """The value for one item: [T, ...] columns."""
+        return self.batch({path: np.asarray(value)[None] for path, value in columns.items()})[0]
+
+    def shape(self, columns: Mapping[str, tuple[tuple[int, ...], Any]]) -> tuple[int | None, ...]:
+        """The shape for one item, from the columns' (shape, dtype); None where it depends on the data."""
+        zeros = {path: np.zeros((1, *shape), dtype) for path, (shape, dtype) in columns.items()}
+        result = self.batch(zeros).shape[1:]
+        return (None, *result[1:]) if self.name in DYNAMIC else result
+
+    def columns(self) -> set[str]:
+        """The paths that the expression reads."""
+        if self.name == "column":
+            return {self.parameters["path"]}
+        return set().union(*(argument.columns() for argument in self.arguments))
+
+    # -- select, join, reorder
+
+    def __getitem__(self, index: Any) -> Expression:
+        if isinstance(index, slice):
+            return Expression("slice", [self], start=index.start, stop=index.stop, step=index.step)
+        if isinstance(index, (list, tuple, np.ndarray)):
+            return Expression("gather", [self], indices=[int(i) for i in index])
+        return Expression("index", [self], at=int(index))
+
+    def window(self, n: int, stride: int = 1) -> Expression:
+        return Expression("window", [self], n=n, stride=stride)
+
+    def before(self, condition: Expression) -> Expression:
+        return Expression("before", [self, condition])
+
+    def after(self, condition: Expression) -> Expression:
+        return Expression("after", [self, condition])
+
+    def truncate(self, condition: Expression) -> Expression:
+        return Expression("truncate", [self, condition])
+
+    def stack(self, n: int) -> Expression:
+        return Expression("stack", [self], n=n)
+
+    def pad(self, length: int, mode: str = "end") -> Expression:
+        return Expression("pad", [self], length=length, mode=mode)
+
+    def transpose(self, *axes: int) -> Expression:
+        return Expression("transpose", [self], axes=list(axes))
+
+    def reshape(self, *shape: int) -> Expression:
+        return Expression("reshape", [self], shape=list(shape))
+
+    def shift(self, k: int, fill: float = 0) -> Expression:
+        return Expression("shift", [self], k=k, fill=fill)
+
+    def swap_time_batch(self) -> Expression:
+        return Expression("swap", [self])
+
+    # -- reduce, scan
+
+    def sum(self, axes: Any = None) -> Expression:
+        return Expression("sum", [self], axes=axes)
+
+    def prod(self, axes: Any = None) -> Expression:
+        return Expression("prod", [self], axes=axes)
+
+    def mean(self, axes: Any = None) -> Expression:
+        return Expression("mean", [self], axes=axes)
+
+    def min(self, axes: Any = None) -> Expression:
+        return Expression("min", [self], axes=axes)
+
+    def max(self, axes: Any = None) -> Expression:
+        return Expression("max", [self], axes=axes)
+
+    def any(self, axes: Any = None) -> Expression:
+        return Expression("any", [self], axes=axes)
+
+    def all(self, axes: Any = None) -> Expression:
+        return Expression("all", [self], axes=axes)
+
+    def cumsum(self) -> Expression:
+        return Expression("cumsum", [self])
+
+    def cumprod(self) -> Expression:
+        return Expression("cumprod", [self])
+
+    def running_max(self) -> Expression:
+        return Expression("running_max", [self])
+
+    def discounted_sum(self, discount: Expression) -> Expression:
+        return Expression("discounted_sum", [self, discount])
+
+    # -- arithmetic
+
+    def __add__(self, other: Any) -> Expression:
+        return Expression("add", [self, lift(other)])
+
+    def __radd__(self, other: Any) -> Expression:
+        return Expression("add", [lift(other), self])
+
+    def __sub__(self, other: Any) -> Expression:
+        return Expression("subtract", [self, lift(other)])
+
+    def __rsub__(self, other: Any) -> Expression:
+        return Expression("subtract", [lift(other), self])
+
+    def __mul__(self, other: Any) -> Expression:
+        return Expression("multiply", [self, lift(other)])
+
+    def __rmul__(self, other: Any) -> Expression:
+        return Expression("multiply", [lift(other), self])
+
+    def __truediv__(self, other: Any) -> Expression:
+        return Expression("divide", [self, lift(other)])
+
+    def __pow__(self, other: Any) -> Expression:
+        return Expression("power", [self, lift(other)])
+
+    def __neg__(self) -> Expression:
+        return Expression("negative", [self])
+
+    def __abs__(self) -> Expression:
+        return Expression("abs", [self])
+
+    def __invert__(self) -> Expression:
+        return Expression("logical_not", [self])
+
+    def __lt__(self, other: Any) -> Expression:
+        return Expression("less", [self, lift(other)])
+
+    def __le__(self, other: Any) -> Expression:
+        return Expression("less_equal", [self, lift(other)])
+
+    def __gt__(self, other: Any) -> Expression:
+        return Expression("greater", [self, lift(other)])
+
+    def __ge__(self, other: Any) -> Expression:
+        return Expression("greater_equal", [self, lift(other)])
+
+    def __eq__(self, other: object) -> Expression:  # type: ignore[override]
+        return Expression("equal", [self, lift(other)])
+
+    def __ne__(self, other: object) -> Expression:  # type: ignore[override]
+        return Expression("not_equal", [self, lift(other)])
+
+    def __repr__(self) -> str:
+        inside = [repr(argument) for argument in self.arguments]
+        inside += [f"{name}={value!r}" for name, value in self.parameters.items()]
+        return f"{self.name}({', '.join(inside)})"
+
+    # -- travel
+
+    def to_data(self) -> list[Any]:
+        return [self.name, [argument.to_data() for argument in self.arguments], self.parameters]
+
+    @classmethod
+    def from_data(cls, data: Any) -> Expression:
+        """The expression that to_data described; refuses anything else."""
+        expression, _ = cls._read(data, MOST_NODES)
+        return expression
+
+    @classmethod
+    def _read(cls, data: Any, budget: int) -> tuple[Expression, int]:
+        if budget <= 0 or not (isinstance(data, (list, tuple)) and len(data) == 3):
+            raise InvalidItem("an expression is [name, arguments, parameters] of bounded size")
+        name, arguments, parameters = data
+        if not (isinstance(name, str) and isinstance(arguments, (list, tuple)) and isinstance(parameters, dict)):
+            raise InvalidItem("an expression is [name, arguments, parameters]")
+        known: list[Expression] = []
+        budget -= 1
+        for argument in arguments:
+            inner, budget = cls._read(argument, budget)
+            known.append(inner)
+        if name == "column" and not isinstance(parameters.get("path"), str):
+            raise InvalidItem("a column expression needs a path")
+        if name == "constant" and not isinstance(parameters.get("value"), (bool, int, float)):
+            raise InvalidItem("a constant must be a number")
+        if not all(isinstance(key, str) for key in parameters):
+            raise InvalidItem("parameters are named")
+        return cls(name, known, **parameters), budget
+
+
+def lift(value: Any) -> Expression:
+    """A number as an expression."""
+    if isinstance(value, Expression):
+        return value
+    if isinstance(value, (bool, int, float, np.number)):
+        return Expression("constant", value=value.item() if isinstance(value, np.number) else value)
+    raise InvalidItem(f"expressions combine with numbers and expressions, not {type(value).__name__}")
+
+
+def column(path: str) -> Expression:
+    """A column by its path."""
+    return Expression("column", path=path)
+
+
+def concat(expressions: Sequence[Expression], axis: int = 0) -> Expression:
+    return Expression("concat", list(expressions), axis=axis)
+
+
+def n_step(
+    reward: Expression, discount: Expression, gamma: float, n: int, edge: str = "shorten"
+) -> tuple[Expression, Expression, Expression]:
+    """The n-step return, the product of discounts, and the mask of positions that count.
+
+    At the end of the steps: 'shorten' takes what is left, 'mask' marks it as not counting, 'drop' leaves it out.
+    """
+    parts = (Expression("n_step", [reward, discount], gamma=gamma, n=n, edge=edge, part=part) for part in range(3))
+    ret, product, mask = parts
+    return ret, product, mask
+
+
+def apply(transform: Tree, data: Tree) -> Tree:
+    """A tree of expressions (or paths of columns to keep) on the data of a batch."""
+    columns = flatten(data)
+    flat = {path: column(leaf) if isinstance(leaf, str) else leaf for path, leaf in flatten(transform).items()}
+    return unflatten({path: np.ascontiguousarray(leaf.batch(columns)) for path, leaf in flat.items()})
+
+
+def transform_to(transform: Tree | None) -> dict[str, Any] | None:
+    if transform is None:
+        return None
+    return {
+        path: (column(leaf) if isinstance(leaf, str) else leaf).to_data() for path, leaf in flatten(transform).items()
+    }
+
+
+def transform_from(data: Any) -> Tree | None:
+    if data is None:
+        return None
+    if not isinstance(data, dict) or not data:
+        raise InvalidItem("a transform is a dictionary of expressions")
+    return unflatten({path: Expression.from_data(leaf) for path, leaf in data.items()})

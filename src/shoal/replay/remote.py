@@ -1,0 +1,291 @@
+"""The client's side of the socket: connections, requests with deadlines, and memory shared with an ipc server."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zmq
+
+from shoal.errors import ConfigError
+from shoal.replay.batch import Batch, Buffers, Info
+from shoal.replay.columns import Tree, unflatten
+from shoal.replay.errors import Closed, Timeout
+from shoal.replay.expressions import transform_to
+from shoal.replay.wire import MOST_MESSAGE_BYTES, Key, is_loopback, pack, raise_error, unpack
+
+__all__ = ["Connection", "RemoteBackend"]
+
+GRACE_SECONDS = 1.0
+PING_SECONDS = 0.5
+DEAD_SECONDS = 10.0
+"""A server that has not answered anything for so long is taken for dead, also where the timeout is None."""
+
+
+class Connection:
+    """One socket to a server. For one thread at a time."""
+
+    def __init__(self, address: str, key: Key | None) -> None:
+        if not address.startswith(("tcp://", "ipc://")):
+            raise ConfigError(f"a replay address begins with tcp:// or ipc://, got {address!r}")
+        if key is None and not is_loopback(address):
+            raise ConfigError(f"{address} is not loopback: give the client a key (replay.Key.generate(server=...))")
+        self.address, self._key = address, key
+        self._number = 0
+        self.incarnation: int | None = None
+        self.clock_offset = 0.0
+        self.limited: frozenset[str] = frozenset()
+        self.heard = time.monotonic()
+        self._pinged: dict[int, float] = {}
+        self._socket = self._open()
+
+    def _open(self) -> zmq.Socket[bytes]:
+        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, MOST_MESSAGE_BYTES)
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        if self._key is not None:
+            if self._key.server is None:
+                raise ConfigError("a client's key needs the server's public key: replay.Key.generate(server=...)")
+            socket.setsockopt(zmq.CURVE_SERVERKEY, self._key.server)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, self._key.public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self._key.secret)
+        socket.connect(self.address)
+        return socket
+
+    def number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def send(self, header: dict[str, Any], buffers: Sequence[Any] = ()) -> int:
+        """Send a request without waiting; returns its number."""
+        number = header["id"] = self.number()
+        self._socket.send_multipart(pack(header, buffers), copy=False)
+        return number
+
+    def receive(self, seconds: float) -> tuple[dict[str, Any], list[Any]] | None:
+        """The next reply, or None."""
+        if not self._socket.poll(max(0, int(seconds * 1000))):
+            return None
+        header, buffers = unpack(self._socket.recv_multipart(copy=False))
+        self.heard = time.monotonic()
+        sent = self._pinged.pop(header.get("id", -1), None)
+        if sent is not None and "incarnation" in header:
+            now = time.time()
+            self.clock_offset = float(header["clock"]) - (now + sent) / 2
+            self.limited = frozenset(header["limited"])
+        return header, buffers
+
+    def ping(self, **fields: Any) -> int:
+        """Ask who the server is."""
+        number = self.send({"op": "hello", **fields})
+        self._pinged[number] = time.time()
+        return number
+
+    def request(
+        self, header: dict[str, Any], buffers: Sequence[Any] = (), timeout: float | None = None
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Send and wait for the reply; a server that was restarted meanwhile is asked again."""
+        deadline = None if timeout is None else time.monotonic() + timeout + GRACE_SECONDS
+        if self.incarnation is None:
+            self.ping()
+        number = self.send(header, buffers)
+        self.heard = time.monotonic()
+        asked = self.heard
+        while True:
+            now = time.monotonic()
+            if (deadline is not None and now > deadline) or now - self.heard > DEAD_SECONDS:
+                raise Timeout(f"{self.address} does not answer")
+            if now - asked > PING_SECONDS:
+                self.ping()
+                asked = now
+            reply = self.receive(PING_SECONDS if deadline is None else min(PING_SECONDS, deadline - now + 0.001))
+            if reply is None:
+                continue
+            fields = reply[0]
+            if fields.get("id") == number:
+                raise_error(fields)
+                return reply
+            if "incarnation" in fields and fields["incarnation"] != self.incarnation:
+                if self.incarnation is not None:
+                    number = self.send(header, buffers)
+                self.incarnation = fields["incarnation"]
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Shared:
+    """Memory that this client shares with an ipc server: made by slots/, gone with this process."""
+
+    def __init__(self, connection: Connection, nbytes: int) -> None:
+        from shoal.slots.medium import LocalMemory
+
+        self._memory = LocalMemory(nbytes)
+        self.nbytes = nbytes
+        self.array: npt.NDArray[np.uint8] = self._memory.array()
+        self.number = secrets.randbits(62)
+        connection.request(
+            {"op": "share", "block": self.number, "pid": os.getpid(), "fd": self._memory.fd, "nbytes": nbytes}, (), 5.0
+        )
+
+    def close(self, connection: Connection) -> None:
+        connection.send({"op": "unshare", "block": self.number})
+        os.close(self._memory.fd)
+
+
+class Line:
+    """A connection of the pool with the shared blocks that batches arrive in."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.blocks: dict[int, Shared] = {}  # address of the memory -> block
+        self.incarnation: int | None = None
+        self.buffers = Buffers(self._allocate, most=6)
+        self.expected = 1 << 16
+
+    def _allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        shared = Shared(self.connection, nbytes)
+        self.blocks[int(shared.array.ctypes.data)] = shared
+        return shared.array
+
+    def take(self) -> Shared:
+        """A block that no earlier batch uses any more; a server that was restarted needs new ones."""
+        if self.incarnation != self.connection.incarnation:
+            self.buffers = Buffers(self._allocate, most=6)
+            self.blocks.clear()
+        memory = self.buffers.take(self.expected)
+        self.incarnation = self.connection.incarnation
+        return self.blocks[int(memory.ctypes.data)]
+
+
+class RemoteBackend:
+    """A server at an address. Threads share a pool of connections; each call has one for itself."""
+
+    def __init__(self, address: str, key: Key | None, timeout: float | None) -> None:
+        self._address, self._key, self._timeout = address, key, timeout
+        self._lock = threading.Lock()
+        self._idle: list[Line] = []
+        self._all: list[Line] = []
+        self._owner = secrets.randbits(62)
+        self._closed = False
+        self._limited: frozenset[str] | None = None
+        self._put(self._take())
+
+    def _take(self) -> Line:
+        with self._lock:
+            if self._closed:
+                raise Closed("this client was closed")
+            if self._idle:
+                return self._idle.pop()
+            line = Line(Connection(self._address, self._key))
+            self._all.append(line)
+            return line
+
+    def _put(self, line: Line) -> None:
+        with self._lock:
+            if self._closed:
+                line.connection.close()
+            else:
+                self._idle.append(line)
+
+    def _ask(
+        self, header: dict[str, Any], buffers: Sequence[Any] = (), timeout: float | None = None
+    ) -> tuple[dict[str, Any], list[Any]]:
+        line = self._take()
+        try:
+            return line.connection.request(header, buffers, timeout)
+        finally:
+            self._put(line)
+
+    def sink(self, **options: Any) -> Any:
+        from shoal.replay.delivery import RemoteSink
+
+        return RemoteSink(Connection(self._address, self._key), **options)
+
+    def sample(
+        self, table: str, n: int, timeout: float | None, buffers: Buffers, counted: bool, transform: Tree | None
+    ) -> Batch:
+        header: dict[str, Any] = {
+            "op": "sample", "table": table, "n": n, "timeout": timeout, "counted": counted, "owner": self._owner,
+            "transform": transform_to(transform),
+        }  # fmt: skip
+        line = self._take()
+        try:
+            shared = None
+            if self._address.startswith("ipc://") and transform is None:
+                if line.connection.incarnation is None:
+                    line.connection.request({"op": "hello"}, (), timeout if timeout is not None else DEAD_SECONDS)
+                shared = line.take()
+                header["into"] = shared.number
+            fields, parts = line.connection.request(header, (), timeout)
+            batch = read_batch(fields, parts, None if shared is None else shared.array)
+            if "offsets" not in fields and shared is not None:
+                line.expected = max(line.expected, sum(len(part) for part in parts) + 64 * len(parts))
+            return batch
+        finally:
+            self._put(line)
+
+    def consume(self, table: str, keys: npt.NDArray[np.int64], consumed: bool) -> None:
+        header = {"op": "consume", "table": table, "owner": self._owner, "count": len(keys), "consumed": consumed}
+        self._ask(header, [np.ascontiguousarray(keys)], 5.0)
+
+    def update(self, table: str, keys: npt.NDArray[np.int64], priorities: Any, timeout: float | None) -> int:
+        fields, _ = self._ask({"op": "update", "table": table, "count": len(keys)}, [keys, priorities], timeout)
+        return int(fields["refused"])
+
+    def delete(self, table: str, keys: npt.NDArray[np.int64], timeout: float | None) -> int:
+        fields, _ = self._ask({"op": "delete", "table": table, "count": len(keys)}, [keys], timeout)
+        return int(fields["removed"])
+
+    def reset(self, table: str, timeout: float | None) -> None:
+        self._ask({"op": "reset", "table": table}, (), timeout)
+
+    def info(self, timeout: float | None) -> dict[str, Any]:
+        fields, _ = self._ask({"op": "info"}, (), timeout)
+        info: dict[str, Any] = fields["info"]
+        return info
+
+    def checkpoint(self, timeout: float | None) -> str:
+        fields, _ = self._ask({"op": "checkpoint"}, (), timeout)
+        return str(fields["path"])
+
+    def sampled_once(self, table: str) -> bool:
+        if self._limited is None:
+            fields, _ = self._ask({"op": "hello"}, (), self._timeout)
+            self._limited = frozenset(fields["limited"])
+        return table in self._limited
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            for line in self._idle:
+                line.connection.close()
+            self._idle.clear()
+
+
+def read_batch(fields: dict[str, Any], parts: list[Any], shared: npt.NDArray[np.uint8] | None) -> Batch:
+    """A batch from a reply: arrays over its frames, or over the shared block they were gathered into."""
+    keys, probabilities, priorities, times = (
+        np.frombuffer(part, dtype)
+        for part, dtype in zip(parts[:4], (np.int64, np.float64, np.float64, np.int64), strict=True)
+    )
+    lengths = fields["lengths"]
+    if lengths is not None:
+        lengths = {path: np.array(values, np.int64) for path, values in lengths.items()}
+    info = Info(keys, probabilities, priorities, times, fields["table_size"], lengths)
+    flat = {}
+    for at, (path, dtype, shape) in enumerate(fields["columns"]):
+        if "offsets" in fields and shared is not None:
+            flat[path] = np.ndarray(shape, np.dtype(dtype), shared, fields["offsets"][at])
+        else:
+            flat[path] = np.frombuffer(parts[4 + at], np.dtype(dtype)).reshape(shape)
+    return Batch(unflatten(flat), info)

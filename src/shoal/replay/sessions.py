@@ -1,0 +1,246 @@
+"""What the service keeps for one writer: its open groups, and its messages in the order they came."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.replay.chunks import Group
+from shoal.replay.codec import CODECS, decode
+from shoal.replay.columns import Column
+from shoal.replay.core import Core, Pending
+from shoal.replay.errors import InvalidItem, NotFound, Refused, ReplayError
+from shoal.replay.wire import (
+    MOST_MESSAGE_BYTES,
+    check_records,
+    field,
+    read_array,
+    read_columns,
+    read_spec,
+)
+
+__all__ = ["Session", "Write"]
+
+MOST_GROUPS = 4096
+MOST_COLUMNS = 1024
+
+
+class Session:
+    """One writer's connection, as the server sees it."""
+
+    def __init__(self, writer: int) -> None:
+        self.writer = writer
+        self.groups: dict[int, Group] = {}  # the writer's first id -> the store's group
+        self.chunks: dict[int, tuple[Group, int]] = {}  # the writer's chunk id -> group, column
+        self.writes: deque[Write] = deque()
+        self.seen = time.monotonic()
+
+    def drop(self, core: Core) -> None:
+        """Give back the groups that the writer holds open."""
+        for group in self.groups.values():
+            core.store.close(group, group.rows)
+        self.groups.clear()
+        self.chunks.clear()
+        self.writes.clear()
+
+    def open(self, first: int, group: Group) -> None:
+        self.groups[first] = group
+        for at in range(len(group.specs)):
+            self.chunks[first + at] = (group, at)
+
+    def close(self, core: Core, first: int, filled: int) -> None:
+        group = self.groups.pop(first)
+        for at in range(len(group.specs)):
+            del self.chunks[first + at]
+        core.store.close(group, filled)
+
+
+class Write:
+    """One write message: chunks to open, rows, items and chunks to close. Checked as a whole before it changes anything."""
+
+    def __init__(self, session: Session, header: dict[str, Any], buffers: list[Any], deadline: float | None) -> None:
+        self.session, self.deadline = session, deadline
+        self.id = field(header, "id", int, 0)
+        self.wants_keys = bool(header.get("keys"))
+        self.refused: list[tuple[int, str]] = []
+        self.keys: list[npt.NDArray[np.int64]] = []
+        self.inserted = 0
+        self._steps: Iterator[bool] | None = None
+        self._buffers = iter(buffers)
+        self._opens = self._read_opens(field(header, "opens", list))
+        self._rows = self._read_rows(field(header, "rows", list))
+        self._items = [self._read_item(entry) for entry in field(header, "items", list)]
+        self._closes = self._read_closes(field(header, "closes", list))
+        if next(self._buffers, None) is not None:
+            raise Refused("a message has more buffers than it announces")
+
+    def _next(self) -> Any:
+        buffer = next(self._buffers, None)
+        if buffer is None:
+            raise Refused("a message has fewer buffers than it announces")
+        return buffer
+
+    def _read_opens(self, entries: list[Any]) -> list[tuple[int, list[Any], int]]:
+        if len(self.session.groups) + len(entries) > MOST_GROUPS:
+            raise Refused(f"a writer has at most {MOST_GROUPS} open groups")
+        opens = []
+        for entry in entries:
+            if not (isinstance(entry, list) and len(entry) == 3 and isinstance(entry[1], list)):
+                raise Refused("an opened group is [first id, columns, rows]")
+            first, specs, rows = entry
+            if type(first) is not int or not 0 <= first < 1 << 31 or type(rows) is not int or not 1 <= rows < 1 << 24:
+                raise Refused("an opened group has a bad id or number of rows")
+            if not 1 <= len(specs) <= MOST_COLUMNS:
+                raise Refused(f"a group has 1 to {MOST_COLUMNS} columns")
+            known = [read_spec(spec) for spec in specs]
+            if sum(spec.cell_bytes for spec in known) * rows > MOST_MESSAGE_BYTES:
+                raise Refused("an opened group is too large")
+            if first in self.session.chunks or any(first < o + len(s) and o < first + len(known) for o, s, _ in opens):
+                raise Refused("an opened group has ids in use")
+            opens.append((first, known, rows))
+        return opens
+
+    def _shape(self, chunk: int) -> tuple[Any, int]:
+        """The cell and rows of one of the writer's chunks, also of those that this message opens."""
+        found = self.session.chunks.get(chunk)
+        if found is not None:
+            return found[0].specs[found[1]], found[0].rows
+        for first, specs, rows in self._opens:
+            if first <= chunk < first + len(specs):
+                return specs[chunk - first], rows
+        raise InvalidItem(f"chunk {chunk} is not open")
+
+    def _read_rows(self, entries: list[Any]) -> list[tuple[int, int, npt.NDArray[Any]]]:
+        rows = []
+        for entry in entries:
+            if not (isinstance(entry, list) and len(entry) == 4 and all(type(n) is int for n in entry[:3])):
+                raise Refused("rows are [chunk, first row, count, codec]")
+            chunk, start, count, codec = entry
+            spec, capacity = self._shape(chunk)
+            if not (0 <= start and 1 <= count and start + count <= capacity) or codec not in CODECS:
+                raise Refused("rows are outside their chunk, or of an unknown codec")
+            shape, buffer = (count, *spec.shape), self._next()
+            if codec == "none":
+                array = read_array(buffer, np.uint8, count * spec.cell_bytes).view(spec.dtype).reshape(shape)
+            else:
+                array = np.empty(shape, spec.dtype)
+                decode(buffer, codec, array)
+            rows.append((chunk, start, array))
+        return rows
+
+    def _read_item(self, entry: Any) -> tuple[str, tuple[Column, ...], bool, int, Any, Any]:
+        if not (isinstance(entry, list) and len(entry) == 6 and isinstance(entry[0], str) and type(entry[2]) is bool):
+            raise Refused("items are [table, columns, grouped, number, count, records]")
+        table, columns, grouped, number, count, width = entry
+        if not all(type(n) is int for n in (number, count, width)) or not (
+            0 < number < 1 << 62 and 1 <= count <= 1 << 20 and 1 <= width <= 1 << 16
+        ):
+            raise Refused("items have a bad number, count or width")
+        known = read_columns(columns)
+        priorities = read_array(self._next(), np.float64, count)
+        records = read_array(self._next(), np.int32, count * width * 4).reshape(count, width, 4)
+        check_records(records, known, grouped)
+        self._check_rows(records, known, grouped)
+        return table, known, grouped, number, priorities, records
+
+    def _check_rows(self, records: npt.NDArray[np.int32], columns: tuple[Column, ...], grouped: bool) -> None:
+        """Every record lies in rows of a chunk of the right column."""
+        begin = records[:, :, 1].astype(np.int64)
+        end = begin + (records[:, :, 2].astype(np.int64) - 1) * records[:, :, 3]
+        low, high = np.minimum(begin, end), np.maximum(begin, end)
+        ends = np.cumsum(records[:, :, 2].astype(np.int64), 1)
+        borders = np.cumsum([column.length for column in columns])
+        owner = np.searchsorted(borders, ends, side="left") if not grouped else np.zeros_like(ends)
+        pairs = np.unique(np.stack([records[:, :, 0].reshape(-1), owner.reshape(-1)], 1), axis=0)
+        for chunk, at in pairs.tolist():
+            wanted = columns if grouped else (columns[at],)
+            shapes = [self._shape(chunk + j) for j in range(len(wanted))]
+            for (spec, _), column in zip(shapes, wanted, strict=True):
+                if spec.dtype != column.spec.dtype or spec.shape != column.spec.shape:
+                    raise InvalidItem(f"column {column.spec.path!r} refers to a chunk of {spec.path!r}")
+            mine = (records[:, :, 0] == chunk) & (owner == at)
+            if low[mine].min() < 0 or high[mine].max() >= min(rows for _, rows in shapes):
+                raise InvalidItem(f"column {wanted[0].spec.path!r} refers to rows outside its chunk")
+            if grouped and len({id(self._home(chunk + j)) for j in range(len(wanted))}) > 1:
+                raise InvalidItem("grouped columns lie in different groups")
+
+    def _home(self, chunk: int) -> Any:
+        found = self.session.chunks.get(chunk)
+        if found is not None:
+            return found[0]
+        return next(specs for first, specs, _ in self._opens if first <= chunk < first + len(specs))
+
+    def _read_closes(self, entries: list[Any]) -> list[tuple[int, int]]:
+        closes = []
+        for entry in entries:
+            if not (isinstance(entry, list) and len(entry) == 2 and all(type(n) is int for n in entry)):
+                raise Refused("a closed group is [first id, rows]")
+            known = self.session.groups.get(entry[0])
+            rows = known.rows if known else next((r for f, _, r in self._opens if f == entry[0]), None)
+            if rows is None or not 0 <= entry[1] <= rows or any(entry[0] == first for first, _ in closes):
+                raise Refused("a closed group is not open, or has more rows than it was given")
+            closes.append((entry[0], entry[1]))
+        return closes
+
+    def advance(self, core: Core) -> bool:
+        """Go on as far as limiters allow; True when the whole message is applied. The lock is held."""
+        if self._steps is None:
+            self._steps = self._apply(core)
+        return next(self._steps, True)
+
+    def abandon(self, core: Core) -> None:
+        """The deadline passed: items that are not in stay out; chunks are opened, filled and closed all the same."""
+        if self._steps is None:
+            self._fill(core)
+        for first, filled in self._closes:
+            self.session.close(core, first, filled)
+
+    def _fill(self, core: Core) -> None:
+        for first, specs, rows in self._opens:
+            self.session.open(first, core.store.open(specs, rows))
+        for chunk, start, array in self._rows:
+            group, at = self.session.chunks[chunk]
+            group.arrays[at][start : start + len(array)] = array
+        self._rows = []
+
+    def _apply(self, core: Core) -> Iterator[bool]:
+        self._fill(core)
+        for item in self._items:
+            yield from self._insert(core, *item)
+        for first, filled in self._closes:
+            self.session.close(core, first, filled)
+
+    def _insert(
+        self, core: Core, table: str, columns: tuple[Column, ...], grouped: bool, number: int,
+        priorities: npt.NDArray[np.float64], records: npt.NDArray[np.int32],
+    ) -> Iterator[bool]:  # fmt: skip
+        """Insert numbered items; those with a number that was already seen are confirmed without inserting them."""
+        known = max(0, core.writers.get(self.session.writer, 0) - number + 1)
+        if known >= len(priorities):
+            return
+        mapped = records[known:].copy()
+        chunks = np.unique(mapped[:, :, 0])
+        stored = np.array([g.first + at for g, at in (self.session.chunks[c] for c in chunks.tolist())], np.int32)
+        mapped[:, :, 0] = stored[np.searchsorted(chunks, mapped[:, :, 0])]
+        try:
+            pending = Pending(core.table(table), columns, grouped, priorities[known:].copy(), mapped)
+        except (NotFound, ReplayError) as error:
+            self.refused.append((number + known, str(error)))
+            core.writers[self.session.writer] = number + len(priorities) - 1
+            return
+        while True:
+            before = pending.handled
+            done = pending.push()
+            if pending.handled > before:
+                core.writers[self.session.writer] = number + known + pending.handled - 1
+                self.inserted += pending.handled - before
+            if done:
+                break
+            yield False
+        self.refused += [(number + known + at, reason) for at, reason in pending.refusals()]
+        self.keys.append(pending.keys)

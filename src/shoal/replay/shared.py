@@ -1,0 +1,73 @@
+"""Payloads of ipc clients in shared memory: the client makes anonymous blocks (slots/), the server maps them.
+
+Only the number of a block and offsets travel through the socket. A block is the client's: it goes with the client's process,
+whatever way that ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.replay.errors import Refused
+
+__all__ = ["SharedBlocks"]
+
+MOST_BLOCKS = 4096
+
+
+class SharedBlocks:
+    """The blocks of all clients, as the server sees them."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, tuple[int, npt.NDArray[np.uint8]]] = {}  # number -> pid of the owner, memory
+
+    def attach(self, number: int, pid: int, fd: int, nbytes: int) -> None:
+        """Map a client's memory. Only anonymous memory of a process of this user is accepted."""
+        if len(self._blocks) >= MOST_BLOCKS:
+            raise Refused(f"at most {MOST_BLOCKS} shared blocks")
+        path = f"/proc/{pid}/fd/{fd}"
+        try:
+            if not os.readlink(path).startswith("/memfd:"):
+                raise Refused("the shared block is not anonymous memory")
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise Refused(f"the shared block cannot be opened: {error.strerror}") from error
+        try:
+            if os.fstat(descriptor).st_size < nbytes:
+                raise Refused("the shared block is smaller than announced")
+            memory = mmap.mmap(descriptor, nbytes)
+        finally:
+            os.close(descriptor)
+        self._blocks[number] = (pid, np.frombuffer(memory, np.uint8))
+
+    def detach(self, number: int) -> None:
+        self._blocks.pop(number, None)
+
+    def block(self, number: int) -> npt.NDArray[np.uint8] | None:
+        found = self._blocks.get(number)
+        return None if found is None else found[1]
+
+    def buffers(self, number: int, pieces: list[Any]) -> list[memoryview]:
+        """Pieces [offset, bytes] of a block as buffers of a message."""
+        block = self.block(number)
+        if block is None:
+            raise Refused(f"no shared block {number}")
+        view, found = memoryview(block), []
+        for piece in pieces:
+            if not (isinstance(piece, list) and len(piece) == 2 and all(type(n) is int and n >= 0 for n in piece)):
+                raise Refused("a piece of a shared block is [offset, bytes]")
+            if piece[0] + piece[1] > block.nbytes:
+                raise Refused("a piece lies outside its shared block")
+            found.append(view[piece[0] : piece[0] + piece[1]])
+        return found
+
+    def sweep(self) -> None:
+        """Unmap what dead processes left."""
+        for number, (pid, _) in list(self._blocks.items()):
+            if not os.path.exists(f"/proc/{pid}"):
+                del self._blocks[number]

@@ -1,0 +1,357 @@
+"""The trajectory writer: appends steps, slices its history, makes items.
+
+It is written once over a `Sink`: in-process the rows are written straight into the chunk store; a remote sink keeps them
+until the server has confirmed the items that refer to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.replay.chunks import Group
+from shoal.replay.columns import Column, Spec, Tree, flatten
+from shoal.replay.errors import Closed, InvalidItem, SignatureMismatch
+from shoal.replay.expressions import Expression
+from shoal.replay.history import Cells, History, Segment
+
+__all__ = ["Sink", "Writer"]
+
+CHUNK_BYTES = 1 << 20
+MOST_ROWS = 256
+FEWEST_STEPS = 4
+
+
+class Sink(Protocol):
+    """Where a writer's chunks and items go."""
+
+    def open(self, specs: Sequence[Spec], rows: int) -> Group: ...
+
+    def close(self, group: Group, filled: int) -> None: ...
+
+    def insert(
+        self, table: str, columns: tuple[Column, ...], grouped: bool, records: npt.NDArray[np.int32],
+        priorities: npt.NDArray[np.float64], timeout: float | None,
+    ) -> npt.NDArray[np.int64]: ...  # fmt: skip
+
+    def flush(self, timeout: float | None) -> None: ...
+
+    def finish(self, timeout: float | None) -> None: ...
+
+
+class Literals:
+    """Rows for values that are not in the history: computed by an expression, or given with the item."""
+
+    def __init__(self, sink: Sink, specs: tuple[Spec, ...], batch: int) -> None:
+        self.sink, self.specs = sink, specs
+        self.rows = max(chunk_rows(specs), batch)
+        self.group: Group | None = None
+        self.filled = 0
+
+    def add(self, arrays: Sequence[npt.NDArray[Any]], count: int) -> tuple[Group, int]:
+        """Store [count, ...] rows; returns the group and the first row."""
+        group = self.group
+        if group is None or self.filled + count > group.rows:
+            self.close()
+            group = self.group = self.sink.open(self.specs, max(self.rows, count))
+        first = self.filled
+        self.filled = end = first + count
+        for rows, values in zip(group.arrays, arrays, strict=True):
+            rows[first:end] = values
+        return group, first
+
+    def close(self) -> None:
+        if self.group is not None:
+            self.sink.close(self.group, self.filled)
+            self.group = None
+        self.filled = 0
+
+
+class Writer:
+    """Appends steps of one environment (`append`) or of E at once (`append_batch`) and makes items of them."""
+
+    def __init__(self, sink: Sink, max_history: int, timeout: float | None = None) -> None:
+        if max_history < 1:
+            raise InvalidItem(f"max_history must be at least 1, got {max_history}")
+        self.history = History(max_history)
+        self.timeout = timeout
+        self.items_created = 0
+        self._sink = sink
+        self._envs: int | None = None
+        self._literals: dict[Any, Literals] = {}
+        self._columns_of: dict[tuple[Spec, ...], tuple[Column, ...]] = {}
+        self._begun = np.zeros(1, np.int64)  # of every environment: the first step of its episode
+        self._closed = False
+
+    # -- steps
+
+    def append(self, step: Tree, partial: bool = False) -> None:
+        """Append one step. With partial=True the step stays open: the next append gives more of its columns."""
+        arrays = {path: np.asarray(leaf)[None] for path, leaf in flatten(step).items()}
+        self._append(arrays, 1, partial)
+
+    def append_batch(self, step: Tree, partial: bool = False) -> None:
+        """Append one step of E environments at once: every leaf is [E, ...]."""
+        arrays = {path: np.asarray(leaf) for path, leaf in flatten(step).items()}
+        sizes = {array.shape[0] if array.ndim else 0 for array in arrays.values()}
+        if len(sizes) != 1 or 0 in sizes:
+            raise SignatureMismatch(f"append_batch needs the same number of environments in every leaf, got {sizes}")
+        self._append(arrays, sizes.pop(), partial)
+
+    def _append(self, arrays: Mapping[str, npt.NDArray[Any]], envs: int, partial: bool) -> None:
+        self._check_open()
+        if self._envs is None:
+            self._envs, self._begun = envs, np.zeros(envs, np.int64)
+        if envs != self._envs:
+            raise SignatureMismatch(f"a step of {envs} environments; this writer began with {self._envs}")
+        history = self.history
+        for path, array in arrays.items():
+            spec = history.specs.get(path)
+            if spec is not None:
+                spec.check(array, 1)
+            if path in history.open_paths:
+                raise InvalidItem(f"column {path!r} was already given in this step")
+        if not history.specs:
+            check_paths(arrays)
+        for path, array in arrays.items():
+            if path not in history.specs:
+                history.specs[path] = Spec(path, array.dtype, array.shape[1:])
+        segment = self._segment(arrays, envs)
+        row = segment.steps * envs
+        for path, array in arrays.items():
+            segment.where[path][1][row : row + envs] = array
+        history.open_paths.update(arrays)
+        if not partial:
+            self._end_step(segment)
+
+    def _segment(self, arrays: Mapping[str, Any], envs: int) -> Segment:
+        """The segment of the step under way, with chunks for all these columns."""
+        history = self.history
+        segment = history.segments[-1] if history.segments else None
+        if segment is None or segment.steps == segment.capacity:
+            specs = tuple(history.specs.values())
+            capacity = max(FEWEST_STEPS, min(chunk_rows(specs) // envs, 4 * history.max_history))
+            segment = Segment(history.steps, capacity, envs)
+            history.segments.append(segment)
+        new = sorted(path for path in arrays if path not in segment.where)
+        if new:
+            group = self._sink.open([history.specs[path] for path in new], segment.capacity * envs)
+            segment.add(group)
+            for path in new:
+                if segment.steps:
+                    segment.absent[path] = set(range(segment.first, segment.first + segment.steps))
+        return segment
+
+    def _end_step(self, segment: Segment) -> None:
+        history = self.history
+        for path in segment.where.keys() - history.open_paths:
+            segment.absent.setdefault(path, set()).add(history.steps)
+        segment.steps += 1
+        history.steps += 1
+        history.open_paths.clear()
+        if segment.steps == segment.capacity:
+            self._close_groups(segment)
+        history.forget()
+
+    def _close_groups(self, segment: Segment) -> None:
+        for group in segment.groups:
+            self._sink.close(group, segment.steps * segment.envs)
+
+    @property
+    def episode_steps(self) -> npt.NDArray[np.int64]:
+        """Of every environment: how many steps of its episode the history holds, [E]."""
+        return self.history.steps - np.maximum(self._begun, self.history.oldest)
+
+    # -- items
+
+    def create_item(
+        self, table: str, priority: float, data: Tree, timeout: float | None = -1.0
+    ) -> int | None:
+        """Make one item of history cells, expressions over the history, or values. Returns its key where it is known."""
+        if self._envs not in (None, 1):
+            raise InvalidItem("this writer appends batches: use create_items")
+        keys = self.create_items(table, [priority], data, timeout=timeout, _single=True)
+        return int(keys[0]) if len(keys) else None
+
+    def create_items(
+        self, table: str, priorities: Any, data: Tree, where: Any = None, timeout: float | None = -1.0,
+        _single: bool = False,
+    ) -> npt.NDArray[np.int64]:  # fmt: skip
+        """One item for every environment (those chosen by `where`, a mask or indices), without a loop over them.
+
+        Values that are not history cells have the shape [n, ...], n being the number of items.
+        """
+        self._check_open()
+        envs = self._chosen(where)
+        values = np.ascontiguousarray(np.broadcast_to(np.asarray(priorities, np.float64), len(envs)))
+        columns, grouped, records = self._resolve(flatten(data), envs, _single)
+        wait = self.timeout if timeout is not None and timeout < 0 else timeout
+        self.items_created += len(envs)
+        return self._sink.insert(table, columns, grouped, records, values, wait)
+
+    def _chosen(self, where: Any) -> npt.NDArray[np.int64]:
+        count = self._envs or 1
+        if where is None:
+            return np.arange(count)
+        chosen = np.asarray(where)
+        if chosen.dtype == np.bool_:
+            chosen = np.flatnonzero(chosen)
+        if chosen.size and not (0 <= chosen.min() and chosen.max() < count):
+            raise InvalidItem(f"where names environments outside 0..{count - 1}")
+        return chosen.astype(np.int64)
+
+    def _resolve(
+        self, data: Mapping[str, Any], envs: npt.NDArray[np.int64], single: bool
+    ) -> tuple[tuple[Column, ...], bool, npt.NDArray[np.int32]]:
+        """Columns in the order of their paths, and records int32[n, k, 4]."""
+        literals: dict[str, npt.NDArray[Any]] = {}
+        found: dict[str, tuple[Column, list[tuple[int, int, int, int]]]] = {}
+        for path, leaf in data.items():
+            if isinstance(leaf, Cells):
+                spec = self.history.specs[leaf.path]
+                self._check_episodes(leaf, envs)
+                column = Column(Spec(path, spec.dtype, spec.shape), leaf.length, leaf.squeeze)
+                found[path] = (column, self.history.locate(leaf))
+            elif isinstance(leaf, Expression):
+                literals[path] = self._evaluate(leaf, envs)
+            else:
+                literals[path] = np.asarray(leaf)[None] if single else np.asarray(leaf)
+        shifts: dict[str, npt.NDArray[np.int64]] = dict.fromkeys(found, envs)
+        if literals:
+            group, first = self._store_literals(literals, len(envs))
+            for at, spec in enumerate(group.specs):
+                found[spec.path] = (Column(spec, 1, True), [(group.first + at, first, 1, 1)])
+                shifts[spec.path] = np.arange(len(envs))
+        paths = sorted(found)
+        columns = tuple(found[path][0] for path in paths)
+        grouped = self._grouped([found[path][1] for path in paths])
+        used = paths[:1] if grouped else paths
+        base = np.array([record for path in used for record in found[path][1]], np.int32)
+        records = np.repeat(base[None], len(envs), axis=0)
+        if len(envs) > 1 or envs.any():
+            records[:, :, 1] += np.repeat(
+                np.stack([shifts[path] for path in used], 1), [len(found[path][1]) for path in used], axis=1
+            )
+        return columns, grouped, records
+
+    @staticmethod
+    def _grouped(records: list[list[tuple[int, int, int, int]]]) -> bool:
+        """Whether all columns select the same rows of chunks with consecutive ids."""
+        first = records[0]
+        return all(
+            len(other) == len(first)
+            and all(b[0] == a[0] + at and b[1:] == a[1:] for a, b in zip(first, other, strict=True))
+            for at, other in enumerate(records)
+        )
+
+    def _check_episodes(self, cells: Cells, envs: npt.NDArray[np.int64]) -> None:
+        late = envs[self._begun[envs] > cells.oldest]
+        if late.size:
+            raise InvalidItem(
+                f"column {cells.path!r}: the selection reaches before the episode of environment {int(late[0])}"
+            )
+
+    def _evaluate(self, expression: Expression, envs: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """An expression over the whole history of each environment, [n, ...]."""
+        count = int(self.episode_steps[envs].min())
+        if count < 1:
+            raise InvalidItem("an expression needs at least one step of history")
+        wanted = {path: self.history.select(path, slice(-count, None)) for path in expression.columns()}
+        columns = {path: np.moveaxis(self.history.read(cells), 0, 1)[envs] for path, cells in wanted.items()}
+        return expression.batch(columns)
+
+    def _store_literals(self, values: dict[str, npt.NDArray[Any]], count: int) -> tuple[Group, int]:
+        paths = sorted(values)
+        arrays = [values[path] for path in paths]
+        key = (*paths, *((a.dtype, a.shape[1:]) for a in arrays))
+        store = self._literals.get(key)
+        if store is None:
+            specs = tuple(Spec(p, a.dtype, a.shape[1:]) for p, a in zip(paths, arrays, strict=True))
+            store = self._literals[key] = Literals(self._sink, specs, count)
+        for path, array in zip(paths, arrays, strict=True):
+            if len(array) != count:
+                raise InvalidItem(f"column {path!r} has {len(array)} values for {count} items")
+        return store.add(arrays, count)
+
+    def insert_rows(
+        self, leaves: Mapping[str, npt.NDArray[Any]], count: int, priorities: Mapping[str, Any], timeout: float | None
+    ) -> dict[str, npt.NDArray[np.int64]]:
+        """Items of one step each, from rows [count, ...] that are stored once for all the tables."""
+        self._check_open()
+        group, first = self._store_literals(dict(leaves), count)
+        columns = self._row_columns(group)
+        records = np.empty((count, 1, 4), np.int32)
+        records[:, 0, 0], records[:, 0, 2], records[:, 0, 3] = group.first, 1, 1
+        records[:, 0, 1] = np.arange(first, first + count, dtype=np.int32)
+        keys = {}
+        for table, given in priorities.items():
+            values = np.asarray(given, np.float64)
+            if values.shape != (count,):
+                values = np.ascontiguousarray(np.broadcast_to(values, count))
+            keys[table] = self._sink.insert(table, columns, True, records, values, timeout)
+        return keys
+
+    def _row_columns(self, group: Group) -> tuple[Column, ...]:
+        columns = self._columns_of.get(group.specs)
+        if columns is None:
+            columns = self._columns_of[group.specs] = tuple(Column(spec, 1, True) for spec in group.specs)
+        return columns
+
+    # -- ends
+
+    def end_episode(self, envs: Any = None) -> None:
+        """The next step begins an episode: earlier ones cannot be selected. For some environments only, or for all."""
+        self._check_open()
+        history = self.history
+        if history.open_paths:
+            self._end_step(history.segments[-1])
+        if envs is not None:
+            self._begun[self._chosen(envs)] = history.steps
+            return
+        self._begun[:] = history.steps
+        history.start = history.steps
+        if history.segments and (last := history.segments[-1]).steps < last.capacity:
+            self._close_groups(last)
+            last.capacity = last.steps
+        for store in self._literals.values():
+            store.close()
+
+    def flush(self, timeout: float | None = -1.0) -> None:
+        """Wait until every item is confirmed."""
+        self._check_open()
+        self._sink.flush(self.timeout if timeout is not None and timeout < 0 else timeout)
+
+    def close(self, timeout: float | None = -1.0) -> None:
+        """Send what is left and let go of the chunks; an error says how many items were not confirmed."""
+        if self._closed:
+            return
+        self.end_episode()
+        self._closed = True
+        self._sink.finish(self.timeout if timeout is not None and timeout < 0 else timeout)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("this writer was closed")
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def chunk_rows(specs: Sequence[Spec]) -> int:
+    """Rows of a chunk: about a megabyte of the whole group, within bounds."""
+    row_bytes = max(1, sum(spec.cell_bytes for spec in specs))
+    return max(FEWEST_STEPS, min(MOST_ROWS, CHUNK_BYTES // row_bytes))
+
+
+def check_paths(paths: Mapping[str, Any]) -> None:
+    if not paths:
+        raise InvalidItem("a step needs at least one column")

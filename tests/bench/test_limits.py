@@ -1,0 +1,70 @@
+"""The composed limit: the formula worked by hand, the grid, and real probes at work."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from shoal.bench import limits
+from shoal.bench.cases import CARTPOLE, Case, Grid
+from shoal.bench.limits import Cell, Layout, Limit, Probes, composed, layouts
+
+
+def test_times_of_a_frame_add_up():
+    assert composed(e=4.0, i=4.0, l=2.0) == pytest.approx(1.0)  # 1/4 + 1/4 + 1/2
+    assert composed(e=4.0, i=4.0, l=2.0, r=3) == pytest.approx(0.5)  # 1/4 + 1/4 + 3/2
+
+
+def test_a_gpu_works_beside_the_environments():
+    assert composed(e=10.0, i=4.0, l=4.0, gpu=True) == pytest.approx(2.0)  # the device is the limit
+    assert composed(e=1.0, i=4.0, l=4.0, gpu=True) == pytest.approx(1.0)  # the environments are
+
+
+def test_figures_of_the_issue():
+    assert composed(10e6, 2e6, 1.4e6) == pytest.approx(761e3, rel=0.01)
+    assert composed(6300, 8500, 3000) == pytest.approx(1641, rel=0.01)
+
+
+def test_no_part_can_be_beaten():
+    for e, i, l in ((1.0, 5.0, 9.0), (9.0, 1.0, 5.0), (5.0, 9.0, 1.0)):  # noqa: E741
+        assert composed(e, i, l) < min(e, i, l)
+    assert composed(math.inf, 3.0, math.inf) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 6, 16])
+def test_layouts_use_the_cores_and_no_more(cores):
+    found = layouts(cores)
+    assert Layout(cores, 1) in found and Layout(1, cores) in found and len(set(found)) == len(found)
+    assert all(layout.processes * layout.threads <= cores for layout in found)
+
+
+def test_the_limit_uses_the_passes():
+    rates = [Cell(what, 1, Layout(1, 1), frames_per_second=rate) for what, rate in (("env", 4.0), ("act", 4.0), ("learn", 2.0))]
+    assert Limit(*rates, passes=3).env_steps_per_second == pytest.approx(0.5)
+    assert Limit(*rates, passes=3).record()["e"]["frames_per_second"] == 4.0
+
+
+def test_probes_measure_each_part(monkeypatch):
+    """Really: two layouts' processes, each part at one batch size, in windows of a few hundredths of a second."""
+    grid = Grid((16,), (16,), (64,), ("compiled", "raw:gymnasium"))
+    scene = CARTPOLE.__class__(CARTPOLE.env, CARTPOLE.reference, grid, 0.0, 0.1)
+    case = Case("tiny", scene, "ppo", {"algorithm.unroll": 8, "algorithm.epochs": 2})
+    monkeypatch.setattr(limits, "cells", lambda case, cores: [
+        Cell("env", 16, Layout(2, 1), "compiled"), Cell("env", 16, Layout(2, 1), "raw:gymnasium"),
+        Cell("act", 16, Layout(2, 1)), Cell("learn", 64, Layout(2, 1))])
+    lines: list[str] = []
+    with Probes() as probes:
+        limit = limits.measure(case, probes, seconds=0.05, say=lines.append)
+        again = limits.measure(case, probes, known=limit, seconds=0.05)
+    assert limit.passes == 2 and len(limit.grid) == 4 and len(lines) == 5
+    assert all(cell.frames_per_second > 0 for cell in limit.grid)
+    assert 0 < again.env_steps_per_second < min(again.e.frames_per_second, again.i.frames_per_second)
+    json.dumps(limit.record())
+
+
+def test_a_probe_that_dies_is_named():
+    cell = Cell("env", 4, Layout(1, 1), "no such back-end")
+    with Probes() as probes, pytest.raises(RuntimeError, match="no such back-end"):
+        probes.rate(json.dumps({"env": "CartPole-v1"}), cell, 0.01)

@@ -1,0 +1,122 @@
+"""Marks to rates, results to tables, tables into the page."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import pytest
+
+from shoal.bench import machine, report
+from shoal.bench.cases import CASES
+from shoal.bench.measure import Outcome, Spread, alternate, last_json, phases, rate, reported, start
+from shoal.bench.peers.install import PEERS
+from shoal.bench.peers.lineup import DRIVERS, LINEUP, RACE
+from shoal.bench.tables import bench_tables, markdown, peer_tables, short, spread
+
+RUN = {"env_steps_per_second": 60.0, "error": None, "details": {
+    "learner_idle": 0.25, "policy_lag": {"mean": 1.5, "p95": 2.0, "max": 3.0}, "startup_seconds": 2.0, "verdict": "balanced: so",
+    "phases": {"actor": {"env": 0.5, "wait unrolls": 0.25}}}}
+LIMIT = {"env_steps_per_second": 100.0, "passes": 1, **{part: {"frames_per_second": 300.0} for part in "eil"}}
+
+
+def results(**more):
+    about = {"date": "2026-01-01T00:00:00Z", "commit": "0123456789abcdef", "uncommitted_changes": False,
+             "machine": {"cores": 2, "cpu": "A CPU", "load": [0.1, 0.1, 0.1]}, "versions": {"torch": "2.13.0+cpu"}}
+    return {**about, **more}
+
+
+def test_rate_leaves_out_the_warm_up():
+    marks = [(0.0, 0), (1.0, 5), (2.0, 10), (3.0, 110), (4.0, 210)]
+    assert rate(marks, 2.0) == pytest.approx(100.0)
+    assert math.isnan(rate(marks, 4.0)) and math.isnan(rate([], 0.0))
+
+
+def test_spread_is_median_and_range():
+    assert Spread.of([3.0, 1.0, math.nan, 2.0]) == Spread(2.0, 1.0, 3.0, 3)
+    assert spread([1000.0, 3000.0, 2000.0]) == "2 k (1 k - 3 k)" and spread([]) == "-" and spread([None]) == "-"
+
+
+def test_short_numbers():
+    assert [short(x) for x in (512_345, 1_210, 348, 10.2e6, 0.53, None)] == ["512 k", "1.21 k", "348", "10.2 M", "0.53", "-"]
+
+
+def test_markdown_is_aligned():
+    lines = markdown(("a", "long head"), [["wide cell", "x"]]).splitlines()
+    assert len({len(line) for line in lines}) == 1 and lines[0] == "| a         | long head |"
+
+
+def test_bench_tables():
+    case = {"name": "CartPole impala", "efficiency_goal": 0.6, "limits": [LIMIT, LIMIT], "runs": [RUN, RUN],
+            "reference": [{**RUN, "env_steps_per_second": 50.0}]}
+    failed = {"name": "Pong ppo", "efficiency_goal": None, "limits": [], "reference": [],
+              "runs": [{"env_steps_per_second": None, "error": "there is no preset", "details": {}}]}
+    text = bench_tables(results(cases=[case, failed]))
+    row = next(line for line in text.splitlines() if line.startswith("| CartPole impala"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[1] == "60 (60 - 60)" and cells[7] == "0.60 (0.60 - 0.60)" and cells[-1] == "1.20"
+    assert "25 %" in text and "1.5 / 2 / 3" in text and "actor: env 50 %, wait unrolls 25 %" in text
+    assert "- Pong ppo: 1 of 1 runs failed: there is no preset" in text and "nan" not in text
+
+
+def test_peer_tables_say_what_failed():
+    runs = {"shoal impala": [RUN], "SB3 PPO": [{**RUN, "env_steps_per_second": 6.0}],
+            "RLlib PPO": [{"env_steps_per_second": None, "error": "could not be installed: no wheel", "details": {}}]}
+    race = {"env": "CartPole-v1", "goal": 475.0, "runs": {"SB3": [
+        {"seconds": 7.0, "eval_return": 480.0, "error": None}, {"seconds": None, "eval_return": None, "error": None}]}}
+    text = peer_tables(results(peers={"sb3": "stable-baselines3 2.9"}, scenes=[{"name": "CartPole-v1", "runs": runs}], race=race))
+    assert "10.00" in next(line for line in text.splitlines() if line.startswith("| SB3 PPO"))
+    assert "no wheel" in text and "7 s, 480, not reached" in text and "nan" not in text
+
+
+def test_the_page_is_generated(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# P\n<!-- bench: begin -->\nold\n<!-- bench: end -->\nrest\n<!-- peers: begin -->\n<!-- peers: end -->\n")
+    report.write(page, tmp_path)
+    assert page.read_text().count("Not measured yet") == 2 and "old" not in page.read_text()
+    machine.save("bench.json", results(cases=[]), tmp_path)
+    report.write(page, tmp_path)
+    assert page.read_text().count("Not measured yet") == 1 and "A CPU" in page.read_text() and "rest" in page.read_text()
+    with pytest.raises(ValueError, match="needs the lines"):
+        report.insert("no markers", "bench", "x")
+
+
+def test_results_are_plain_json(tmp_path):
+    path = machine.save("x.json", {"a": math.nan, "run": Outcome(math.nan, "why").record(), **machine.describe()}, tmp_path)
+    loaded = json.loads(path.read_text())
+    assert loaded["a"] is None and loaded["run"]["env_steps_per_second"] is None and loaded["machine"]["cores"] >= 1
+
+
+def test_a_run_that_fails_is_an_outcome():
+    done = start([sys.executable, "-c", "import sys; sys.stderr.write('broken\\n'); sys.exit(5)"], 1.0)
+    assert "exit code 5" in (reported(done, 0.0).error or "") and "broken" in (reported(done, 0.0).error or "")
+    words = "print('noise'); print('{\"marks\": [[0, 0], [1, 10], [2, 20]], \"version\": \"1\"}'); print('more')"
+    good = reported(start([sys.executable, "-c", words], 1.0), 0.0)
+    assert good.env_steps_per_second == 10.0 and good.details == {"version": "1"}
+    assert last_json("nothing") is None
+
+
+def test_runs_alternate():
+    order: list[str] = []
+
+    def runner(name):
+        return lambda: order.append(name) or Outcome(1.0)
+
+    found = alternate({"a": runner("a"), "b": runner("b")}, 2)
+    assert order == ["a", "b", "a", "b"] and len(found["a"]) == 2
+
+
+def test_phases_keep_what_matters():
+    assert phases({"actor": {"phases": {"env": 0.4, "write": 0.001}, "waits": {"unrolls": 0.2}}}) == {
+        "actor": {"env": 0.4, "wait unrolls": 0.2}}
+
+
+def test_cases_and_lineup_are_whole():
+    assert len({case.name for case in CASES}) == len(CASES)
+    peers = {peer.name for peer in PEERS}
+    for runners in LINEUP.values():
+        assert {runner.peer for runner in runners if runner.peer} == peers
+        assert any(runner.case is not None and ":" in runner.case.scene.env for runner in runners)
+    assert all((DRIVERS / f"drive_{name}.py").exists() for name in peers)
+    assert any("preset" in order for order in RACE.runners.values())

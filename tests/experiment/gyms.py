@@ -1,0 +1,6 @@
+"""Registers the toys with gymnasium: `tests.experiment.gyms:Poison-v0` on a command line imports this module."""
+
+import gymnasium as gym
+
+for name in ("Gift", "Poison", "Unlearnable"):
+    gym.register(f"{name}-v0", f"tests.experiment.toys:{name}")

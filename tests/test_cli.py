@@ -1,0 +1,281 @@
+"""The command as a user types it: real processes, exit codes, one sentence for each mistake."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import shoal
+
+SHOAL = [sys.executable, "-m", "shoal.cli"]
+REPO = Path(__file__).parents[1]
+SMALL = ["--console.mode", "plain", "--no-tensorboard", "--net.hidden", "8", "--eval.episodes", "4",
+         "--architecture.envs-per-actor", "4", "--actors", "1"]
+
+
+def command(*words: str, cwd: Path | None = None, timeout: float = 120) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    return subprocess.run([*SHOAL, *words], capture_output=True, text=True, timeout=timeout, cwd=cwd, env=environment)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A short run, by command."""
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    done = command("train", "a2c", "CartPole-v1", "--runtime", "inline", "--max-env-steps", "300", "--run-dir", str(folder), *SMALL)
+    assert done.returncode == 0, done.stderr
+    for word in ("all env steps were taken", str(folder), f"shoal play {folder}", f"shoal resume {folder}", "train return"):
+        assert word in done.stdout
+    return folder
+
+
+# ---------------------------------------------------------------------------------------------- help and imports
+def test_help_answers_at_once():
+    took = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([*SHOAL, "--help"], capture_output=True, text=True)
+        took.append(time.perf_counter() - start)
+    assert done.returncode == 0 and "shoal train PRESET ENV" in done.stdout
+    assert min(took) < 0.3, took
+
+
+def test_nothing_heavy_is_imported_before_it_is_needed():
+    program = "import sys, shoal, shoal.cli; shoal.cli.main(['--version']); shoal.ConfigError; " \
+              "print({'torch', 'numpy', 'tyro', 'rich', 'gymnasium'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines() == [f"shoal {shoal.__version__}", "set()"], done.stderr
+
+
+def test_the_public_face_is_frozen():
+    assert shoal.__all__ == ["CheckpointError", "ConfigError", "EnvironmentError_", "ProgramError", "ReplayError",
+                             "RoleFailed", "Run", "ShoalError", "WireError", "__version__", "load", "resume", "train"]
+    assert dir(shoal) == sorted(shoal.__all__)
+    for name in shoal.__all__:
+        getattr(shoal, name)
+    with pytest.raises(AttributeError):
+        shoal.no_such_thing  # noqa: B018
+
+
+def test_the_version_is_that_of_the_package():
+    from importlib.metadata import version
+
+    assert version("shoal") == shoal.__version__
+
+
+def test_every_option_has_its_help():
+    done = command("train", "ppo", "CartPole-v1", "--help")
+    assert done.returncode == 0
+    for word in ("--algorithm.clip", "--architecture.envs-per-actor", "--net.hidden", "--until-return", "--faults.hang-seconds",
+                 "--eval.every-env-steps", "Everything random derives from it"):
+        assert word in done.stdout
+
+
+# ---------------------------------------------------------------------------------------------- mistakes
+BAD = {
+    "trian": ["'trian'", "shoal train"],
+    "train": ["shoal train PRESET ENV"],
+    "train impalla CartPole-v1": ["'impalla'", "did you mean impala?"],
+    "train impala": ["which environment?", "CartPole-v1"],
+    "train impala CartPol-v1": ["'CartPol-v1'", "did you mean CartPole-v1"],
+    "train impala CartPole-v1 Pong": ["'Pong'", "one word too many"],
+    "train impala CartPole-v1 --algorithm.lrr 3": ["--algorithm.lrr", "did you mean --algorithm.lr?"],
+    "train impala CartPole-v1 --lr 3": ["--lr", "did you mean --algorithm.lr?"],
+    "train impala CartPole-v1 --actors -1": ["actors=-1", "--actors 1 or more"],
+    "train impala CartPole-v1 --actors two": ["--actors two", "a whole number"],
+    "train impala CartPole-v1 --seed": ["--seed", "needs a value"],
+    "train impala CartPole-v1 --seed -3": ["seed=-3", "0 or more"],
+    "train impala CartPole-v1 --max-env-steps -5": ["max_env_steps=-5", "more than 0"],
+    "train impala CartPole-v1 --max-seconds 0": ["max_seconds=0", "more than 0"],
+    "train impala CartPole-v1 --algorithm.lr -1": ["lr=-1.0", "more than 0"],
+    "train impala CartPole-v1 --algorithm.c-bar 2": ["rho_bar=1.0", "c_bar=2.0"],
+    "train impala CartPole-v1 --net.hidden 3 x": ["--net.hidden 3 x", "a whole number"],
+    "train impala CartPole-v1 --runtime ray": ["--runtime ray", "'inline'"],
+    "train impala CartPole-v1 --eval.no-enabled --until-return 3": ["until_return=3", "--eval.enabled"],
+    "train impala CartPole-v1 --envs.kwargs pixels": ["pixels", "name=value"],
+    "train impala CartPole-v1 --envs.kwargs foo=3": ["foo"],
+    "train impala CartPole-v1 --run-dir RUN": ["RUN already has a run", "shoal resume RUN"],
+    "train --algorithm ppo CartPole-v1": ["--algorithm ppo", "--architecture"],
+    "train --algorithm pppo --architecture synchronous CartPole-v1": ["'pppo'", "did you mean ppo?"],
+    "train --algorithm ppo --architecture sync CartPole-v1": ["'sync'", "did you mean synchronous?"],
+    "train --algorithm ppo --architecture synchronous impala CartPole-v1": ["not both"],
+    "train impala tests.experiment.gyms:Unlearnable-v0": ["Unlearnable-v0", "action space"],
+    "resume EMPTY": ["EMPTY", "no run in it", "shoal train"],
+    "resume /no/such/folder": ["/no/such/folder", "does not exist"],
+    "resume RUN": ["RUN has already done", "larger --max-env-steps"],
+    "eval EMPTY": ["EMPTY", "no run in it"],
+    "eval": ["give one run directory", "shoal runs"],
+    "eval RUN --episodes 0": ["--episodes 0", "1 or more"],
+    "play /no/such/folder": ["/no/such/folder", "does not exist"],
+    "play RUN --video film.mp4": ["film.mp4", ".gif"],
+    "show impalla": ["'impalla'", "did you mean impala?"],
+    "list all": ["all"],
+    "runs /no/such/folder": ["/no/such/folder"],
+    "doctor --env CartPol-v1": ["'CartPol-v1'", "CartPole-v1"],
+    "replay": ["serve"],
+}
+
+
+@pytest.fixture(scope="module")
+def mistakes(trained, tmp_path_factory) -> dict:
+    """All of them, two at a time: each is a process of its own in a folder of its own."""
+
+    def make(line: str) -> tuple:
+        folder = tmp_path_factory.mktemp("bad")
+        (folder / "empty").mkdir()
+
+        def real(text: str) -> str:
+            return text.replace("RUN", str(trained)).replace("EMPTY", str(folder / "empty"))
+
+        return command(*(real(word) for word in line.split()), cwd=folder), folder, real
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(BAD, pool.map(make, BAD), strict=True))
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_each_mistake_is_one_sentence_that_names_the_value_and_the_fix(line, mistakes):
+    done, folder, real = mistakes[line]
+    said = done.stderr + done.stdout
+    assert done.returncode == 2, said
+    assert "Traceback" not in said
+    for word in BAD[line]:
+        assert real(word) in said, said
+    if line != "train":  # which shows the help
+        assert len(done.stderr.splitlines()) == 1 and not done.stdout, said
+    assert sorted(path.name for path in folder.iterdir()) == ["empty"], "something was written"
+
+
+# ---------------------------------------------------------------------------------------------- looking
+def test_list_shows_presets_and_the_grid():
+    done = command("list")
+    assert done.returncode == 0
+    for word in ("impala", "vtrace x actor_learner", "synchronous", "any replay", "yes"):
+        assert word in done.stdout
+
+
+def test_show_prints_the_graph_and_where_values_come_from():
+    done = command("show", "impala")
+    assert done.returncode == 0
+    for word in ("actor", "learner", "evaluator", "unrolls", "weights", "algorithm.lr", "tuned"):
+        assert word in done.stdout
+    assert command("show", "--algorithm", "ppo", "--architecture", "synchronous", "Pendulum-v1").returncode == 0
+
+
+def test_runs_eval_and_play(trained):
+    listed = command("runs", str(trained.parent))
+    assert str(trained) in listed.stdout and "env_steps" in listed.stdout
+    evaluated = command("eval", str(trained), "--episodes", "5")
+    assert evaluated.returncode == 0 and "over 5 episodes" in evaluated.stdout
+    played = command("play", str(trained))
+    assert played.returncode == 0 and "episode 1: return" in played.stdout
+
+
+def test_doctor():
+    assert command("doctor").returncode == 0
+    sick = command("doctor", "--env", "tests.experiment.gyms:Poison-v0")
+    assert sick.returncode == 1 and "nan" in sick.stdout.lower()
+
+
+# ---------------------------------------------------------------------------------------------- running
+def test_resume_by_command(trained, tmp_path):
+    import shutil
+
+    folder = shutil.copytree(trained, tmp_path / "run")
+    done = command("resume", str(folder), "--max-env-steps", "900", "--console.mode", "none")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["env_steps"] >= 900 and summary["stopped_by"] == "env_steps"
+
+
+def test_options_may_come_first(tmp_path):
+    done = command("train", "--runtime", "inline", "--max-env-steps=64", "a2c", "CartPole-v1", "--run-dir",
+                   str(tmp_path / "run"), *SMALL)
+    assert done.returncode == 0, done.stderr
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen:
+    """A local run that would go on for ever, waited for until its environments step."""
+    process = subprocess.Popen([*SHOAL, "train", "impala", "CartPole-v1", "--run-dir", str(folder), *words, *SMALL],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not _stepped(folder):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    return process
+
+
+def _stepped(folder: Path) -> bool:
+    rows = (folder / "metrics.jsonl").read_text().splitlines() if (folder / "metrics.jsonl").exists() else []
+    return any('"env_steps":0,' not in row for row in rows) and any((folder / "checkpoints").glob("0*"))
+
+
+def test_ctrl_c_saves_and_says_goodbye(tmp_path):
+    process = start(tmp_path / "run")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["stopped_by"] == "interrupt" and "shoal resume" in out and "Traceback" not in err
+    newest = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
+    assert 0 < int(newest.name) <= summary["env_steps"]
+
+
+def test_a_second_ctrl_c_kills(tmp_path):
+    process = start(tmp_path / "run")
+    children = _descendants(process.pid)
+    assert children
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.05)
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert process.returncode == 130
+    deadline = time.monotonic() + 3
+    while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in children):
+        time.sleep(0.05)
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+
+
+def test_killed_half_way_resumed_and_never_backwards(tmp_path):
+    folder = tmp_path / "run"
+    process = start(folder, "--checkpoint.every-seconds", "1")
+    time.sleep(2)
+    process.kill()
+    process.communicate(timeout=10)
+    assert json.loads((folder / "summary.json").read_text())["stopped_by"] is None
+    before = max(_counted(folder)[-1], *(int(path.name.rstrip("+")) for path in (folder / "checkpoints").glob("0*")))
+    done = command("resume", str(folder), "--max-env-steps", str(before + 2000), "--console.mode", "none")
+    assert done.returncode == 0, done.stderr
+    counted = _counted(folder)
+    assert counted == sorted(counted) and counted[-1] >= before + 2000
+
+
+def _counted(folder: Path) -> list[int]:
+    from shoal.telemetry.sinks import read_lines
+
+    return [row["env_steps"] for row in read_lines(folder / "metrics.jsonl") if row["kind"] == "snapshot"]
+
+
+def _descendants(pid: int) -> list[int]:
+    import psutil
+
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+@pytest.mark.parametrize("runtime", ["inline", "local"])
+def test_an_environment_that_breaks_its_contract_ends_the_run_with_3(runtime, tmp_path):
+    done = command("train", "a2c", "tests.experiment.gyms:Poison-v0", "--runtime", runtime, "--max-seconds", "60", "--run-dir",
+                   str(tmp_path / "run"), *SMALL)
+    assert done.returncode == 3, done.stderr + done.stdout
+    assert "nan" in done.stderr and "Poison-v0" in done.stderr
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped_by"] == "failure"
+    if runtime == "local":
+        assert "Traceback" in done.stderr and str(tmp_path / "run" / "logs") in done.stderr
