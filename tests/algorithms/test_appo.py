@@ -69,7 +69,7 @@ def test_the_ratio_is_held():
 @pytest.mark.parametrize("net", [NetConfig(), LSTM], ids=["mlp", "lstm"])
 def test_targets_are_v_trace_with_the_newest_values_and_the_ratio_to_the_policy_that_acted(net):
     config = appo.Config(unroll=6, lr=1e-2, normalise_advantage=False)
-    algorithm, learn, batch = setup(config, net)
+    _, learn, batch = setup(config, net)
     for _ in range(3):
         update(learn, batch)  # so that pi is no longer mu
     tensors = learn.learner.batch(batch)

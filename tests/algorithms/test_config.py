@@ -16,9 +16,10 @@ from shoal.errors import ConfigError
 from shoal.nets import NetConfig
 
 BOX = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
+TWO = gym.spaces.Discrete(2)
 
 
-def spec(observation=BOX, action=gym.spaces.Discrete(2)):
+def spec(observation=BOX, action=TWO):
     return EnvSpec("Some-v0", observation, action, 500, 1, 1, False, "loop", "", 0)
 
 
@@ -45,7 +46,7 @@ def test_spaces_that_do_not_fit():
             algorithms.make("ppo", spec(action=action), NetConfig(), 4)
     with pytest.raises(ConfigError, match=r"behaviour_mix=0.3.*behaviour_mix=0"):
         algorithms.make(vtrace.Config(behaviour_mix=0.3), spec(action=BOX), NetConfig(), 4)
-    with pytest.raises(ConfigError, match="normalise_observations=True.*normalise_observations=False"):
+    with pytest.raises(ConfigError, match=r"normalise_observations=True.*normalise_observations=False"):
         image = gym.spaces.Box(0, 255, (1, 10, 10), np.uint8)
         algorithms.make(ppo.Config(normalise_observations=True), spec(image), NetConfig(), 4)
     with pytest.raises(ConfigError, match="seats=0"):
@@ -53,7 +54,7 @@ def test_spaces_that_do_not_fit():
 
 
 def test_names():
-    with pytest.raises(ConfigError, match="no algorithm 'dqnn'.*a2c, ppo, vtrace"):
+    with pytest.raises(ConfigError, match=r"no algorithm 'dqnn'.*a2c, ppo, vtrace"):
         algorithms.make("dqnn", spec(), NetConfig(), 4)
     with pytest.raises(ConfigError, match="NetConfig is no algorithm's Config"):
         algorithms.make(NetConfig(), spec(), NetConfig(), 4)

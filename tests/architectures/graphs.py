@@ -87,8 +87,9 @@ class Weights(Watch):
         return hashlib.sha256(np.ascontiguousarray(self.published["params"]).tobytes()).hexdigest()
 
 
-def draw(algorithm: Any, architecture: str, env: Any, *, seed: int = 7, actors: int = 1, learners: int = 1, net: NetConfig | None = None,
-         eval: EvalPlan | None = None, max_env_steps: int | None = None, **config: Any) -> tuple[Program, Parts]:
+def draw(algorithm: Any, architecture: str, env: Any, *, seed: int = 7, actors: int = 1, learners: int = 1,
+         net: NetConfig | None = None, eval: EvalPlan | None = None, max_env_steps: int | None = None,
+         **config: Any) -> tuple[Program, Parts]:
     """The program of one combination."""
     torch.set_num_threads(1)
     module = named(architecture)
@@ -96,7 +97,7 @@ def draw(algorithm: Any, architecture: str, env: Any, *, seed: int = 7, actors: 
     seats = config.pop("envs_per_actor", SEATS)
     made = algorithms.make(algorithm, source.describe(), net or NetConfig(), seats)
     parts = Parts(made, source, seats, seed=seed, actors=actors, learners=learners, max_env_steps=max_env_steps,
-                  eval=eval or EvalPlan(enabled=False))
+                  eval=eval or EvalPlan(enabled=architecture in ("async_gradients", "gossip"), episodes=1, every_env_steps=10**9))
     program = Program("test", seed=seed)
     made_config = module.Config(envs_per_actor=seats, **config)
     made_config.validate()

@@ -180,8 +180,7 @@ def test_heap_order_agrees_with_sorting(seed: int, largest: bool) -> None:
     with replay.Server([table]) as server:
         client = server.client()
         model: dict[int, tuple[float, int]] = {}
-        stamp = 0
-        for _ in range(60):
+        for stamp in range(60):
             action = rng.integers(3)
             if action == 0 or not model:
                 priority = float(rng.integers(5))
@@ -196,7 +195,6 @@ def test_heap_order_agrees_with_sorting(seed: int, largest: bool) -> None:
                 expected = min(model, key=lambda k: (sign * model[k][0], model[k][1]))
                 assert client.sample("t").info.keys.tolist() == [expected]
                 del model[expected]
-            stamp += 1
 
 
 def test_same_seed_same_stream() -> None:

@@ -15,7 +15,7 @@ from shoal.runtime import Faults, Program, Supervisor, run
 from shoal.runtime.local import Nursery
 
 RUNTIMES = ("inline", "local")
-PRELOAD = ("numpy", "cloudpickle", "setproctitle", "torch", "shoal.runtime.place")
+PRELOAD = ("numpy", "cloudpickle", "setproctitle", "torch", "psutil", "pytest", "shoal.runtime.local")  # what tests import
 
 
 class Files:

@@ -75,9 +75,8 @@ def test_answered_in_batches_late_and_out_of_order(kind, tmp_path):
 @pytest.mark.parametrize("kind", RUNTIMES)
 def test_several_servers_share_the_clients(kind, tmp_path):
     watch = drive(program_of(clients=4, servers=2, batch=2), kind, tmp_path,
-                  Watch(lambda c: c.total("samples_consumed") >= 400))
+                  Watch(lambda c: min(c.snapshot()[f"server-{k}"]["env_steps"] for k in range(2)) >= 100))
     assert watch.reason == "until"
-    assert min(watch.final[f"server-{k}"]["env_steps"] for k in range(2)) >= 50
 
 
 @pytest.mark.parametrize(("victims", "servers"), [(("server-0",), 1), (("client-0", "client-1"), 1), (("server-1", "client-2"), 2)])

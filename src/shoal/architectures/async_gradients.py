@@ -25,6 +25,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,11 +35,11 @@ import torch
 from shoal.architectures.books import Books, SharedModel, model_layout
 from shoal.architectures.parts import Parts
 from shoal.architectures.roles import Evaluator
-from shoal.architectures.worker import Tail, Worker
+from shoal.architectures.worker import Origin, Worker
 from shoal.core import Call, Delivery, Learn, Me, Progress, Publisher, Reader, Request, Server, Shared, Tolerance, Tree
 from shoal.errors import ConfigError
 from shoal.runtime import Program
-from shoal.slots import Field, Layout
+from shoal.slots import Field, Layout, map_tree
 
 __all__ = ["Config", "ParameterServer", "delivers", "draw", "hogwild_worker", "master_worker"]
 
@@ -74,7 +75,8 @@ def delivers(config: Config) -> Delivery:
 def draw(program: Program, parts: Parts, config: Config) -> None:
     if parts.learners != 1:
         raise ConfigError(f"--learners {parts.learners}: the workers of async_gradients learn themselves; use --actors")
-    weights = program.broadcast("weights", parts.algorithm.published_layout())
+    evaluated = config.mode == "hogwild" or parts.eval.enabled  # Hogwild's workers hear from it that the first one has begun
+    weights = program.broadcast("weights", parts.algorithm.published_layout()) if evaluated else None
     if config.mode == "hogwild":
         model = program.shared("model", model_layout(parts, parts.actors))
         program.add("worker", hogwild_worker, parts=parts, model=model.view, weights=weights.publisher, begun=weights.reader,
@@ -86,8 +88,8 @@ def draw(program: Program, parts: Parts, config: Config) -> None:
         gradients = program.call("gradients", *push_layouts(parts), depth=1)
         least = config.aggregate  # fewer could never make a step
         program.add("worker", master_worker, parts=parts, server=gradients.client, replicas=(least, parts.actors, parts.actors))
-        program.add("server", ParameterServer, parts=parts, gradients=gradients.server, weights=weights.publisher,
-                    heard=weights.reader, max_staleness=config.max_staleness, aggregate=config.aggregate,
+        program.add("server", ParameterServer, parts=parts, gradients=gradients.server,
+                    weights=weights and weights.publisher, max_staleness=config.max_staleness, aggregate=config.aggregate,
                     compute_threads=parts.learner_threads)
     if parts.eval.enabled:
         program.add("evaluator", Evaluator, parts=parts, weights=weights.reader)
@@ -127,17 +129,17 @@ class Hogwild:
         self._copy()
         self.fresh = True
 
-    async def push(self, gradient: np.ndarray, phase: str, tail: Tail | None) -> None:
+    async def push(self, gradient: np.ndarray, phase: str, origin: Origin) -> None:
         model, stats = self.model, self.me.stats
         with stats.phase("learn"):
             stats.observe("policy_lag", float(model.version - self.version))
             model.learn.anneal(model.progress)
             model.apply(gradient, phase)
-            if tail is not None:
-                model.learn.absorb(model.learn.moments(tail.batch))
-            model.count(tail.decisions if tail else 0, 1)
+            if origin.last:
+                model.learn.absorb(model.learn.moments(origin.batch))
+            model.count(origin.decisions if origin.last else 0, 1)
         stats.add("learner_steps")
-        if tail is not None and self.leader:
+        if origin.last and self.leader:
             self._publish()
         self._copy()
 
@@ -196,24 +198,23 @@ class Master:
 
     async def begin(self) -> None:
         if not self.fresh:
-            await self._exchange(None, "", None)
+            await self._exchange(None, self.learn.phases[0], None)
             self.fresh = True
 
-    async def push(self, gradient: np.ndarray, phase: str, tail: Tail | None) -> None:
-        await self._exchange(gradient, phase, tail)
+    async def push(self, gradient: np.ndarray, phase: str, origin: Origin) -> None:
+        await self._exchange(gradient, phase, origin)
 
-    async def _exchange(self, gradient: np.ndarray | None, phase: str, tail: Tail | None) -> None:
+    async def _exchange(self, gradient: np.ndarray | None, phase: str, origin: Origin | None) -> None:
+        """Without a gradient it only asks for the parameters."""
         draft = await self.server.slot()  # type: ignore[attr-defined]
         with self.me.stats.phase("write"):
             data = draft.data
-            data["empty"][0], data["last"][0], data["version"][0] = gradient is None, tail is not None, self.version
-            data["decisions"][0] = tail.decisions if tail else 0
-            if gradient is not None:
+            data["version"][0], data["empty"][0], data["last"][0] = self.version, origin is None, origin is not None and origin.last
+            if origin is not None:
                 data["gradient"][:], data["phase"][0] = gradient, self.learn.phases.index(phase)
-            if tail is not None:
-                for name, parts in data["moments"].items():
-                    for part, target in parts.items():
-                        target[...] = tail.batch[name][part]
+                data["decisions"][0] = origin.decisions
+                for name, moments in data["moments"].items():
+                    map_tree(np.copyto, moments, origin.batch[name])
         reply = await draft.send().result()
         with self.me.stats.phase("pull"), torch.no_grad():
             mine = self.learn.weights
@@ -235,9 +236,8 @@ class Master:
 class ParameterServer:
     """Owns parameters and optimiser; applies gradients in the order of their arrival, answers with the new parameters."""
 
-    def __init__(self, me: Me, parts: Parts, gradients: Server, weights: Publisher, heard: Reader, max_staleness: int | None,
+    def __init__(self, me: Me, parts: Parts, gradients: Server, weights: Publisher | None, max_staleness: int | None,
                  aggregate: int) -> None:
-        del heard  # so that there is a reader without an evaluator too
         self.me, self.gradients, self.weights = me, gradients, weights
         self.max_staleness, self.aggregate = max_staleness, aggregate
         self.books = Books(me, parts)
@@ -271,8 +271,9 @@ class ParameterServer:
         return staleness >= 0 and (self.max_staleness is None or staleness <= self.max_staleness)
 
     def _refuse(self, request: Request) -> None:
-        self.me.stats.add("samples_masked", int(request.data["decisions"][0]))
-        self.books.count(int(request.data["decisions"][0]), 0)
+        if request.data["last"][0]:  # of several gradients of one unroll the last one counts
+            self.me.stats.add("samples_masked", int(request.data["decisions"][0]))
+            self.books.count(int(request.data["decisions"][0]), 0)
         self._reply(request)
 
     def _collect(self) -> None:
@@ -281,20 +282,17 @@ class ParameterServer:
         if len(self.held) < self.aggregate:
             return
         held, self.held = self.held, []
+        whole = [request for request in held if request.data["last"][0]]  # unrolls that are learned from entirely now
         with self.me.stats.phase("learn"):
-            gradient = held[0].data["gradient"]
-            if len(held) > 1:
-                gradient = np.mean([request.data["gradient"] for request in held], 0, dtype=np.float32)
             self.learn.anneal(self.books.progress)
-            self.books.apply(gradient, self.learn.phases[int(held[0].data["phase"][0])])
-            for request in held:
-                if request.data["last"][0]:
-                    self.learn.absorb(self.learn.moments(request.data["moments"]))
-        self.books.count(sum(int(request.data["decisions"][0]) for request in held), 1)
+            self.books.apply(mean_gradient(held), self.learn.phases[int(held[0].data["phase"][0])])
+            for request in whole:
+                self.learn.absorb(self.learn.moments(request.data["moments"]))
+        self.books.count(sum(int(request.data["decisions"][0]) for request in whole), 1)
         self.me.stats.add("learner_steps")
         for request in held:
             self._reply(request)
-        if any(request.data["last"][0] for request in held):
+        if whole:
             self._publish()
 
     def _reply(self, request: Any) -> None:
@@ -302,8 +300,9 @@ class ParameterServer:
         request.reply({"weights": weights, "version": np.array([self.version]), "counts": self.books.counts[0]})
 
     def _publish(self) -> None:
-        with self.me.stats.phase("publish"):
-            self.weights.publish(self.learn.published(self.books.progress))
+        if self.weights is not None:
+            with self.me.stats.phase("publish"):
+                self.weights.publish(self.learn.published(self.books.progress))
         self.me.stats.set("weights_version", self.version)
 
     def state(self) -> dict[str, np.ndarray]:
@@ -311,3 +310,13 @@ class ParameterServer:
 
     def load(self, state: dict[str, np.ndarray]) -> None:
         self.books.unbundle(state)
+
+
+def mean_gradient(held: Sequence[Any]) -> np.ndarray:
+    """The mean over all decisions: each gradient counts by the decisions that it is the mean of."""
+    if len(held) == 1:
+        only: np.ndarray = held[0].data["gradient"]
+        return only
+    decisions = np.array([float(request.data["decisions"][0]) for request in held])
+    mean: np.ndarray = np.tensordot(decisions / max(decisions.sum(), 1.0), [request.data["gradient"] for request in held], 1)
+    return mean.astype(np.float32)

@@ -155,8 +155,8 @@ def _copy(target: Tree, source: Tree) -> None:
 class Desk:
     """What the server keeps of one group of environments: recurrent state, last decision, the unroll being written."""
 
-    def __init__(self, record: Any, run_id: int, hidden: Tree) -> None:
-        self.recorder, self.run_id, self.hidden = record.recorder(), run_id, hidden
+    def __init__(self, record: Any, client: int, run_id: int, hidden: Tree) -> None:
+        self.recorder, self.client, self.run_id, self.hidden = record.recorder(), client, run_id, hidden
         self.slot: Any = None
         self.t = -1  # -1: nothing decided yet
         self.action: Any = None
@@ -209,7 +209,7 @@ class InferenceServer:
         key, run_id = (request.client, int(request.data["group"][0])), int(request.data["run_id"][0])
         desk = self.desks.get(key)
         if desk is None or desk.run_id != run_id:
-            fresh = Desk(self.record, run_id, self.policy.initial_state(self.record.seats))
+            fresh = Desk(self.record, request.client, run_id, self.policy.initial_state(self.record.seats))
             fresh.slot = desk.slot if desk is not None else None
             desk = self.desks[key] = fresh
         return desk
@@ -238,6 +238,5 @@ class InferenceServer:
 
     def _explore(self, desk: Desk) -> np.ndarray:
         env_steps, learner_steps, fraction = self.published["progress"]
-        index = next(key[0] for key, value in self.desks.items() if value is desk)
         progress = Progress(int(env_steps), int(learner_steps), float(fraction))
-        return self.algorithm.explore(index, self.actors, self.record.seats, progress)
+        return self.algorithm.explore(desk.client, self.actors, self.record.seats, progress)

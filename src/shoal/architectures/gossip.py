@@ -28,7 +28,7 @@ import torch
 from shoal.architectures.books import Books
 from shoal.architectures.parts import Parts
 from shoal.architectures.roles import Evaluator
-from shoal.architectures.worker import Tail, Worker
+from shoal.architectures.worker import Origin, Worker
 from shoal.core import Delivery, Me, Progress, Publisher, Reader, Tolerance, Tree
 from shoal.errors import ConfigError
 from shoal.runtime import Program
@@ -70,19 +70,18 @@ def draw(program: Program, parts: Parts, config: Config) -> None:
         raise ConfigError(f"--architecture.peers {config.peers}: {count} learners have at most {count - 1} peers each; lower it, "
                           "or raise --actors")
     listens = in_peers(count, config.graph, config.peers, parts.seed)
-    weights = program.broadcast("weights", parts.algorithm.published_layout())
     spoken = sorted({j for peers in listens for j in peers})
     params = {j: program.broadcast(f"params_{j}", message_layout(parts)) for j in spoken}
     for i in range(count):
         ports: dict[str, Any] = {f"from_{j}": params[j].reader for j in listens[i]}
         if i in params:
             ports["params"] = params[i].publisher
-        if i == 0:
-            ports.update(weights=weights.publisher, heard=weights.reader)
+        if i == 0 and parts.eval.enabled:
+            weights = program.broadcast("weights", parts.algorithm.published_layout())
+            program.add("evaluator", Evaluator, parts=parts, weights=weights.reader)
+            ports["weights"] = weights.publisher
         program.add(f"learner_{i}", gossip_learner, parts=parts, index=i, count=count, tau=config.tau,
                     compute_threads=parts.learner_threads, **ports)
-    if parts.eval.enabled:
-        program.add("evaluator", Evaluator, parts=parts, weights=weights.reader)
 
 
 def in_peers(count: int, graph: str, peers: int, seed: int) -> list[list[int]]:
@@ -115,9 +114,8 @@ def message_layout(parts: Parts) -> Layout:
 
 
 def gossip_learner(me: Me, parts: Parts, index: int, count: int, tau: int, params: Publisher | None = None,
-                   weights: Publisher | None = None, heard: Reader | None = None, **peers: Reader) -> Worker:
+                   weights: Publisher | None = None, **peers: Reader) -> Worker:
     """Acts and learns on its own, and averages its parameters with those of its in-peers."""
-    del heard  # so that there is a reader without an evaluator too
     return Worker(me, parts, Gossip(me, parts, tau, params, weights, list(peers.values()), count), index, count)
 
 
@@ -154,16 +152,16 @@ class Gossip:
             self._receive(instead=True)
         self._publish()
 
-    async def push(self, gradient: np.ndarray, phase: str, tail: Tail | None) -> None:
+    async def push(self, gradient: np.ndarray, phase: str, origin: Origin) -> None:
         with self.me.stats.phase("learn"):
             self.books.apply(gradient, phase)
         self.me.stats.add("learner_steps")
         self.me.stats.observe("policy_lag", 0.0)
-        if tail is None:
+        if not origin.last:
             self.books.count(0, 1)
             return
-        self.learn.absorb(self.learn.moments(tail.batch))
-        self.books.count(tail.decisions, 1)
+        self.learn.absorb(self.learn.moments(origin.batch))
+        self.books.count(origin.decisions, 1)
         self._send()
         await self._hear()
         self._publish()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from shoal.architectures.books import Books, SharedModel, bundle
+from shoal.architectures.episodes import play_episodes
 from shoal.architectures.parts import Parts
 from shoal.architectures.player import Player
 from shoal.architectures.reuse import Reuse
@@ -233,31 +234,22 @@ class Evaluator:
         self._keep(result)
 
     def _evaluate(self, progress: Progress) -> float:
-        """The mean return of `episodes` episodes: of each row the first ones, so that short ones count no more than long ones."""
-        stats, seats = self.me.stats, self.env.num_seats
-        quota = np.full(seats, self.plan.episodes // seats)
-        quota[: self.plan.episodes % seats] += 1
-        totals, returns = np.zeros(seats), []
-        explore = None if self.explore is None else self.explore(0, 1, seats, progress)
-        now, action = self.env.reset(int(self.seeds.integers(2**31))), None
-        state, sight = self.policy.initial_state(seats), self.record.sight(seats)
+        """The mean return of fresh episodes."""
+        stats, env = self.me.stats, self.env
+        explore = None if self.explore is None else self.explore(0, 1, env.num_seats, progress)
+
+        def alive(decisions: int) -> None:
+            stats.add("eval_env_steps", decisions)
+            self.me.beat()
+
         with stats.phase("evaluate"):
-            while quota.any():
-                action, state, _ = self.policy.act(sight.of(now, action), state, explore, self.rng)
-                now = self.env.step(action)
-                totals += now.reward * now.valid
-                for row in np.flatnonzero(now.last & now.valid):
-                    if quota[row]:
-                        quota[row] -= 1
-                        returns.append(totals[row])
-                    totals[row] = 0.0
-                stats.add("eval_env_steps", int(np.count_nonzero(now.valid)))
-                self.me.beat()
-        for name, value in (("eval_return", np.mean(returns)), ("eval_std", np.std(returns)), ("eval_episodes", len(returns)),
+            returns, _ = play_episodes(self.policy, self.record, env, self.plan.episodes, int(self.seeds.integers(2**31)), self.rng,
+                                       explore, alive)
+        for name, value in (("eval_return", returns.mean()), ("eval_std", returns.std()), ("eval_episodes", len(returns)),
                             ("eval_version", self.version)):
             stats.set(name, float(value))
         stats.add("evaluations")
-        return float(np.mean(returns))
+        return float(returns.mean())
 
     def _keep(self, result: float) -> None:
         """Remember the best version: what `shoal play` and `run.policy` use."""

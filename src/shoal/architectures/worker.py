@@ -19,17 +19,18 @@ from shoal.architectures.parts import Parts
 from shoal.architectures.player import Player
 from shoal.core import Learn, Me, Progress, Tree
 
-__all__ = ["Link", "Tail", "Worker"]
+__all__ = ["Link", "Origin", "Worker"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Tail:
-    """What goes with the last gradient of an unroll: its statistics, and how many decisions it holds."""
+class Origin:
+    """The unroll that a gradient comes from: its data, how many decisions it holds, whether this is its last gradient."""
 
     batch: Tree
     decisions: int
+    last: bool = False
 
 
 class Link(Protocol):
@@ -42,7 +43,7 @@ class Link(Protocol):
     @property
     def progress(self) -> Progress: ...
     async def begin(self) -> None: ...
-    async def push(self, gradient: np.ndarray, phase: str, tail: Tail | None) -> None: ...
+    async def push(self, gradient: np.ndarray, phase: str, origin: Origin) -> None: ...
     def show(self, metrics: dict[str, float]) -> None: ...
     def state(self) -> dict[str, np.ndarray] | None: ...
     def load(self, state: dict[str, np.ndarray]) -> None: ...
@@ -70,18 +71,17 @@ class Worker:
         decisions = self.player.unroll(self.data)
         stats.add("samples_consumed", decisions)
         stats.observe("data_age_seconds", time.time() - self.data["time"])
-        await self._learn(Tail(self.data, decisions))
+        await self._learn(decisions)
 
-    async def _learn(self, tail: Tail) -> None:
+    async def _learn(self, decisions: int) -> None:
         stats, link, learn = self.me.stats, self.link, self.link.learn
         with stats.phase("prepare"):
-            sums = learn.sums(tail.batch)
-        for minibatch, last in marked(learn.minibatches(tail.batch, sums, link.progress, self.rng)):
+            sums = learn.sums(self.data)
+        for minibatch, last in marked(learn.minibatches(self.data, sums, link.progress, self.rng)):
             for phase in learn.phases:
                 with stats.phase("learn"):
                     gradient, metrics = learn.gradients(minibatch, phase)
-                final = last and phase == learn.phases[-1]
-                await link.push(gradient, phase, tail if final else None)
+                await link.push(gradient, phase, Origin(self.data, decisions, last and phase == learn.phases[-1]))
         link.show(metrics)
 
     def state(self) -> dict[str, np.ndarray] | None:

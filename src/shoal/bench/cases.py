@@ -56,12 +56,12 @@ CARTPOLE = Scene(
     "cartpole",
     Grid((256, 1024, 4096), (256, 1024, 4096), (2048, 8192, 32768), ("compiled", "raw:gymnasium")),
     warm_seconds=2.0,
-    seconds=5.0,
+    seconds=4.0,
 )
 PONG = Scene(
     "ALE/Pong-v5",
     "pong",
-    Grid((16, 32), (16, 64, 256), (160, 640, 2560), ("raw:ale",)),
+    Grid((16, 32), (16, 64, 256), (160, 640, 1280), ("raw:ale",)),
     warm_seconds=3.0,
     seconds=9.0,
 )

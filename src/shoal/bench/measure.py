@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from shoal.bench.cases import Case, Scene
 __all__ = ["Outcome", "Spread", "alternate", "last_json", "rate", "run_reference", "run_shoal", "start", "tail"]
 
 Marks = Sequence[Sequence[float]]
+REFERENCE = (sys.executable, "-m", "shoal.bench.reference_loop")
 SLACK_SECONDS = 120.0  # beyond a run's own time: start, stop, a busy machine
 
 
@@ -107,10 +109,21 @@ def reported(done: subprocess.CompletedProcess[str], warm_seconds: float) -> Out
     return Outcome(speed, late, {key: value for key, value in report.items() if key != "returns"})
 
 
+@cache
+def reference_threads(reference: str, seconds: float) -> int:
+    """One thread or one per core, whichever makes the hand-written loop faster here and now."""
+    speeds = {}
+    for threads in sorted({1, len(os.sched_getaffinity(0))}):
+        command = [*REFERENCE, reference, "--seconds", str(seconds), "--threads", str(threads), "--json"]
+        speeds[threads] = reported(start(command, seconds), seconds / 3).env_steps_per_second
+    return max(speeds, key=lambda threads: -1.0 if math.isnan(speeds[threads]) else speeds[threads])
+
+
 def run_reference(scene: Scene, scale: float = 1.0) -> Outcome:
-    """The hand-written loop."""
+    """The hand-written loop, with the number of threads that suits it best."""
+    threads = reference_threads(scene.reference, scene.seconds * scale)
     warm, seconds = scene.warm_seconds * scale, (scene.warm_seconds + scene.seconds) * scale
-    command = [sys.executable, "-m", "shoal.bench.reference_loop", scene.reference, "--seconds", str(seconds), "--json"]
+    command = [*REFERENCE, scene.reference, "--seconds", str(seconds), "--threads", str(threads), "--json"]
     return reported(start(command, seconds), warm)
 
 

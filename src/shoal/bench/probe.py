@@ -28,7 +28,6 @@ __all__ = ["passes", "prepared", "serve"]
 
 SEATS = 8  # of one slot; a learner's batch is as many of them as it needs
 ACTIONS = 16  # different batches of random actions
-WARM_ROUNDS = 3
 
 Work = Callable[[], int]  # does one round, returns how many frames
 
@@ -197,8 +196,7 @@ def serve() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         work = part(order, threads)
-        for _ in range(WARM_ROUNDS):
-            work()
+        work()
         timed(work, order["warm_seconds"])
         answers.write("ready\n")
         answers.flush()

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from shoal.architectures.episodes import play_episodes
 from shoal.core import Algorithm, Progress, StepView, Tree
 from shoal.envs import BatchedEnv
 from shoal.envs.spaces import ActionCodec, Layout
@@ -92,27 +93,10 @@ class Evaluation:
 
 
 def evaluate(algorithm: Algorithm, published: Tree, env: BatchedEnv, episodes: int, seed: int) -> Evaluation:
-    """Greedy episodes: of each row the first ones, so that short episodes count no more than long ones."""
-    policy, seats = algorithm.policy(), env.num_seats
+    """Fresh greedy episodes."""
+    policy = algorithm.policy()
     policy.load(published)
-    quota = np.full(seats, episodes // seats)
-    quota[: episodes % seats] += 1
-    totals, lengths = np.zeros(seats), np.zeros(seats, np.int64)
-    done: list[tuple[float, int]] = []
-    now, action = env.reset(seed), None
-    state, sight, rng = policy.initial_state(seats), algorithm.record.sight(seats), torch.Generator().manual_seed(seed)
-    while quota.any():
-        action, state, _ = policy.act(sight.of(now, action), state, None, rng)
-        now = env.step(action)
-        totals += now.reward * now.valid
-        lengths += now.valid
-        for row in np.flatnonzero(now.last & now.valid):
-            if quota[row]:
-                quota[row] -= 1
-                done.append((float(totals[row]), int(lengths[row])))
-            totals[row], lengths[row] = 0.0, 0
-    returns, counts = zip(*done, strict=True)
-    return Evaluation(np.array(returns), np.array(counts))
+    return Evaluation(*play_episodes(policy, algorithm.record, env, episodes, seed, torch.Generator().manual_seed(seed)))
 
 
 @dataclass(frozen=True)

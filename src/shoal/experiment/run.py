@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment.checkpoints import read_meta
 from shoal.experiment.config import Experiment, Names, Plan, default_plan
+from shoal.experiment.layout import laid_out
 from shoal.experiment.prepare import Prepared, plan_from_json, plan_to_json, prepare
 from shoal.experiment.presets import load_preset
 from shoal.experiment.references import EnvRef, check_trust, modules_of
@@ -169,7 +170,10 @@ def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = No
     from shoal import runtime
 
     started = time.monotonic()
-    prepared = prepare(plan)
+    stream = stream or sys.stdout
+    if rundir is None and plan.experiment.run_dir:
+        RunDir.check_free(Path(plan.experiment.run_dir))
+    prepared = prepare(laid_out(plan, _speaker(plan, stream)))
     plan, experiment, resumed = prepared.plan, prepared.plan.experiment, 0
     if rundir is None:
         path = Path(experiment.run_dir) if experiment.run_dir else default_directory(
@@ -181,10 +185,17 @@ def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = No
         resumed, base = int(rundir.config().get("resumed", 0)) + 1, base_of(rundir)
         program = prepared.program(resumed)
         rundir.save_config(plan_to_json(plan, resumed))
-    session = _session(prepared, rundir, base, stream or sys.stdout, started)
+    session = _session(prepared, rundir, base, stream, started)
     with interruptible(session), compute_threads(experiment.learner_threads):
         runtime.run(program, session, experiment.runtime, rundir.logs, experiment.faults)
     return Run(rundir.path, rundir.summary(), prepared)
+
+
+def _speaker(plan: Plan, stream: IO[str]) -> Callable[[str], None]:
+    """Where a line goes before there is a console."""
+    if plan.experiment.console.mode == "none":
+        return lambda line: None
+    return lambda line: print(line, file=stream, flush=True)
 
 
 def _session(prepared: Prepared, rundir: RunDir, base: Base, stream: IO[str], started: float) -> RunSession:

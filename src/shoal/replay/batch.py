@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -81,11 +82,12 @@ class BatchLayout:
 class Buffers:
     """Blocks of memory for batches, used again as soon as nobody refers to the arrays of an earlier batch.
 
-    `allocate(nbytes)` may return pinned memory (a writable uint8 array).
+    `allocate(nbytes)` may return pinned memory: a writable uint8 array that is not a view of another array, since NumPy
+    lets views refer to the array at the bottom.
     """
 
     def __init__(self, allocate: Callable[[int], npt.NDArray[np.uint8]] | None = None, most: int = 8) -> None:
-        self._allocate = allocate or _aligned
+        self._allocate = allocate or _mapped
         self._most = most
         self._blocks: list[npt.NDArray[np.uint8]] = []
 
@@ -102,10 +104,8 @@ class Buffers:
         return block
 
 
-def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
-    raw = np.empty(nbytes + ALIGN, np.uint8)
-    shift = -raw.ctypes.data % ALIGN
-    return raw[shift : shift + nbytes]
+def _mapped(nbytes: int) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
 
 
 def padded_lengths(columns: Sequence[Column], lengths: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.int64]]:

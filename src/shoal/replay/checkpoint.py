@@ -9,6 +9,7 @@ meanwhile is not used again before the last reader has ended. A directory gets i
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -288,4 +289,4 @@ def _alike(shapes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         return
     edges = np.flatnonzero(np.diff(shapes)) + 1
     bounds = [0, *edges.tolist(), len(shapes)]
-    yield from zip(bounds[:-1], bounds[1:], strict=True)
+    yield from itertools.pairwise(bounds)

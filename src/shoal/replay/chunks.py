@@ -249,7 +249,8 @@ class ChunkStore:
         encoded = self._encoded.get(chunk)
         if encoded is not None:
             return spec, encoded.rows, encoded.codec, encoded.data
-        return spec, self.rows[chunk], "none", memoryview(self.array(chunk).reshape(-1).view(np.uint8))
+        raw: Any = self.array(chunk).reshape(-1).view(np.uint8)
+        return spec, self.rows[chunk], "none", memoryview(raw)
 
     def restore(self, specs: Sequence[Spec | None], rows: Sequence[int]) -> int:
         """A group as `groups` described it, its live members held by the caller; returns its first id."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Iterator, Mapping
@@ -122,6 +123,7 @@ class Client:
         self.timeout = timeout
         self._buffers = threading.local()
         self._writers = threading.local()
+        self._inserters: list[Writer] = []  # of all threads
         self._closed = False
         self._backend: Backend
         if isinstance(address, str):
@@ -162,7 +164,8 @@ class Client:
         self._check_open()
         writer: Writer | None = getattr(self._writers, "writer", None)
         if writer is None:
-            writer = self._writers.writer = Writer(self._backend.sink(wait=True), 1)
+            writer = self._writers.writer = Writer(self._backend.sink(wait=True), 1, self.timeout)
+            self._inserters.append(writer)
         return writer.insert_rows(leaves, count, priorities, self._wait(timeout))
 
     def sample(
@@ -229,7 +232,13 @@ class Client:
         return self._backend.checkpoint(self._wait(timeout))
 
     def close(self) -> None:
+        """Let go of the server; a local one goes on."""
+        if self._closed:
+            return
         self._closed = True
+        for writer in self._inserters:
+            with contextlib.suppress(Closed):
+                writer.close(timeout=0)
         self._backend.close()
 
     def _wait(self, timeout: float | None) -> float | None:

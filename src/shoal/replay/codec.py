@@ -54,7 +54,8 @@ def encode(array: npt.NDArray[Any], codec: str) -> bytes:
         lanes = _lanes(array)
         body = np.empty_like(lanes)
         _delta(lanes, body, max(1, lanes.size // max(1, array.shape[0])))
-    raw = memoryview(np.ascontiguousarray(body).reshape(-1).view(np.uint8))
+    raw: Any = np.ascontiguousarray(body).reshape(-1).view(np.uint8)
+    raw = memoryview(raw)
     if codec.startswith("lz4"):
         return bytes(lz4.block.compress(raw, store_size=False))
     if codec.startswith("zstd"):

@@ -11,7 +11,7 @@ written for one item, [T, ...], and evaluated for a batch, [B, T, ...].
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -41,12 +41,13 @@ class Expression:
     def batch(self, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
         """The value for every item of a batch: [B, T, ...] columns give [B, ...]."""
         if self.name == "column":
-            path = self.parameters["path"]
+            path: str = self.parameters["path"]
             if path not in columns:
                 raise NotFound(f"no column {path!r}; there are {sorted(columns)}")
-            return columns[path]
+            found: npt.NDArray[Any] = columns[path]
+            return found
         if self.name == "constant":
-            return self.parameters["value"]  # type: ignore[no-any-return]
+            return cast(npt.NDArray[Any], self.parameters["value"])  # a bare number keeps the other side's dtype
         values = [argument.batch(columns) for argument in self.arguments]
         try:
             return np.asarray(OPERATIONS[self.name](*values, **self.parameters))

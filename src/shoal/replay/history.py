@@ -28,7 +28,7 @@ class Run(NamedTuple):
     """Steps start, start + step, ... (count of them)."""
 
     start: int
-    count: int
+    cells: int
     step: int
 
 
@@ -41,11 +41,11 @@ class Cells(NamedTuple):
 
     @property
     def length(self) -> int:
-        return sum(run.count for run in self.runs)
+        return sum(run.cells for run in self.runs)
 
     @property
     def oldest(self) -> int:
-        return min(min(run.start, run.start + (run.count - 1) * run.step) for run in self.runs)
+        return min(min(run.start, run.start + (run.cells - 1) * run.step) for run in self.runs)
 
 
 class Segment:
@@ -127,7 +127,7 @@ class History:
             raise InvalidItem(f"column {cells.path!r}: a cell of the selection has left the history")
         records = []
         for run in cells.runs:
-            start, count = run.start, run.count
+            start, count = run.start, run.cells
             while count:
                 segment = self.segment(start)
                 fit = _within(segment, start, run.step, count)
@@ -143,7 +143,7 @@ class History:
         """The selected values: [L, ...], with the environments [L, E, ...] where there are several."""
         parts = []
         for run in cells.runs:
-            for step in range(run.start, run.start + run.count * run.step, run.step):
+            for step in range(run.start, run.start + run.cells * run.step, run.step):
                 segment = self.segment(step)
                 _, rows = self._at(segment, cells.path, step, 1, 1)
                 row = (step - segment.first) * segment.envs

@@ -14,7 +14,10 @@ from shoal.replay.kernels import compiled, index_find, index_insert, index_remov
 from shoal.replay.selectors import FIFO, LIFO, MAX_HEAP, MIN_HEAP, PRIORITIZED, UNIFORM
 from shoal.replay.tree import descend, refresh, search, total
 
-__all__ = ["Chunks", "State", "count_sampled", "draw", "insert", "look_up", "reindex", "release", "remove", "restore", "settle", "update", "walk"]
+__all__ = [
+    "Chunks", "State", "count_sampled", "draw", "insert", "reindex", "release", "remove", "restore", "settle", "update",
+    "walk",
+]  # fmt: skip
 
 # columns of items
 KEY, TIMES, PREV, NEXT, DENSE, SHAPE, REC, PRIORITY = range(8)
@@ -118,7 +121,7 @@ def _order(s: Any, slot: int, size: int, change: int) -> None:
     kind = s.meta[SELECT]
     if kind == PRIORITIZED:
         _set_selector_leaf(s, slot, 0.0 if change < 0 else _leaf(priority, s.powers[0]))
-    elif kind == MIN_HEAP or kind == MAX_HEAP:
+    elif kind in (MIN_HEAP, MAX_HEAP):
         sign = 1.0 if kind == MIN_HEAP else -1.0
         if change > 0:
             heap_push(s.sel_heap, s.values, s.stamps, sign, slot, size - 1)
@@ -129,7 +132,7 @@ def _order(s: Any, slot: int, size: int, change: int) -> None:
     kind = s.meta[REMOVE]
     if kind == PRIORITIZED:
         _set_remover_leaf(s, slot, 0.0 if change < 0 else _leaf(priority, s.powers[1]))
-    elif kind == MIN_HEAP or kind == MAX_HEAP:
+    elif kind in (MIN_HEAP, MAX_HEAP):
         sign = 1.0 if kind == MIN_HEAP else -1.0
         if change > 0:
             heap_push(s.rem_heap, s.values, s.stamps, sign, slot, size - 1)
@@ -348,12 +351,6 @@ def remove(s: Any, c: Any, keys: Any, groups: Any) -> int:
             removed += 1
     settle(s)
     return removed
-
-
-@compiled
-def look_up(s: Any, keys: Any, slots: Any) -> None:
-    for i in range(keys.shape[0]):
-        slots[i] = index_find(s.index, keys[i])
 
 
 @compiled

@@ -17,17 +17,20 @@ from numba.extending import intrinsic
 
 __all__ = ["compiled", "copy_bytes", "index_find", "index_insert", "index_remove", "inlined", "next_uniform", "run_plan"]
 
+_njit = cast(Any, njit)  # its stubs do not know the option _nrt
+_cgutils = cast(Any, cgutils)
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
     """njit with an on-disk cache, without the GIL and without reference counts (nothing here allocates)."""
-    return cast(Function, njit(cache=True, nogil=True, _nrt=False)(function))
+    return cast(Function, _njit(cache=True, nogil=True, _nrt=False)(function))
 
 
 def inlined(function: Function) -> Function:
     """Like compiled, for helpers that take a table's whole state: passing forty arrays by value costs more than they do."""
-    return cast(Function, njit(inline="always", cache=True, nogil=True, _nrt=False)(function))
+    return cast(Function, _njit(inline="always", cache=True, nogil=True, _nrt=False)(function))
 
 
 def _copy_bytes(typingctx: Any, destination: Any, source: Any, size: Any) -> Any:
@@ -36,13 +39,13 @@ def _copy_bytes(typingctx: Any, destination: Any, source: Any, size: Any) -> Any
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = ir.IntType(8).as_pointer()
         to, come, count = arguments
-        cgutils.raw_memcpy(builder, builder.inttoptr(to, pointer), builder.inttoptr(come, pointer), count, 1)
+        _cgutils.raw_memcpy(builder, builder.inttoptr(to, pointer), builder.inttoptr(come, pointer), count, 1)
         return context.get_dummy_value()
 
     return signature, codegen
 
 
-copy_bytes: Callable[[int, int, int], None] = intrinsic(_copy_bytes)
+copy_bytes = cast(Callable[[int, int, int], None], intrinsic(_copy_bytes))
 """Copy `size` bytes between two addresses; only for compiled code."""
 
 
@@ -76,7 +79,7 @@ def next_uniform(rng: Any) -> float:
 
 
 @compiled
-def _home(key: int, size: int) -> int:
+def _home(key: int, size: int) -> Any:
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     return np.int64((mixed >> np.uint64(20)) & np.uint64(size - 1))
 

@@ -46,7 +46,8 @@ class Connection:
         self._socket = self._open()
 
     def _open(self) -> zmq.Socket[bytes]:
-        socket = zmq.Context.instance().socket(zmq.DEALER)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, MOST_MESSAGE_BYTES)
@@ -274,10 +275,8 @@ class RemoteBackend:
 
 def read_batch(fields: dict[str, Any], parts: list[Any], shared: npt.NDArray[np.uint8] | None) -> Batch:
     """A batch from a reply: arrays over its frames, or over the shared block they were gathered into."""
-    keys, probabilities, priorities, times = (
-        np.frombuffer(part, dtype)
-        for part, dtype in zip(parts[:4], (np.int64, np.float64, np.float64, np.int64), strict=True)
-    )
+    keys, times = np.frombuffer(parts[0], np.int64), np.frombuffer(parts[3], np.int64)
+    probabilities, priorities = np.frombuffer(parts[1], np.float64), np.frombuffer(parts[2], np.float64)
     lengths = fields["lengths"]
     if lengths is not None:
         lengths = {path: np.array(values, np.int64) for path, values in lengths.items()}

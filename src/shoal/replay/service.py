@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import zmq
@@ -56,7 +56,7 @@ class Waiting:
     def __init__(self, client: bytes, header: dict[str, Any], deadline: float | None) -> None:
         self.client, self.id, self.deadline = client, field(header, "id", int, 0), deadline
         self.table = field(header, "table", str)
-        self.n = field(header, "n", int, 1, MOST_BATCH)
+        self.n: int = field(header, "n", int, 1, MOST_BATCH)
         self.counted = field(header, "counted", bool)
         self.transform = transform_from(header.get("transform"))
         self.into = header.get("into")
@@ -270,7 +270,7 @@ class Service:
         core = self._local.core
         while session.writes:
             write = session.writes[0]
-            late = write.deadline is not None and time.monotonic() > write.deadline
+            late = write.late(time.monotonic())
             with self._local.lock:
                 before = write.inserted
                 done = not late and write.advance(core)
@@ -431,7 +431,7 @@ class Service:
             self._blocked.pop(id(session), None)
         return {"id": field(header, "id", int, 0)}
 
-    OPERATIONS: dict[str, Callable[..., Any]] = {
+    OPERATIONS: ClassVar[dict[str, Callable[..., Any]]] = {
         "hello": _hello, "share": _share, "unshare": _unshare, "write": _write, "sample": _sample, "consume": _consume,
         "update": _update, "delete": _delete, "reset": _reset, "info": _info, "checkpoint": _save, "bye": _bye,
     }  # fmt: skip

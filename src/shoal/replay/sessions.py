@@ -28,6 +28,7 @@ __all__ = ["Session", "Write"]
 
 MOST_GROUPS = 4096
 MOST_COLUMNS = 1024
+FIRST_TRY_SECONDS = 0.5  # less than remote.GRACE_SECONDS
 
 
 class Session:
@@ -88,7 +89,7 @@ class Write:
     def _read_opens(self, entries: list[Any]) -> list[tuple[int, list[Any], int]]:
         if len(self.session.groups) + len(entries) > MOST_GROUPS:
             raise Refused(f"a writer has at most {MOST_GROUPS} open groups")
-        opens = []
+        opens: list[tuple[int, list[Any], int]] = []
         for entry in entries:
             if not (isinstance(entry, list) and len(entry) == 3 and isinstance(entry[1], list)):
                 raise Refused("an opened group is [first id, columns, rows]")
@@ -122,7 +123,7 @@ class Write:
                 raise Refused("rows are [chunk, first row, count, codec]")
             chunk, start, count, codec = entry
             spec, capacity = self._shape(chunk)
-            if not (0 <= start and 1 <= count and start + count <= capacity) or codec not in CODECS:
+            if not (start >= 0 and count >= 1 and start + count <= capacity) or codec not in CODECS:
                 raise Refused("rows are outside their chunk, or of an unknown codec")
             shape, buffer = (count, *spec.shape), self._next()
             if codec == "none":
@@ -176,7 +177,7 @@ class Write:
         return next(specs for first, specs, _ in self._opens if first <= chunk < first + len(specs))
 
     def _read_closes(self, entries: list[Any]) -> list[tuple[int, int]]:
-        closes = []
+        closes: list[tuple[int, int]] = []
         for entry in entries:
             if not (isinstance(entry, list) and len(entry) == 2 and all(type(n) is int for n in entry)):
                 raise Refused("a closed group is [first id, rows]")
@@ -192,6 +193,12 @@ class Write:
         if self._steps is None:
             self._steps = self._apply(core)
         return next(self._steps, True)
+
+    def late(self, now: float) -> bool:
+        """Whether the deadline has passed. A message that just came gets one try while its client still listens."""
+        if self.deadline is None:
+            return False
+        return now >= self.deadline + (FIRST_TRY_SECONDS if self._steps is None else 0.0)
 
     def abandon(self, core: Core) -> None:
         """The deadline passed: items that are not in stay out; chunks are opened, filled and closed all the same."""

@@ -57,7 +57,8 @@ class SharedBlocks:
         block = self.block(number)
         if block is None:
             raise Refused(f"no shared block {number}")
-        view, found = memoryview(block), []
+        whole: Any = block
+        view, found = memoryview(whole), []
         for piece in pieces:
             if not (isinstance(piece, list) and len(piece) == 2 and all(type(n) is int and n >= 0 for n in piece)):
                 raise Refused("a piece of a shared block is [offset, bytes]")

@@ -18,7 +18,7 @@ from shoal.errors import ConfigError
 from shoal.replay.columns import Column, Spec
 from shoal.replay.errors import BY_NAME, InvalidItem, Refused, ReplayError, SignatureMismatch
 
-__all__ = ["Key", "field", "is_loopback", "pack", "read_array", "raise_error", "unpack"]
+__all__ = ["Key", "field", "is_loopback", "pack", "raise_error", "read_array", "unpack"]
 
 VERSION = 1
 MOST_HEADER_BYTES = 1 << 22

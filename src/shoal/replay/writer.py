@@ -153,13 +153,13 @@ class Writer:
         segment.steps += 1
         history.steps += 1
         history.open_paths.clear()
-        if segment.steps == segment.capacity:
-            self._close_groups(segment)
-        history.forget()
+        self._close_groups(history.forget())
 
-    def _close_groups(self, segment: Segment) -> None:
-        for group in segment.groups:
-            self._sink.close(group, segment.steps * segment.envs)
+    def _close_groups(self, segments: Sequence[Segment]) -> None:
+        """Nothing can be selected from these segments any more."""
+        for segment in segments:
+            for group in segment.groups:
+                self._sink.close(group, segment.steps * segment.envs)
 
     @property
     def episode_steps(self) -> npt.NDArray[np.int64]:
@@ -200,7 +200,7 @@ class Writer:
         chosen = np.asarray(where)
         if chosen.dtype == np.bool_:
             chosen = np.flatnonzero(chosen)
-        if chosen.size and not (0 <= chosen.min() and chosen.max() < count):
+        if chosen.size and not (chosen.min() >= 0 and chosen.max() < count):
             raise InvalidItem(f"where names environments outside 0..{count - 1}")
         return chosen.astype(np.int64)
 
@@ -314,9 +314,8 @@ class Writer:
             return
         self._begun[:] = history.steps
         history.start = history.steps
-        if history.segments and (last := history.segments[-1]).steps < last.capacity:
-            self._close_groups(last)
-            last.capacity = last.steps
+        self._close_groups(tuple(history.segments))
+        history.segments.clear()
         for store in self._literals.values():
             store.close()
 

@@ -117,9 +117,11 @@ class ForkServer:
     # ------------------------------------------------------------------ orders
     def _obey(self) -> bool:
         try:
-            data, fds, _, _ = socket.recv_fds(self._socket, 1 << 20, 253, socket.MSG_CMSG_CLOEXEC)
+            data, fds, _, _ = socket.recv_fds(self._socket, 1 << 20, 253)
         except ConnectionResetError:
             return False
+        for fd in fds:
+            os.set_inheritable(fd, False)  # not for what an environment executes (recv_fds ignores MSG_CMSG_CLOEXEC)
         if not data:
             return False
         from shoal.slots import medium

@@ -19,7 +19,6 @@ from shoal.runtime.wires import Port
 __all__ = ["Instance", "Me", "instance_name"]
 
 Emit = Callable[[dict[str, Any]], None]
-DRAIN_SECONDS = 10.0  # how long a role that waits within a step may take to finish it when it is drained
 
 
 def instance_name(node: str, index: int) -> str:
@@ -103,8 +102,8 @@ class Instance:
         if self.wait is not None:
             self.stats.waited(self.wait.wire, now - self._since)
             self.wait = None
-        if not self._stepped:
-            self.stats.set("heartbeat", 0)  # the first step may compile: it cannot hang (see LocalSupervisor._hangs)
+        if first := not self._stepped:
+            self.stats.set("heartbeat", 0)  # the first step may compile: see LocalSupervisor._hangs
         if self._coroutine is None:
             self._coroutine = self.role.step()
         try:
@@ -115,6 +114,8 @@ class Instance:
             self.stats.add("steps")
         self._since = time.perf_counter()
         self.stats.add("busy_seconds", self._since - now)
+        if first:
+            self.me.beat()
 
     def account(self, now: float) -> None:
         """A sign of life, and the time waited so far, so that a long wait shows while it lasts."""
@@ -165,7 +166,7 @@ class Instance:
         """A drained role that waits within its step for something that does not come is given up there."""
         if command["op"] != "drain" or self.wait is None:
             return False
-        until: float = command.setdefault("until", time.monotonic() + DRAIN_SECONDS)
+        until: float = command.setdefault("until", time.monotonic() + command["arguments"]["patience_seconds"])
         return time.monotonic() >= until
 
     def _hook(self, name: str) -> Callable[..., Any]:
@@ -204,7 +205,7 @@ class Instance:
         except (TypeError, ValueError, KeyError, AttributeError) as error:  # the asker's mistake, not the role's
             raise ProgramError(f"set({', '.join(f'{k}={v!r}' for k, v in values.items())}) failed: {error!r}") from error
 
-    def _do_drain(self) -> None:
+    def _do_drain(self, patience_seconds: float) -> None:
         if hasattr(self.role, "drain"):
             self.role.drain()
         self.drained = True

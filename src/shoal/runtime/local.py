@@ -110,9 +110,10 @@ class LocalSupervisor(Supervisor):
         self.selector.register(self.nursery.socket, selectors.EVENT_READ, None)
 
     def _revive_nursery(self) -> None:
+        """Its death is replaced; but one that fails by itself, or again and again, before it is up will not get better."""
+        code = self.nursery.code()
         self._attempts = 0 if self.nursery.up else self._attempts + 1
-        code = self.nursery.process.poll()
-        if self._attempts >= NURSERY_ATTEMPTS:
+        if not self.nursery.up and (code > 0 or self._attempts >= NURSERY_ATTEMPTS):
             raise ShoalError(f"the fork server cannot start (exit code {code}): what it printed above says why")
         self.nursery.restart()
 

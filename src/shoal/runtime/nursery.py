@@ -36,8 +36,8 @@ class Nursery:
         run(program, session, "local", logs, nursery=nursery)
     """
 
-    def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
-        self._preload = list(preload)
+    def __init__(self, preload: Sequence[str] | None = None) -> None:
+        self._preload = list(PRELOAD if preload is None else preload)
         self._start()
 
     def _start(self) -> None:
@@ -68,6 +68,14 @@ class Nursery:
                 view = view[file.write(view) :]
             self.send({"op": "program", "size": len(blob), "paths": import_paths()}, [file.fileno()])
 
+    def code(self) -> int:
+        """How it died."""
+        try:
+            return self.process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # it has closed its socket, and hangs
+            return self.process.wait()
+
     def forget(self) -> None:
         """The end of a run: the fork server lets its wires go."""
         with contextlib.suppress(OSError):
@@ -86,11 +94,7 @@ class Nursery:
         self.socket.close()
         if not self.up:
             self.process.kill()  # it is still importing; nobody depends on it
-        try:
-            self.process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.code()
 
     def __enter__(self) -> Nursery:
         return self

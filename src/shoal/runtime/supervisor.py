@@ -177,8 +177,9 @@ class Supervisor:
 
         self.command(source, "checkpoint", written, folder=folder.name)
 
-    def scale(self, role: str, count: int, done: Done | None = None) -> None:
-        """Start replicas, or drain the newest ones, until `count` run."""
+    def scale(self, role: str, count: int, patience_seconds: float = 10.0, done: Done | None = None) -> None:
+        """Start replicas, or drain the newest ones, until `count` run. A role that waits within its step for something
+        that does not come within `patience_seconds` is given up there."""
         node = self._node(role)
         if not node.least <= count <= node.most:
             raise ProgramError(f"{role} may have {node.least} to {node.most} replicas, not {count}")
@@ -192,7 +193,7 @@ class Supervisor:
             self.enrol(role, index)
             self._spawn(role, index)
         for index in less:
-            self._drain(role, index, all_done)
+            self._drain(role, index, patience_seconds, all_done)
 
     def enrol(self, node: str, index: int) -> None:
         """From now on the graph has this instance."""
@@ -200,7 +201,7 @@ class Supervisor:
         for port in self.program.nodes[node].ports.values():
             port.wire.enlist(port.end, port.wire.member_number(port.end, node, index), True)
 
-    def _drain(self, node: str, index: int, then: Done) -> None:
+    def _drain(self, node: str, index: int, patience_seconds: float, then: Done) -> None:
         """From now on the graph does without this instance; it ends between two steps."""
         name = instance_name(node, index)
         self.running.pop(name)
@@ -218,7 +219,7 @@ class Supervisor:
                     port.wire.enlist(port.end, port.wire.member_number(port.end, node, index), False)
             then(result, None)
 
-        self.command(name, "drain", done)
+        self.command(name, "drain", done, patience_seconds=patience_seconds)
 
     # ------------------------------------------------------------------ bookkeeping
     def membership(self, node: str, index: int, alive: bool) -> None:

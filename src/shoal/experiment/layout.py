@@ -1,0 +1,53 @@
+"""`--actors auto`: from a plan with an open layout to one with a fixed one."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
+
+from shoal.experiment.config import Plan
+from shoal.experiment.prepare import prepare
+from shoal.runtime import Program
+
+__all__ = ["laid_out"]
+
+
+def laid_out(plan: Plan, say: Callable[[str], None]) -> Plan:
+    """The plan with actors, environments per actor and places decided.
+
+    On the local runtime they are found by calibration, if the architecture can put everything into one place; inline, and for
+    other architectures, `actor_count` decides: the same seed must give the same run there.
+    """
+    experiment = plan.experiment
+    architecture = experiment.architecture
+    if experiment.actors != "auto" or experiment.runtime != "local" or not hasattr(architecture, "one_place"):
+        return plan
+    plan.validate()
+    from shoal.coordination import Layout, calibrate
+
+    rows = architecture.envs_per_actor * getattr(architecture, "batch_slots", experiment.actor_count)
+    cores = len(os.sched_getaffinity(0))
+
+    def draw(layout: Layout) -> Program:
+        trial = _with(plan, layout)
+        silent = dataclasses.replace(trial.experiment, eval=dataclasses.replace(trial.experiment.eval, enabled=False),
+                                     until_return=None)
+        return prepare(dataclasses.replace(trial, experiment=silent)).program()
+
+    say(f"calibrating: {rows} environments per batch on {cores} cores")
+    best = calibrate(rows, cores, draw, say)[0]
+    say(f"chosen: {best.layout}")
+    return _with(plan, best.layout)
+
+
+def _with(plan: Plan, layout: Any) -> Plan:
+    """A batch holds the same rows as before: one unroll of every actor."""
+    experiment = plan.experiment
+    changes: dict[str, Any] = {"envs_per_actor": layout.envs_per_actor, "one_place": layout.one_place}
+    if hasattr(experiment.architecture, "batch_slots"):
+        changes["batch_slots"] = layout.actors
+    architecture = dataclasses.replace(experiment.architecture, **changes)
+    return dataclasses.replace(plan, experiment=dataclasses.replace(
+        experiment, architecture=architecture, actors=layout.actors, learner_threads=layout.learner_threads))

@@ -1,0 +1,122 @@
+"""`shoal replay serve` and `shoal replay info`."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.errors import ConfigError, ShoalError
+from shoal.replay.client import Client
+from shoal.replay.limiters import MinSize
+from shoal.replay.selectors import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Selector, Uniform
+from shoal.replay.server import Server
+from shoal.replay.table import Table
+
+__all__ = ["info_command", "parse_table", "serve_command"]
+
+SELECTORS: dict[str, type[Selector]] = {
+    "fifo": Fifo, "lifo": Lifo, "uniform": Uniform, "prioritized": Prioritized, "minheap": MinHeap, "maxheap": MaxHeap,
+}  # fmt: skip
+
+
+def parse_table(text: str) -> Table:
+    """A table from NAME:SELECTOR[=EXPONENT]:MAX_SIZE[:MIN_SIZE], or NAME:queue:MAX_SIZE, NAME:stack:MAX_SIZE."""
+    parts = text.split(":")
+    if len(parts) not in (3, 4):
+        raise ConfigError(f"a table is NAME:SELECTOR[=EXPONENT]:MAX_SIZE[:MIN_SIZE], got {text!r}")
+    name, kind, exponent = parts[0], *[*parts[1].split("=", 1), ""][:2]
+    try:
+        sizes = [int(part.replace("_", "")) for part in parts[2:]]
+        power = float(exponent) if exponent else 0.6
+    except ValueError:
+        raise ConfigError(f"sizes and exponent of {text!r} must be numbers") from None
+    if kind in ("queue", "stack"):
+        return Table.queue(name, sizes[0]) if kind == "queue" else Table.stack(name, sizes[0])
+    if kind not in SELECTORS:
+        raise ConfigError(f"unknown selector {kind!r} in {text!r}; choose from {sorted(SELECTORS)}, queue, stack")
+    selector = Prioritized(power) if kind == "prioritized" else SELECTORS[kind]()
+    return Table(name, selector, max_size=sizes[0], limiter=MinSize(sizes[1] if len(sizes) > 1 else 1))
+
+
+def serve_command(argv: Sequence[str]) -> int:
+    """Serve tables until a signal comes; saves a checkpoint on the way out where there is a directory for it."""
+    parser = argparse.ArgumentParser(prog="shoal replay serve", description=serve_command.__doc__)
+    parser.add_argument("--table", action="append", required=True, help=parse_table.__doc__)
+    parser.add_argument("--address", default="tcp://127.0.0.1:0", help="tcp://HOST:PORT or ipc://PATH")
+    parser.add_argument("--checkpoint-dir", help="load the newest checkpoint here, and save into it")
+    parser.add_argument("--checkpoint-seconds", type=float, default=0.0, help="save every so many seconds (0: only at the end)")
+    parser.add_argument("--restore", choices=["data", "saved", "none"], default="data")
+    parser.add_argument("--storage", choices=["memory", "memmap"], default="memory")
+    parser.add_argument("--directory", help="where memmap storage keeps its files")
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args(argv)
+    try:
+        server = Server(
+            [parse_table(text) for text in chosen.table], chosen.address, chosen.checkpoint_dir, restore=chosen.restore,
+            storage=chosen.storage, directory=chosen.directory, seed=chosen.seed,
+        )  # fmt: skip
+    except ShoalError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    sys.stdout.write(f"serving {server.address}\n")
+    sys.stdout.flush()
+    while not stop.wait(chosen.checkpoint_seconds or None):
+        server.checkpoint()
+    if chosen.checkpoint_dir:
+        server.checkpoint()
+    server.close()
+    return 0
+
+
+def info_command(argv: Sequence[str]) -> int:
+    """Print the tables of a server."""
+    parser = argparse.ArgumentParser(prog="shoal replay info", description=info_command.__doc__)
+    parser.add_argument("address")
+    parser.add_argument("--timeout", type=float, default=5.0)
+    chosen = parser.parse_args(argv)
+    try:
+        with Client(chosen.address, timeout=chosen.timeout) as client:
+            info = client.info()
+    except ShoalError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(render(info))
+    return 0
+
+
+def render(info: dict[str, Any]) -> str:
+    """The report of a server as text."""
+    seconds = max(info["seconds"], 1e-9)
+    lines = [
+        f"up {seconds:.0f} s, {info['chunks']} chunks, {info['stored_bytes'] / 1e6:.1f} MB stored, "
+        f"{info['writers']} writers, {info['lost']} items lost"
+    ]
+    for name, table in info["tables"].items():
+        limiter = table["limiter"]
+        ratio = table["samples"] / table["inserts"] if table["inserts"] else 0.0
+        drift = table["inserts"] * limiter["samples_per_insert"] - table["samples"]
+        lines += [
+            f"{name}",
+            f"  size               {table['size']} of {table['max_size']}",
+            f"  bytes              {table['bytes']}" + (f" of {table['max_bytes']}" if table["max_bytes"] else ""),
+            f"  inserts            {table['inserts']} ({table['inserts'] / seconds:.1f}/s)",
+            f"  samples            {table['samples']} ({table['samples'] / seconds:.1f}/s)",
+            f"  samples per insert {ratio:.3f} (target {limiter['samples_per_insert']:g}; "
+            f"ahead by {drift:g} in [{limiter['min_diff']:g}, {limiter['max_diff']:g}])",
+            f"  blocked            insert {table['insert_blocked_seconds']:.2f} s, "
+            f"sample {table['sample_blocked_seconds']:.2f} s",
+            "  age                " + _spread(table["age_seconds"], " s"),
+            "  priority           " + _spread(table["priorities"], ""),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _spread(values: dict[str, float], unit: str) -> str:
+    return f"min {values['min']:.4g}{unit}, mean {values['mean']:.4g}{unit}, max {values['max']:.4g}{unit}"

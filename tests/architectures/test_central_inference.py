@@ -1,0 +1,154 @@
+"""SEED: the server's unrolls are what the client would have written down, state included; nothing crosses; real kills."""
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.algorithms import vtrace
+from shoal.architectures.parts import EnvSource
+from shoal.architectures.roles import Learner
+from shoal.nets import NetConfig
+from tests.architectures.echo import Collector, Echo
+from tests.architectures.graphs import Weights, draw, go
+from tests.runtime.harness import kill
+
+NETS = {"mlp": NetConfig(hidden=(16,)), "lstm": NetConfig(hidden=(16,), recurrent="lstm", lstm_size=16, prev_action_reward=True)}
+T, SEATS = 5, 3
+
+
+class Log:
+    """Passes everything on to an environment and writes it down."""
+
+    books: ClassVar[list] = []
+
+    def __init__(self, env):
+        self.env, self.steps, self.actions = env, [], []
+        Log.books.append(self)
+
+    def __getattr__(self, name):
+        return getattr(self.env, name)
+
+    def note(self, step):
+        names = ("observation", "first", "reward", "discount", "last", "valid")
+        self.steps.append({name: np.copy(getattr(step, name)) for name in names})
+        return step
+
+    def reset(self, seed):
+        return self.note(self.env.reset(seed))
+
+    def step(self, action):
+        self.actions.append(np.copy(action))
+        return self.note(self.env.step(action))
+
+
+class LoggedSource(EnvSource):
+    def make(self, num_envs):
+        return Log(super().make(num_envs))
+
+
+def collect(tmp_path, kind, net, *, env=None, enough=40, watch=None, actors=2, gaps=False, **config):
+    program, parts = draw(vtrace.Config(unroll=T), "central_inference", env or EnvSource(Echo), actors=actors, net=net,
+                          envs_per_actor=SEATS, **config)
+    for node in program.nodes.values():
+        if node.role is Learner:
+            node.role = Collector
+            node.arguments.update(enough=enough, gaps=gaps)
+    return parts, go(program, kind, tmp_path, watch)
+
+
+@pytest.fixture
+def kept():
+    Log.books, Collector.kept = [], []
+    yield Collector.kept
+    Log.books, Collector.kept = [], None
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_unrolls_are_what_the_client_would_have_logged(net, kept, tmp_path):
+    _, run = collect(tmp_path, "inline", NETS[net], env=LoggedSource(Echo))
+    assert run.reason == "enough" and len(kept) == 40
+    logs = {float(book.steps[0]["observation"][0, 0]): book for book in Log.books}
+    assert len(logs) == 4  # two actors, two groups each
+    begun: dict[float, int] = {}
+    for unroll in kept:
+        book = logs[float(unroll["observation"][0, 0, 0])]
+        start = begun.setdefault(id(book), 0)
+        begun[id(book)] += T  # the last observation is the next one's first
+        for t in range(T):
+            now, then = book.steps[start + t], book.steps[start + t + 1]
+            for name in ("observation", "first"):
+                np.testing.assert_array_equal(unroll[name][t], now[name])
+                np.testing.assert_array_equal(unroll[name][t + 1], then[name])
+            for name in ("reward", "discount", "last", "valid"):
+                np.testing.assert_array_equal(unroll[name][t], then[name])
+            np.testing.assert_array_equal(unroll["action"][t], book.actions[start + t])
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_replaying_an_unroll_from_its_stored_state_gives_the_stored_log_probabilities(net, kept, tmp_path):
+    parts, _ = collect(tmp_path, "inline", NETS[net])
+    learn = parts.algorithm.learn(parts.seed)
+    states = 0.0
+    for unroll in kept:
+        batch = learn.learner.batch(unroll)
+        with torch.no_grad():
+            log_prob, _ = learn.learner.model.judge(learn.learner.model.unroll(batch), batch)
+        assert (log_prob - batch.log_prob)[torch.from_numpy(unroll["valid"])].abs().max() < 1e-5
+        states = max(states, *(float(np.abs(x).max()) for x in unroll["state"].values()), 0.0)
+    assert (states > 0.01) == (net == "lstm")  # the stored states are not trivial
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_replies_never_cross_between_processes(net, tmp_path):
+    """Collector fails the run if an executed action is not the recorded one."""
+    _, run = collect(tmp_path, "local", NETS[net], enough=150, actors=3)
+    assert run.reason == "enough"
+    assert run.final["inference-0"]["inference_batch/max"] > SEATS  # requests were answered together
+
+
+def test_an_actor_killed_within_an_unroll_leaves_no_mixed_one(tmp_path):
+    deaths = [60, 140, 220]
+
+    def act(control):
+        if deaths and control.total("samples_consumed") > deaths[0] * T * SEATS:
+            deaths.pop(0)
+            kill(control, "actor-0")
+
+    watch = Weights(until=lambda c: not deaths and c.total("restarts") >= 3 and c.total("samples_consumed") > 400 * T * SEATS,
+                    act=act, seconds=25)
+    _, run = collect(tmp_path, "local", NETS["lstm"], enough=10**9, watch=watch)
+    assert run.reason == "until" and run.final["actor-0"]["restarts"] == 3
+
+
+def test_a_killed_server_comes_back_and_its_actors_go_on(tmp_path):
+    deaths = [60]
+
+    def act(control):
+        if deaths and control.total("samples_consumed") > deaths[0] * T * SEATS:
+            deaths.pop(0)
+            kill(control, "inference-0")
+
+    watch = Weights(act=act, until=lambda c: not deaths and c.total("restarts") and c.total("samples_consumed") > 300 * T * SEATS,
+                    seconds=25)
+    _, run = collect(tmp_path, "local", NETS["mlp"], enough=10**9, watch=watch, gaps=True)  # half an unroll dies with it
+    assert run.reason == "until" and run.final["inference-0"]["restarts"] == 1
+
+
+def test_each_actor_explores_like_itself(kept, tmp_path, monkeypatch):
+    asked = set()
+
+    def explore(self, index, count, seats, progress):
+        asked.add((index, count, seats))
+        return np.zeros(seats, np.float32)
+
+    monkeypatch.setattr(vtrace.VTrace, "explore", explore)
+    collect(tmp_path, "inline", NETS["mlp"], actors=3)
+    assert asked == {(index, 3, SEATS) for index in range(3)}
+
+
+def test_one_group_and_many(kept, tmp_path):
+    for groups in (1, 3):
+        _, run = collect(tmp_path, "inline", NETS["mlp"], groups=groups)
+        assert run.reason == "enough"

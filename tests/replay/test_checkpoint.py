@@ -1,0 +1,212 @@
+"""Section 3, Checkpoint: one instant, atomic, the constructor's configuration, memmap storage, kill during a save."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal import replay
+from shoal.errors import CheckpointError
+
+from .conftest import Start
+
+
+def contents(server: replay.Server, table: str = "t") -> dict[int, tuple[float, int]]:
+    core = server.core.table(table)
+    slots = core.slots()
+    return {
+        int(key): (float(priority), int(times))
+        for key, priority, times in zip(
+            core.keys(), core.state.values[slots, 7], core.state.items[slots, 1], strict=True
+        )
+    }
+
+
+def fill(client: replay.Client, n: int = 50) -> None:
+    rng = np.random.default_rng(0)
+    with client.writer(max_history=5) as writer:
+        for i in range(n):
+            writer.append({"x": np.full(100, i), "y": float(i)})
+            if i >= 4:
+                h = writer.history
+                writer.create_item("t", rng.random(), {"x": h["x"][-3:], "y": h["y"][[-1, -5, -5]]})
+        writer.flush()
+    client.update_priorities("t", client.sample("t", 20).info.keys, rng.random(20))
+
+
+def test_data_counters_and_stream_come_back(start: Start, tmp_path: Path) -> None:
+    make = lambda: replay.Table("t", replay.Prioritized(0.6), replay.MinHeap(), max_size=30)  # noqa: E731
+    server, client = start(make(), checkpoint_dir=tmp_path / "c")
+    fill(client)
+    path = Path(client.checkpoint())
+    before, counters = contents(server), client.info()["tables"]["t"]
+    again = replay.Server([make()], checkpoint_dir=tmp_path / "c")
+    assert contents(again) == before and path.is_dir()
+    after = again.info()["tables"]["t"]
+    assert all(after[name] == counters[name] for name in ("size", "inserts", "samples", "deletes", "bytes"))
+    one, two = client.sample("t", 100), again.client().sample("t", 100)
+    assert np.array_equal(one.data["x"], two.data["x"]) and np.array_equal(one.data["y"], two.data["y"])
+    assert np.array_equal(one.info.keys, two.info.keys)
+    assert (two.data["y"][:, 1] == two.data["y"][:, 0] - 4).all()
+    fresh = again.client().insert({"x": two.data["x"][0], "y": two.data["y"][0]}, {"t": 9.0})["t"]
+    assert fresh not in before
+    again.close()
+
+
+def test_heap_ties_survive(tmp_path: Path) -> None:
+    def make() -> replay.Table:
+        return replay.Table("t", replay.MinHeap())
+
+    with replay.Server([make()], checkpoint_dir=tmp_path) as server:
+        client = server.client()
+        keys = [client.insert({"x": i}, {"t": 1.0})["t"] for i in range(3)]
+        client.update_priorities("t", keys[:1], [1.0])
+        client.checkpoint()
+    with replay.Server([make()], checkpoint_dir=tmp_path) as again:
+        assert again.client().sample("t").data["x"].tolist() == [1]
+
+
+def test_configuration_comes_from_the_constructor_unless_asked(tmp_path: Path) -> None:
+    with replay.Server([replay.Table("t", replay.Fifo(), max_size=10)], checkpoint_dir=tmp_path) as server:
+        client = server.client()
+        client.insert_batch({"x": np.arange(10)}, {"t": np.ones(10)})
+        client.checkpoint()
+    with replay.Server([replay.Table("t", replay.Lifo(), max_size=4)], checkpoint_dir=tmp_path) as changed:
+        assert changed.info()["tables"]["t"]["size"] == 4
+        assert changed.info()["tables"]["t"]["inserts"] - changed.info()["tables"]["t"]["deletes"] == 4
+        assert changed.client().sample("t").data["x"].tolist() == [9]
+    with replay.Server([replay.Table("t", replay.Lifo(), max_size=4)], checkpoint_dir=tmp_path, restore="saved") as saved:
+        assert saved.info()["tables"]["t"]["size"] == 10
+        assert saved.client().sample("t").data["x"].tolist() == [0]
+    with replay.Server([replay.Table("t", replay.Lifo())], checkpoint_dir=tmp_path, restore="none") as empty:
+        assert empty.info()["tables"]["t"]["size"] == 0
+
+
+def test_the_latest_k_are_kept_and_the_newest_is_loaded(tmp_path: Path) -> None:
+    with replay.Server([replay.Table("t", replay.Lifo())], checkpoint_dir=tmp_path, keep=2) as server:
+        client = server.client()
+        for i in range(5):
+            client.insert({"x": i}, {"t": 1.0})
+            client.checkpoint()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-000004", "checkpoint-000005"]
+    with replay.Server([replay.Table("t", replay.Lifo())], checkpoint_dir=tmp_path) as again:
+        assert again.client().sample("t").data["x"].tolist() == [4]
+
+
+def test_all_tables_at_one_instant_while_writers_go_on(tmp_path: Path) -> None:
+    def make() -> list[replay.Table]:
+        return [replay.Table(name, replay.Fifo(), max_size=100_000) for name in ("a", "b")]
+
+    with replay.Server(make(), checkpoint_dir=tmp_path, keep=100) as server:
+        stop = threading.Event()
+
+        def write() -> None:
+            client = server.client()
+            while not stop.is_set():
+                client.insert({"x": np.zeros(100)}, {"a": 1.0, "b": 1.0})  # first a, then b
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        for _ in range(5):
+            server.checkpoint()
+        stop.set()
+        thread.join()
+    for path in sorted(tmp_path.iterdir())[::2]:
+        single = tmp_path.parent / f"{tmp_path.name}-{path.name}"
+        single.mkdir()
+        path.rename(single / path.name)
+        with replay.Server(make(), checkpoint_dir=single) as again:
+            sizes = {name: table["size"] for name, table in again.info()["tables"].items()}
+            assert sizes["a"] - sizes["b"] in (0, 1)
+
+
+def test_nothing_is_readable_of_a_broken_checkpoint(tmp_path: Path) -> None:
+    with replay.Server([replay.Table("t")], checkpoint_dir=tmp_path) as server:
+        server.client().insert({"x": np.zeros(1000)}, {"t": 1.0})
+        path = server.checkpoint()
+    (path / "chunks.bin").write_bytes((path / "chunks.bin").read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="shorter"):
+        replay.Server([replay.Table("t")], checkpoint_dir=tmp_path)
+
+
+def test_without_a_directory() -> None:
+    with replay.Server([replay.Table("t")]) as server, pytest.raises(replay.NotFound, match="checkpoint_dir"):
+        server.client().checkpoint()
+
+
+def test_memmap_keeps_chunks_in_files_and_leaves_none(tmp_path: Path) -> None:
+    server = replay.Server([replay.Table("t", max_size=1000)], storage="memmap", directory=tmp_path)
+    client = server.client()
+    client.insert_batch({"x": np.arange(500 * 1000).reshape(500, 1000)}, {"t": np.ones(500)})
+    files = list(tmp_path.rglob("chunks-*.bin"))
+    assert files and sum(f.stat().st_size for f in files) >= 4_000_000
+    batch = client.sample("t", 50)
+    assert (np.diff(batch.data["x"], axis=1) == 1).all()
+    server.close()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd", "lz4+delta", "zstd+delta"])
+def test_compressed_columns(codec: str, tmp_path: Path) -> None:
+    def make(**options: Any) -> replay.Server:
+        return replay.Server([replay.Table("t")], compression={"x": codec}, checkpoint_dir=tmp_path, **options)
+
+    with make() as server:
+        client = server.client()
+        with client.writer(max_history=4) as writer:
+            for i in range(200):
+                writer.append({"x": np.full((40, 40), i, np.uint8), "y": i})
+                if i >= 3:
+                    writer.create_item("t", 1.0, {"x": writer.history["x"][-4:], "y": writer.history["y"][-1]})
+        assert server.core.store.stored_bytes < 200 * 1600 / 3
+        for where in (client, None):
+            if where is None:
+                server.checkpoint()
+                again = make()
+                where = again.client()
+            batch = where.sample("t", 500)
+            assert (batch.data["x"][:, 3, 0, 0] == batch.data["y"]).all()
+            assert (batch.data["x"][:, 0, 5, 5] == batch.data["y"] - 3).all()
+        again.close()
+
+
+SAVER = """
+import numpy as np, sys
+from shoal import replay
+server = replay.Server([replay.Table("t", replay.Fifo(), max_size=10**6)], checkpoint_dir=sys.argv[1], keep=2)
+client = server.client()
+for i in range(300):
+    client.insert({"x": np.full(100_000, i)}, {"t": 1.0})
+print("first", flush=True)
+while True:
+    server.checkpoint()
+    print("saved", flush=True)
+"""
+
+
+def test_kill_during_a_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    for delay in (0.01, 0.07):
+        process = subprocess.Popen([sys.executable, "-c", SAVER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "first\n" and process.stdout.readline() == "saved\n"
+        deadline = time.monotonic() + 20
+        while not list(tmp_path.glob(".saving-*")) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(delay)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        with replay.Server([replay.Table("t", replay.Fifo(), max_size=10**6)], checkpoint_dir=tmp_path) as again:
+            assert again.info()["tables"]["t"]["size"] >= 300
+            assert (again.client().sample("t", 1).data["x"] == 0).all()
+            again.checkpoint()
+        assert not list(tmp_path.glob(".saving-*"))  # the dead process's draft is gone

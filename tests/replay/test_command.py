@@ -1,0 +1,72 @@
+"""`shoal replay serve` and `info`, as a user runs them; and the package without the rest of shoal."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal import replay
+from shoal.errors import ConfigError
+from shoal.replay.command import parse_table, serve_command
+
+RUN = "import sys; from shoal.replay import command; sys.exit(getattr(command, sys.argv[1])(sys.argv[2:]))"
+
+
+def test_serve_and_info(tmp_path: Path) -> None:
+    words = ["--table", "replay:prioritized:100000", "--table", "q:queue:10", "--checkpoint-dir", str(tmp_path)]
+    for life in range(2):
+        server = subprocess.Popen([sys.executable, "-c", RUN, "serve_command", *words], stdout=subprocess.PIPE, text=True)
+        assert server.stdout is not None
+        address = server.stdout.readline().split()[1]
+        with replay.Client(address, timeout=10) as client:
+            client.insert({"x": life}, {"replay": 2.0})
+            client.sample("replay", 4)
+        shown = subprocess.run([sys.executable, "-c", RUN, "info_command", address], capture_output=True, text=True)
+        assert shown.returncode == 0
+        for part in (f"size               {life + 1} of 100000", "samples per insert", "blocked", "age", "priority", "q"):
+            assert part in shown.stdout
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+        server.stdout.close()
+
+
+def test_tables_from_words() -> None:
+    table = parse_table("a:prioritized=0.9:1_000:50")
+    assert table.selector == replay.Prioritized(0.9) and table.max_size == 1000 and table.limiter.min_size == 50
+    assert isinstance(parse_table("a:uniform:5").selector, replay.Uniform)
+    for bad in ("a", "a:b:5", "a:uniform:x", "a:uniform:5:6:7", ":uniform:5"):
+        with pytest.raises(ConfigError):
+            parse_table(bad)
+
+
+def test_bad_words_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve_command(["--table", "a:nope:5"]) == 2
+    assert "nope" in capsys.readouterr().err
+
+
+def test_info_of_nobody_fails_quickly() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-c", RUN, "info_command", "tcp://127.0.0.1:1", "--timeout", "0.2"], capture_output=True, text=True
+    )
+    assert shown.returncode == 1 and "does not answer" in shown.stderr
+
+
+def test_importable_without_torch_and_the_rest_of_shoal() -> None:
+    code = "import sys; import shoal.replay; print([m for m in sys.modules if m.startswith(('torch', 'shoal'))])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    allowed = ("shoal.replay", "shoal.errors", "shoal.slots")
+    loaded = [name for name in eval(shown.stdout) if name != "shoal"]
+    assert all(name.startswith(allowed) for name in loaded)
+
+
+def test_the_public_names() -> None:
+    assert set(replay.__all__) == {
+        "Array", "Batch", "Buffers", "Client", "Closed", "Core", "Dataset", "EpisodeWriter", "Expression", "Fifo", "Info",
+        "InvalidItem", "Key", "Lifo", "MaxHeap", "MinHeap", "MinSize", "NotFound", "Prioritized", "Queue", "RateLimiter",
+        "Refused", "ReplayError", "SampleToInsertRatio", "SequenceWriter", "Server", "SignatureMismatch", "Stack", "Table",
+        "Timeout", "TransitionWriter", "Uniform", "Writer", "apply", "column", "concat", "n_step",
+    }  # fmt: skip

@@ -1,0 +1,343 @@
+"""Delivery, reconnection, dead servers and clients, encryption, and messages that are not messages."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shoal import replay
+from shoal.errors import ConfigError
+from shoal.replay import service as service_module
+from shoal.replay.remote import Connection
+
+SERVER = """
+import sys, time
+from shoal import replay
+tables = [replay.Table("t", replay.Fifo(), max_size=10**6)]
+server = replay.Server(tables, address=sys.argv[1], checkpoint_dir=sys.argv[2])
+print(server.address, flush=True)
+time.sleep(600)
+"""
+
+WRITER = """
+import sys, time
+import numpy as np
+from shoal import replay
+client = replay.Client(sys.argv[1], timeout=30)
+seed, count = int(sys.argv[2]), int(sys.argv[3])
+writer = client.writer(max_history=3)
+print("ready", flush=True)
+for i in range(count):
+    writer.append({"who": seed, "i": i})
+    if i >= 2:
+        writer.create_item("t", 1.0, {"who": writer.history["who"][-1], "i": writer.history["i"][-3:]})
+    if i % 50 == 49:
+        writer.flush()
+    time.sleep(0.001)
+writer.flush()
+print("lost", writer._sink.lost, flush=True)
+writer.close()
+"""
+
+
+def spawn(code: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True)
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def end(*processes: subprocess.Popen[str]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+def test_server_killed_in_the_middle_of_eight_writers(kind: str, tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/s" if kind == "ipc" else "tcp://127.0.0.1:0"
+    server = spawn(SERVER, address, str(tmp_path / "c"))
+    address = line(server)
+    writers = [spawn(WRITER, address, str(seed), "400") for seed in range(8)]
+    try:
+        assert all(line(writer) == "ready" for writer in writers)
+        with replay.Client(address, timeout=30) as client:
+            while client.info()["tables"]["t"]["size"] < 400:
+                time.sleep(0.02)
+            client.checkpoint()
+            saved = client.info()["tables"]["t"]["size"]
+            while client.info()["tables"]["t"]["size"] < saved + 300:
+                time.sleep(0.02)
+        os.kill(server.pid, signal.SIGKILL)
+        end(server)
+        server = spawn(SERVER, address, str(tmp_path / "c"))
+        assert line(server) == address
+        lost = [int(line(writer).split()[1]) for writer in writers]
+        with replay.Client(address, timeout=30) as client:
+            info = client.info()
+            size = info["tables"]["t"]["size"]
+            batch = client.dataset("t", batch_size=1)
+            batch.close()
+            client.update_priorities("t", [1], [1.0])
+            seen = [tuple(item) for item in everything(client, size)]
+        assert len(seen) == len(set(seen)) == size  # no item twice
+        assert sum(lost) == info["lost"] > 0
+        assert size + sum(lost) == 8 * 398  # what is missing was reported, no more and no less
+        assert all(i[1] == i[0] + 1 and i[2] == i[1] + 1 for _, *i in seen)
+    finally:
+        end(server, *writers)
+
+
+def everything(client: replay.Client, size: int) -> list[list[int]]:
+    """All items of a FIFO table, by taking them out one after the other."""
+    found = []
+    while size:
+        batch = client.sample("t", 1)
+        found.append([int(batch.data["who"][0]), *batch.data["i"][0].tolist()])
+        client.delete("t", batch.info.keys)
+        size -= 1
+    return found
+
+
+def test_a_repeated_number_is_confirmed_without_inserting() -> None:
+    with replay.Server([replay.Table("t")], address="tcp://127.0.0.1:0") as server:
+        connection = Connection(server.address or "", None)
+        connection.request({"op": "hello", "session": 5, "writer": 9, "confirmed": 0}, (), 5)
+        columns = [["x", "<i8", [], 1, True]]
+        header = {
+            "op": "write", "session": 5, "opens": [[0, [["x", "<i8", []]], 4]], "rows": [[0, 0, 1, "none"]],
+            "items": [["t", columns, True, 1, 1, 1]], "closes": [], "keys": True, "until": None,
+        }  # fmt: skip
+        buffers = [np.array([7]), np.array([1.0]), np.array([[0, 0, 1, 1]], np.int32)]
+        reply, keys = connection.request(header, buffers, 5)
+        assert reply["confirmed"] == 1 and len(keys) == 1
+        reply, keys = connection.request({**header, "opens": [], "rows": []}, buffers[1:], 5)
+        assert reply["confirmed"] == 1 and not keys
+        assert server.info()["tables"]["t"]["size"] == 1
+        connection.close()
+
+
+def test_a_dead_server_gives_timeout() -> None:
+    server = replay.Server([replay.Table("t")], address="tcp://127.0.0.1:0")
+    client = replay.Client(server.address, timeout=0.3)
+    client.insert({"x": 1}, {"t": 1.0}, timeout=5)
+    writer = client.writer(max_history=1)
+    server.close()
+    for call in (lambda: client.sample("t"), lambda: client.insert({"x": 1}, {"t": 1.0}), client.info):
+        began = time.monotonic()
+        with pytest.raises(replay.Timeout):
+            call()
+        assert time.monotonic() - began < 4
+    for i in range(3):
+        writer.append({"x": i})
+        writer.create_item("t", 1.0, {"x": writer.history["x"][-1]})
+    with pytest.raises(replay.Timeout, match="not confirmed"):
+        writer.flush(timeout=0.2)
+    with pytest.raises(replay.Timeout, match="closed with 3 unconfirmed items"):
+        writer.close(timeout=0.2)
+    client.close()
+
+
+def test_a_client_killed_leaks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "SESSION_SECONDS", 1.0)
+    with replay.Server([replay.Table("t", max_size=3)], address=f"ipc://{tmp_path}/s") as server:
+        process = spawn(WRITER, server.address or "", "1", "100000")
+        assert line(process) == "ready"
+        with replay.Client(server.address, timeout=10) as client:
+            while client.info()["tables"]["t"]["inserts"] < 50:
+                time.sleep(0.02)
+            assert client.info()["sessions"] == 1
+            end(process)
+            deadline = time.monotonic() + 15
+            while client.info()["sessions"] and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert client.info()["sessions"] == 0
+            client.reset("t")
+            assert client.info()["stored_bytes"] == 0
+            before = len(os.listdir("/proc/self/fd"))
+            assert before < 200
+
+
+def test_a_silent_writer_is_welcome_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "SESSION_SECONDS", 0.2)
+    monkeypatch.setattr(service_module, "SWEEP_SECONDS", 0.1)
+    with replay.Server([replay.Table("t", replay.Lifo())], address="tcp://127.0.0.1:0") as server:
+        client = replay.Client(server.address, timeout=10)
+        with client.writer(max_history=4) as writer:
+            for i in range(6):
+                writer.append({"x": i})
+                if i >= 2:
+                    writer.create_item("t", 1.0, {"x": writer.history["x"][-3:]})
+                    writer.flush()
+                    assert client.sample("t").data["x"].tolist() == [[i - 2, i - 1, i]]
+                time.sleep(0.5 if i in (3, 4) else 0)
+        info = client.info()
+        assert info["lost"] == 0 and info["tables"]["t"]["size"] == 4
+        client.close()
+
+
+def test_shared_memory_carries_the_batches_of_ipc(tmp_path: Path) -> None:
+    with replay.Server([replay.Table("t")], address=f"ipc://{tmp_path}/s") as server:
+        client = replay.Client(server.address, timeout=10)
+        client.insert_batch({"x": np.arange(3000).reshape(3, 1000)}, {"t": np.ones(3)})
+        for _ in range(20):
+            batch = client.sample("t", 64)
+            assert (np.diff(batch.data["x"], axis=1) == 1).all()
+        base: Any = batch.data["x"]
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        assert base.nbytes > 64 * 8000 and "memfd" in open("/proc/self/maps").read()
+        client.close()
+
+
+@pytest.mark.parametrize("name", ["memory", "directory"])
+def test_a_shared_block_must_be_anonymous_memory(tmp_path: Path, name: str) -> None:
+    with replay.Server([replay.Table("t")], address=f"ipc://{tmp_path}/s") as server:
+        connection = Connection(server.address or "", None)
+        with open(tmp_path / "file", "wb+") as file:
+            fields = {"op": "share", "block": 1, "pid": os.getpid(), "fd": file.fileno(), "nbytes": 100}
+            fields |= {"fd": 9999} if name == "directory" else {}
+            with pytest.raises(replay.Refused):
+                connection.request(fields, (), 5)
+        connection.close()
+
+
+def test_off_loopback_needs_keys() -> None:
+    with pytest.raises(ConfigError, match="key"):
+        replay.Server([replay.Table("t")], address="tcp://0.0.0.0:0")
+    with pytest.raises(ConfigError, match="key"):
+        replay.Client("tcp://10.1.2.3:5")
+
+
+def test_curve_lets_in_known_clients_only() -> None:
+    server_key, good = replay.Key.generate(), replay.Key.generate()
+    client_key = replay.Key(good.public, good.secret, server_key.public)
+    with replay.Server(
+        [replay.Table("t")], address="tcp://0.0.0.0:0", key=server_key.allowing(good.public)
+    ) as server:
+        address = (server.address or "").replace("0.0.0.0", "127.0.0.1")
+        with replay.Client(address, key=client_key, timeout=5) as client:
+            client.insert({"x": 1}, {"t": 1.0})
+            assert client.sample("t").data["x"].tolist() == [1]
+        unknown = replay.Key.generate(server=server_key.public)
+        wrong_server = replay.Key(good.public, good.secret, replay.Key.generate().public)
+        for key in (unknown, wrong_server, None):
+            with replay.Client(address, key=key, timeout=0.3) as client, pytest.raises(replay.Timeout):
+                client.info()
+        assert server.info()["tables"]["t"]["size"] == 1
+
+
+# -- messages that are not messages
+
+Junk = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=8) | st.binary(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=8,
+)
+OPERATIONS = sorted(service_module.Service.OPERATIONS)
+FIELDS = {
+    "session": 5, "writer": 9, "confirmed": 0, "opens": [[0, [["x", "<i8", [2]]], 4]], "rows": [[0, 0, 1, "none"]],
+    "items": [["t", [["x", "<i8", [2], 1, True]], True, 1, 1, 1]], "closes": [[0, 1]], "keys": True, "until": None,
+    "table": "t", "n": 3, "timeout": 0, "counted": True, "count": 1, "owner": 3, "consumed": True, "transform": None,
+    "block": 1, "pid": 1, "fd": 1, "nbytes": 10,
+}  # fmt: skip
+BUFFERS = [np.zeros(2, np.int64).tobytes(), np.ones(1).tobytes(), np.array([0, 0, 1, 1], np.int32).tobytes()]
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> list[bytes]:
+    """A valid message with something wrong: fields replaced, buffers cut or added, bytes flipped; or mere bytes."""
+    if draw(st.integers(0, 9)) == 0:
+        return draw(st.lists(st.binary(max_size=40), min_size=1, max_size=4))
+    operation = draw(st.sampled_from([name for name in OPERATIONS if name not in ("reset", "delete", "checkpoint", "bye")]))
+    header: dict[str, Any] = {"op": operation, "id": 1, **FIELDS}
+    header["session"] = draw(st.sampled_from([5, 6]))
+    for name in draw(st.lists(st.sampled_from(sorted(FIELDS)), min_size=1, max_size=3)):
+        change = draw(st.integers(0, 3))
+        if change == 0:
+            header.pop(name, None)
+        elif change == 1 and isinstance(header.get(name), list) and header[name]:
+            header[name] = draw(st.permutations(header[name] + [draw(Junk)]))
+        else:
+            header[name] = draw(Junk)
+    raw = bytearray(msgpack.packb(header))
+    if draw(st.integers(0, 4)) == 0:
+        raw[draw(st.integers(0, len(raw) - 1))] ^= draw(st.integers(1, 255))
+    buffers = [buffer[: draw(st.integers(0, len(buffer)))] for buffer in BUFFERS]
+    return [bytes(raw), *buffers[: draw(st.integers(0, 3))], *draw(st.lists(st.binary(max_size=9), max_size=2))]
+
+
+class Direct:
+    """The service's own handlers without its thread, so that ten thousand messages take seconds."""
+
+    def __init__(self) -> None:
+        self.server = replay.Server([replay.Table("t", max_size=10**6)], address="tcp://127.0.0.1:0")
+        self.service = self.server._service
+        self.service._closing = True
+        os.eventfd_write(self.service._wake, 1)
+        self.service._thread.join()
+        self.sent: list[Any] = []
+        self.service._send = lambda client, frames: self.sent.append(frames)
+        self.ask({"op": "hello", "id": 1, "session": 5, "writer": 9, "confirmed": 0})
+
+    def ask(self, header: dict[str, Any], *buffers: bytes) -> None:
+        self.service._receive(b"me", [msgpack.packb(header), *buffers])
+
+
+@pytest.fixture(scope="module")
+def direct() -> Any:
+    direct = Direct()
+    yield direct
+    direct.server.close()
+
+
+@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(message=messages())
+def test_fuzz(direct: Direct, message: list[bytes]) -> None:
+    core = direct.server.core.table("t")
+    state = (core.size, core.limiter.inserts, direct.server.core.store.live, core.limiter.reserved)
+    direct.sent.clear()
+    direct.service._receive(b"me", list(message))
+    replies = [msgpack.unpackb(bytes(frames[0])) for frames in direct.sent]
+    for reply in replies:
+        assert "id" in reply
+        if reply.get("error") == "Refused":
+            assert reply["reason"]
+            assert state == (core.size, core.limiter.inserts, direct.server.core.store.live, core.limiter.reserved)
+    if not replies:  # a sample that waits
+        assert any(direct.service._waiting.values())
+        direct.service._waiting.clear()
+
+
+def test_the_server_lives_after_raw_junk_on_its_socket() -> None:
+    with replay.Server([replay.Table("t")], address="tcp://127.0.0.1:0") as server:
+        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(server.address)
+        rng = np.random.default_rng(0)
+        for size in rng.integers(0, 5000, 200):
+            socket.send_multipart([rng.bytes(int(size)) for _ in range(int(rng.integers(1, 4)))])
+        for _ in range(200):
+            assert socket.poll(5000)
+            assert "error" in msgpack.unpackb(socket.recv_multipart()[0])
+        socket.close()
+        with replay.Client(server.address, timeout=5) as client:
+            client.insert({"x": 1}, {"t": 1.0})
+            assert client.info()["refused_messages"] == 200

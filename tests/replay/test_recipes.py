@@ -1,0 +1,120 @@
+"""The ready-made writers: T1, T2 and T29 of specs/value.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal import replay
+from shoal.replay.columns import flatten, unflatten
+
+
+def drain(client: replay.Client, table: str = "t") -> list[dict[str, Any]]:
+    found = []
+    while client.info()["tables"][table]["size"]:
+        flat = flatten(client.sample(table).data)
+        found.append(unflatten({path: value[0].copy() for path, value in flat.items()}))
+    return found
+
+
+@pytest.fixture
+def client() -> Any:
+    with replay.Server([replay.Table("t", replay.Fifo(), max_times_sampled=1)]) as server:
+        yield server.client(timeout=5)
+
+
+def test_t2_emission(client: replay.Client) -> None:
+    writer = replay.TransitionWriter(client, "t", n=3, gamma=0.9)
+    for t in range(5):
+        writer.append(np.float32(t), t, 1.0, 1.0)
+        assert client.info()["tables"]["t"]["size"] == max(0, t - 2)
+    writer.end(np.float32(5))
+    items = drain(client)
+    assert [float(i["observation"]) for i in items] == [0, 1, 2, 3, 4]
+    assert [float(i["next_observation"]) for i in items] == [3, 4, 5, 5, 5]
+    assert [float(i["discount"]) for i in items] == pytest.approx([0.729, 0.729, 0.729, 0.81, 0.9])
+    assert [int(i["action"]) for i in items] == [0, 1, 2, 3, 4]
+
+
+def test_t1_returns(client: replay.Client) -> None:
+    writer = replay.TransitionWriter(client, "t", n=3, gamma=0.9)
+    for r in (1.0, 2.0, 3.0):
+        writer.append(np.float32(0), 0, r, 1.0)
+    writer.end(np.float32(0))
+    first = drain(client)[0]
+    assert first["reward"] == pytest.approx(5.23) and first["discount"] == pytest.approx(0.729)
+    for last, expected in ((0.0, 0.0), (1.0, 0.81)):  # terminated, truncated after the second reward
+        writer.append(np.float32(0), 0, 1.0, 1.0)
+        writer.append(np.float32(0), 0, 2.0, last)
+        writer.end(np.float32(0))
+        first = drain(client)[0]
+        assert first["reward"] == pytest.approx(2.8) and first["discount"] == pytest.approx(expected)
+
+
+def test_episodes_do_not_mix_and_extras_travel(client: replay.Client) -> None:
+    writer = replay.TransitionWriter(client, "t", n=2, gamma=1.0, priority=lambda item: abs(float(item["reward"])))
+    for episode in range(3):
+        for t in range(4):
+            writer.append(np.float32(10 * episode + t), t, float(t), 1.0, q=np.float32(t))
+        writer.end(np.float32(10 * episode + 4))
+    items = drain(client)
+    assert len(items) == 12
+    assert all(int(i["observation"]) // 10 == int(i["next_observation"]) // 10 for i in items)
+    assert [float(i["extras"]["q"]) for i in items[:4]] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("steps", "period", "length", "burn_in", "expected"),
+    [
+        (9, 2, 4, 2, [(0, 0, 4), (2, 2, 4), (4, 2, 4), (6, 2, 3)]),
+        (200, 40, 80, 40, [(0, 0, 80), (40, 40, 80), (80, 40, 80), (120, 40, 80)]),
+        (3, 2, 4, 2, [(0, 0, 3)]),
+    ],
+)
+@pytest.mark.parametrize("end", ["pad", "write", "truncate"])
+def test_t29_windows(
+    client: replay.Client, steps: int, period: int, length: int, burn_in: int, expected: Any, end: str
+) -> None:
+    writer = replay.SequenceWriter(client, "t", length, period, burn_in, end)
+    for _ in range(2):  # the second episode is like the first
+        for t in range(steps):
+            writer.append({"obs": np.int64(t)}, state={"h": np.full(2, t)})
+        writer.end_episode()
+        items = drain(client)
+        if end == "truncate":
+            expected = [window for window in expected if window[2] == length]
+        assert len(items) == len(expected)
+        for item, (start, burn, whole) in zip(items, expected, strict=True):
+            assert int(item["burn_in"]) == burn
+            real = np.arange(start - burn, start + whole)
+            assert item["obs"][: len(real)].tolist() == real.tolist()
+            assert item["valid"].sum() == len(real)
+            assert len(item["obs"]) == burn + (length if end == "pad" else whole)
+            assert item["state"]["h"].tolist() == [start - burn] * 2
+
+
+def test_sequences_continue_across_episodes(client: replay.Client) -> None:
+    writer = replay.SequenceWriter(client, "t", 4, 4, end="continue")
+    for t in range(3):
+        writer.append({"obs": t})
+    writer.end_episode()
+    for t in range(3, 8):
+        writer.append({"obs": t})
+    assert [i["obs"].tolist() for i in drain(client)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_whole_episodes(client: replay.Client) -> None:
+    writer = replay.EpisodeWriter(client, "t", max_steps=10)
+    for length in (3, 7, 1):
+        for t in range(length):
+            writer.append({"obs": np.full(2, t), "info": {"r": float(t)}})
+        writer.end_episode()
+    items = drain(client)
+    assert [len(i["obs"]) for i in items] == [3, 7, 1]
+    assert items[1]["info"]["r"].tolist() == [0, 1, 2, 3, 4, 5, 6]
+    for t in range(10):
+        writer.append({"obs": np.full(2, t), "info": {"r": float(t)}})
+    with pytest.raises(replay.InvalidItem, match="max_steps"):
+        writer.append({"obs": np.full(2, 0), "info": {"r": 0.0}})

@@ -1,0 +1,482 @@
+"""Faults, by really doing them: kills, hangs, exceptions, a dead parent, a dead fork server, leaks."""
+
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from shoal.core import any_of
+from shoal.errors import RoleFailed, ShoalError
+from shoal.runtime import Faults, Program, run
+from shoal.runtime.local import Nursery
+from shoal.slots import Field, Layout
+from tests.runtime.harness import PRELOAD, RUNTIMES, Killer, Shared, Watch, drive, eventually, gone, kill, up
+
+LAYOUT = Layout({"x": Field((1,), "i8")})
+
+
+class Beater:
+    """Steps, and says what it is."""
+
+    def __init__(self, me, weights=None, pause=0.005):
+        self.me, self.pause = me, pause
+        me.stats.set("eval_return", float(me.rng().integers(2**40)))
+        me.stats.set("eval_version", os.getpid())
+
+    async def step(self):
+        self.me.stats.add("env_steps")
+        await any_of(timeout=self.pause)
+
+
+def beaters(**replicas):
+    program = Program("t", seed=3)
+    for name, count in replicas.items():
+        program.add(name, Beater, replicas=count)
+    return program
+
+
+# ---------------------------------------------------------------------------------------------- deaths
+def test_every_role_is_restarted_and_totals_never_run_backwards(tmp_path):
+    """Named in its process's title, with another seed in each life, and counters that go on."""
+    program = beaters(actor=2, learner=1)
+    killer = Killer(("actor-0", "actor-1", "learner-0"), times=6, every=30)
+    totals, titles, seeds = [], set(), []
+
+    def act(control):
+        totals.append(control.total("env_steps"))
+        seeds.extend((name, row["incarnation"], row["eval_return"]) for name, row in control.snapshot().items() if row["alive"])
+        for child in control.children.values():
+            if child.pid and child.ready and not gone(child.pid):
+                titles.add(" ".join(psutil.Process(child.pid).cmdline()))
+        killer(control)
+
+    began = time.monotonic()
+    watch = drive(program, "local", tmp_path, Watch(killer.done, act))
+    assert watch.reason == "until"
+    assert totals == sorted(totals) and totals[-1] > 180
+    assert {"shoal: actor 0", "shoal: actor 1", "shoal: learner 0"} <= {title.strip() for title in titles}
+    assert [row["restarts"] for row in watch.final.values()] == [2, 2, 2]
+    assert len({seed for _, _, seed in seeds}) == len({(name, life) for name, life, _ in seeds}) == 9
+    assert all(re.search(r"killed by SIGKILL; restarted \(\d so far\)", text) for text in watch.texts("restart"))
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_the_same_seed_gives_the_same_streams(kind, tmp_path):
+    rows = [drive(beaters(actor=2, learner=1), kind, tmp_path, Watch(lambda c: c.total("alive") == 3)).final for _ in range(2)]
+    first, second = ([row["eval_return"] for row in final.values()] for final in rows)
+    assert first == second and len(set(first)) == 3
+
+
+class Failing:
+    """Fails after some steps, in its constructor, or dies in native code."""
+
+    def __init__(self, me, how, steps=0):
+        self.me, self.how, self.steps = me, how, steps
+        print("here I am")
+        if how == "constructor":
+            raise ValueError("a bad beginning")
+
+    async def step(self):
+        if self.me.stats.get("steps") - self.steps * self.me.incarnation < self.steps:
+            await any_of(timeout=0.001)
+            return
+        if self.how == "exception":
+            raise ValueError("a bad step")
+        if self.how == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self.how == "exit":
+            os._exit(0)
+        if self.how == "memory":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "fail":
+            self.me.fail("it makes no sense to go on")
+            self.me.fail("really")
+            await any_of(timeout=0.01)
+
+
+@pytest.mark.parametrize(("how", "steps", "why"), [
+    ("constructor", 0, "failed 3 times within a minute"), ("exception", 0, "failed 3 times within a minute"),
+    ("exception", 20, "failed 3 times within a minute"), ("crash", 0, "failed 3 times within a minute"),
+    ("exit", 0, "failed 3 times within a minute"), ("fail", 3, "no sense to go on")])
+def test_a_role_that_cannot_run_ends_the_run(how, steps, why, tmp_path):
+    program = beaters(actor=1)
+    program.add("bad", Failing, how=how, steps=steps)
+    watch = Watch()
+    with pytest.raises(RoleFailed) as error:
+        drive(program, "local", tmp_path, watch)
+    text = str(error.value)
+    assert why in text and watch.error and why in watch.error
+    if how in ("constructor", "exception"):
+        assert "Traceback" in text and "ValueError: a bad" in text
+    if how != "fail":
+        log = tmp_path / "logs" / "bad-0.log"
+        assert str(log) in text
+        assert log.read_text().count("here I am") == 3
+        if how == "crash":
+            assert "Fatal Python error: Segmentation fault" in log.read_text()
+    assert len(watch.texts("restart")) == (2 if how != "fail" else 0)
+
+
+def test_three_deaths_without_a_step_end_the_run(tmp_path):
+    program = beaters(actor=1)
+    program.add("bad", Failing, how="exception")
+    with pytest.raises(RoleFailed, match="died 2 times without completing a step"):
+        drive(program, "local", tmp_path, faults=Faults(exceptions_per_minute=100, deaths_without_step=2))
+
+
+def test_deaths_from_outside_are_restarted_without_limit(tmp_path):
+    """Also before a step is completed: an evaluator's first one may take longer than the killer's patience."""
+    program = beaters(actor=1)
+    program.add("waiting", Stepless)
+    kills = []
+
+    def act(control):
+        if up(control, "waiting-0") and control.children["waiting-0"].pid not in kills:
+            kills.append(kill(control, "waiting-0"))
+
+    watch = drive(program, "local", tmp_path, Watch(lambda c: len(kills) > 4, act))
+    assert watch.reason == "until" and watch.final["waiting-0"]["restarts"] >= 4
+
+
+class Stepless:
+    def __init__(self, me):
+        pass
+
+    async def step(self):
+        await any_of(timeout=100)
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_lambdas_and_local_classes_are_roles_and_arguments(kind, tmp_path):
+    class Local:
+        def __init__(self, me, function, table):
+            self.me, self.function, self.table = me, function, table
+
+        async def step(self):
+            self.me.stats.add("env_steps", self.function(self.table["two"]))
+            await any_of(timeout=0.001)
+
+    offset = 3
+    program = Program("t")
+    program.add("local", Local, function=lambda x: x + offset, table={"two": 2})
+    program.add("made", lambda me: Local(me, lambda x: 0, {"two": 2}))
+    watch = drive(program, kind, tmp_path, Watch(lambda c: c.total("env_steps") >= 50))
+    assert watch.reason == "until" and watch.final["local-0"]["env_steps"] % 5 == 0
+
+
+def test_what_cannot_be_unpickled_is_told(tmp_path):
+    program = Program("t")
+    program.add("bad", Beater, pause=Unloadable())
+    with pytest.raises(RoleFailed, match="cannot be loaded here"):
+        drive(program, "local", tmp_path)
+
+
+def refuse():
+    raise RuntimeError("cannot be loaded here")
+
+
+class Unloadable:
+    def __reduce__(self):
+        return refuse, ()
+
+
+# ---------------------------------------------------------------------------------------------- hangs
+class Hanging:
+    """Stops giving signs of life after a while, once."""
+
+    def __init__(self, me, seconds):
+        self.me, self.seconds = me, seconds
+        if self.seconds == "constructor" and me.incarnation == 0:
+            time.sleep(60)
+
+    async def step(self):
+        self.me.stats.add("env_steps")
+        if self.seconds == "step" and self.me.incarnation == 0 and self.me.stats.get("steps") == 5:
+            time.sleep(60)
+        if self.seconds == "beats" and self.me.stats.get("steps") == 5:
+            for _ in range(30):
+                time.sleep(0.1)
+                self.me.beat()
+        if self.seconds == "first" and self.me.stats.get("steps") == 0:
+            time.sleep(2.5)  # compilation
+        await any_of(timeout=0.01)
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize("how", ["SIGSTOP", "step", "constructor"])
+def test_a_role_that_hangs_is_replaced(how, threaded, tmp_path):
+    program = beaters(actor=1)
+    program.add("hanging", Hanging, seconds=how, place="home")
+    program.add("other", Beater, place="home")
+    if threaded:
+        program.threaded("home")
+    stopped = []
+
+    def act(control):
+        if how == "SIGSTOP" and not stopped and up(control) and control.total("env_steps") > 60:
+            stopped.append(kill(control, "home", signal.SIGSTOP))
+
+    watch = Watch(lambda c: c.snapshot()["hanging-0"]["restarts"] and c.snapshot()["hanging-0"]["env_steps"] > 20, act, seconds=20)
+    drive(program, "local", tmp_path, watch, Faults(hang_seconds=1.0, start_seconds=2.0 if how == "constructor" else 60))
+    assert watch.reason == "until"
+    assert watch.final["other-0"]["restarts"] == 1 and watch.final["actor-0"]["restarts"] == 0
+    assert any("no sign of life for 1 s" in text or "not started within 2 s" in text for text in watch.texts("restart"))
+
+
+def test_waiting_beating_and_compiling_are_not_hanging(tmp_path):
+    program = Program("t")
+    weights = program.broadcast("weights", LAYOUT)
+    program.add("beats", Hanging, seconds="beats")
+    program.add("compiles", Hanging, seconds="first")
+    program.add("waits", Reader, weights=weights.reader)
+    program.add("publisher", Beater, weights=weights.publisher)
+    watch = Watch(lambda c: watch.age > 4 and c.snapshot()["beats-0"]["env_steps"] > 10)
+    drive(program, "local", tmp_path, watch, Faults(hang_seconds=1.0))
+    assert watch.reason == "until"
+    assert not watch.texts("restart")
+
+
+class Reader:
+    def __init__(self, me, weights):
+        self.weights = weights
+
+    async def step(self):
+        await self.weights.newer_than(0)
+
+
+# ---------------------------------------------------------------------------------------------- processes and files
+class Parent:
+    """Like an environment that runs a simulator: one in its group, one in a session of its own, with a child of its own."""
+
+    def __init__(self, me, folder):
+        self.me = me
+        sleeper = "import subprocess, sys, time; p = subprocess.Popen(['sleep', '300']); print(p.pid, flush=True); time.sleep(300)"
+        processes = [subprocess.Popen([sys.executable, "-c", sleeper], stdout=subprocess.PIPE, start_new_session=new) for new in (0, 1)]
+        pids = [p.pid for p in processes] + [int(p.stdout.readline()) for p in processes]
+        (folder / f"{me.index}-{me.incarnation}").write_text(" ".join(map(str, pids)))
+
+    async def step(self):
+        self.me.stats.add("env_steps")
+        await any_of(timeout=0.01)
+
+
+def started(folder, name="*-*"):
+    return [int(pid) for path in folder.glob(name) for pid in path.read_text().split()]
+
+
+def test_what_an_environment_started_dies_with_its_place_and_no_other(tmp_path):
+    program = Program("t")
+    program.add("parent", Parent, folder=tmp_path, replicas=2)
+    killer = Killer(("parent-0",), times=1, every=5)
+    seen = {}
+
+    def act(control):
+        killer(control)
+        if killer.done(control) and not seen:
+            seen["dead"] = eventually(lambda: all(map(gone, started(tmp_path, "0-0"))))
+            seen["alive"] = not any(map(gone, started(tmp_path, "1-0") + started(tmp_path, "0-1")))
+
+    watch = drive(program, "local", tmp_path, Watch(lambda c: seen, act))
+    assert watch.reason == "until" and seen == {"dead": True, "alive": True}
+    assert len(started(tmp_path)) == 12
+    assert eventually(lambda: all(map(gone, started(tmp_path))))  # at the end of the run
+
+
+def test_the_fork_server_is_replaced(tmp_path):
+    program = Program("t")
+    program.add("parent", Parent, folder=tmp_path, replicas=2)
+    seen = {}
+
+    def act(control):
+        if up(control) and "killed" not in seen and control.total("env_steps") > 10:
+            seen["killed"], seen["pids"] = control.nursery.process.pid, [child.pid for child in control.children.values()]
+            os.kill(seen["killed"], signal.SIGKILL)
+
+    watch = drive(program, "local", tmp_path, Watch(lambda c: "killed" in seen and up(c) and c.total("restarts") == 2 and
+                                                    c.total("alive") == 2 and c.total("env_steps") > 50, act))
+    assert watch.reason == "until"
+    assert all(map(gone, seen["pids"]))
+    assert eventually(lambda: all(map(gone, started(tmp_path, "*-0"))))
+    assert any("fork server died" in text for text in watch.texts("restart"))
+
+
+def test_a_fork_server_that_cannot_start_ends_the_run(tmp_path, capfd):
+    with Nursery(("there_is_no_such_module",)) as nursery, pytest.raises(ShoalError, match="the fork server cannot start"):
+        run(beaters(actor=1), Watch(), "local", tmp_path, nursery=nursery)
+    assert "there_is_no_such_module" in capfd.readouterr().err
+
+
+SCRIPT = """
+    import sys, os
+    sys.path.insert(0, {root!r})
+    from pathlib import Path
+    from shoal.runtime import Program, run
+    from shoal.runtime.local import Nursery
+    from tests.runtime.harness import PRELOAD, Watch
+    from tests.runtime.test_faults import Parent, Stuck
+
+    folder = Path({folder!r})
+    program = Program("t")
+    program.add("parent", Parent, folder=folder, replicas=2)
+    program.add("stuck", Stuck, folder=folder)
+
+    def act(control):
+        if control.total("alive") == 3 and not (folder / "pids").exists():
+            pids = [child.pid for child in control.children.values()] + [control.nursery.process.pid]
+            (folder / "new").write_text(" ".join(map(str, pids)))
+            (folder / "new").rename(folder / "pids")
+
+    run(program, Watch(act=act, seconds=60), "local", folder / "logs", nursery=Nursery(PRELOAD))
+"""
+
+
+class Stuck:
+    """Never comes back from its step, and catches what it can."""
+
+    def __init__(self, me, folder):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    async def step(self):
+        time.sleep(300)
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])
+def test_when_the_parent_is_killed_nothing_is_left(sig, tmp_path):
+    before = set(os.listdir("/dev/shm"))
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    script = textwrap.dedent(SCRIPT).format(root=root, folder=str(tmp_path))
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        assert eventually(lambda: (tmp_path / "pids").exists(), 30)
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()] + started(tmp_path, "*-0")
+        assert len(pids) == 4 + 8 and not any(map(gone, pids))
+    finally:
+        parent.send_signal(sig)
+        parent.wait()
+    assert eventually(lambda: all(map(gone, pids)), 3.0), [psutil.Process(p) for p in pids if not gone(p)]
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_many_runs_in_one_process_leave_nothing_behind(tmp_path, monkeypatch):
+    """Neither descriptors nor zombies nor processes, in this process and in the fork server; also with one's own fork server."""
+    nursery = Shared.get()
+
+    def once():
+        program = Program("t")
+        weights = program.broadcast("weights", LAYOUT)
+        items = program.stream("items", LAYOUT)
+        program.add("a", Sender, weights=weights.publisher, items=items.sink)
+        program.add("b", Taker, weights=weights.reader, items=items.source)
+        watch = Watch(lambda c: c.total("env_steps") > 3)
+        assert run(program, watch, "local", tmp_path, nursery=nursery) == "until"
+
+    def counts():
+        gc.collect()
+        server = psutil.Process(nursery.process.pid)
+        return len(os.listdir("/proc/self/fd")), server.num_fds(), len(server.children(recursive=True))
+
+    once()
+    before = counts()
+    for _ in range(10):
+        once()
+    assert counts() == before
+    assert not [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
+    children = {child.pid for child in psutil.Process().children()}
+    monkeypatch.setattr("shoal.runtime.nursery.PRELOAD", PRELOAD)
+    run(beaters(actor=1), Watch(lambda c: c.total("env_steps") > 3), "local", tmp_path)  # with a fork server of its own
+    assert {child.pid for child in psutil.Process().children()} == children
+    assert counts() == before
+
+
+class Sender:
+    def __init__(self, me, weights, items):
+        self.me, self.weights, self.items = me, weights, items
+
+    async def step(self):
+        self.weights.publish({"x": [1]})
+        slot = await self.items.slot()
+        slot.data["x"][0] = 1
+        slot.send()
+        self.me.stats.add("env_steps")
+
+
+class Taker:
+    def __init__(self, me, weights, items):
+        self.me, self.weights, self.items = me, weights, items
+
+    async def step(self):
+        await self.items.take(1)
+
+
+def test_a_role_reads_no_standard_input_and_inherits_no_descriptors(tmp_path):
+    program = Program("t")
+    program.add("curious", Curious, folder=tmp_path)
+    drive(program, "local", tmp_path, Watch(lambda c: c.total("env_steps") >= 1))
+    assert (tmp_path / "stdin").read_text() == ""
+    assert (tmp_path / "fds").read_text().split() == ["0", "1", "2", "3"]  # 3 is ls's own
+
+
+class Curious:
+    def __init__(self, me, folder):
+        self.me, self.folder = me, folder
+
+    async def step(self):
+        (self.folder / "stdin").write_text(sys.stdin.read())
+        os.system(f"ls /proc/self/fd > {self.folder / 'fds'}")
+        self.me.stats.add("env_steps")
+        await any_of(timeout=1)
+
+
+# ---------------------------------------------------------------------------------------------- inline
+class Noisy:
+    """Draws numbers, sends them, and remembers what came when."""
+
+    def __init__(self, me, out, source, trace):
+        self.me, self.out, self.source, self.trace, self.rng = me, out, source, trace, me.rng()
+
+    async def step(self):
+        slot = await self.out.slot()
+        slot.data["x"][0] = self.rng.integers(1 << 40)
+        slot.send()
+        batch = await self.source.take(2)
+        self.trace.append((self.me.index, self.me.stats.get("steps"), batch["x"].tolist()))
+
+
+def test_inline_runs_are_the_same_to_the_last_step(tmp_path):
+    traces = []
+    for _ in range(2):
+        trace = []
+        program = Program("t", seed=5)
+        items = program.stream("items", LAYOUT, depth=4)
+        program.add("noisy", Noisy, out=items.sink, source=items.source, trace=trace, replicas=3)
+        program.add("spare", Spare, out=items.sink)
+        drive(program, "inline", tmp_path, Watch(lambda c: c.total("steps") >= 200))
+        traces.append(trace)
+    assert traces[0] == traces[1] and len(traces[0]) > 50
+
+
+class Spare:
+    def __init__(self, me, out):
+        self.me, self.out = me, out
+
+    async def step(self):
+        slot = await self.out.slot()
+        slot.data["x"][0] = self.me.stats.get("steps")
+        slot.send()
+
+
+def test_an_exception_of_a_role_is_raised_as_it_is(tmp_path):
+    program = beaters(actor=1)
+    program.add("bad", Failing, how="exception")
+    watch = Watch()
+    with pytest.raises(ValueError, match="a bad step"):
+        drive(program, "inline", tmp_path, watch)
+    assert watch.error == "ValueError: a bad step"
