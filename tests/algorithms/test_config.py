@@ -46,11 +46,15 @@ def test_spaces_that_do_not_fit():
             algorithms.make("ppo", spec(action=action), NetConfig(), 4)
     with pytest.raises(ConfigError, match=r"behaviour_mix=0.3.*behaviour_mix=0"):
         algorithms.make(vtrace.Config(behaviour_mix=0.3), spec(action=BOX), NetConfig(), 4)
-    with pytest.raises(ConfigError, match=r"normalise_observations=True.*normalise_observations=False"):
-        image = gym.spaces.Box(0, 255, (1, 10, 10), np.uint8)
-        algorithms.make(ppo.Config(normalise_observations=True), spec(image), NetConfig(), 4)
     with pytest.raises(ConfigError, match="seats=0"):
         algorithms.make("ppo", spec(), NetConfig(), 0)
+
+
+def test_pixels_are_not_normalised():
+    """They are scaled by the net; a preset that normalises serves images too."""
+    image = gym.spaces.Box(0, 255, (1, 10, 10), np.uint8)
+    made = algorithms.make(ppo.Config(normalise_observations=True), spec(image), NetConfig(), 4)
+    assert "observation_moments" not in made.record.layout.fields and made.published_layout().fields["norm"] == {}
 
 
 def test_names():

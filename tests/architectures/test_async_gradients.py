@@ -170,7 +170,7 @@ def test_a_gradient_of_a_version_that_never_was_is_refused():
     class Nobody:
         stats = type("S", (), {"observe": lambda *_: None, "add": lambda *_: None})()
 
-    server = ParameterServer(Nobody(), parts, None, None, None, 1)
+    server = ParameterServer(Nobody(), parts, None, None, 1)
     request = type("R", (), {"data": {"version": np.array([7])}})()
     assert not server._young(request)
     server.books.count(0, 7)

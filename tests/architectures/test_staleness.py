@@ -13,7 +13,8 @@ ROWS = T * SEATS
 
 def run(tmp_path, algorithm=None, updates=60, **config):
     config = {"batch_slots": BATCH, "buffer_slots": 8, **config}
-    done = train(tmp_path, algorithm or vtrace.Config(unroll=T), "actor_learner", "shoal/Catch-v0", "inline", updates=updates, **config)
+    algorithm = algorithm or vtrace.Config(unroll=T)
+    done = train(tmp_path, algorithm, "actor_learner", "shoal/Catch-v0", "inline", updates=updates, **config)
     return done, done.final["learner-0"]
 
 

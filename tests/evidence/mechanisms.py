@@ -16,7 +16,7 @@ from tests.evidence.lines import KEPT, Line, shoal, train
 
 __all__ = ["LINES"]
 
-RISKY = ("impala", "shoal/RiskyChain-v0", "--algorithm.behaviour-mix", "0.3", "--max-env-steps", "300000")
+RISKY = ("impala", "shoal/RiskyChain-v0", "--algorithm.behaviour-mix", "0.3", "--max-env-steps", "100000")
 
 
 def corrected(seed: int) -> dict[str, Any]:

@@ -203,7 +203,7 @@ def test_shared_memory_carries_the_batches_of_ipc(tmp_path: Path) -> None:
         base: Any = batch.data["x"]
         while isinstance(base.base, np.ndarray):
             base = base.base
-        assert base.nbytes > 64 * 8000 and "memfd" in open("/proc/self/maps").read()
+        assert base.nbytes > 64 * 8000 and "memfd" in Path("/proc/self/maps").read_text()
         client.close()
 
 

@@ -73,10 +73,10 @@ def program_of(readers=2, slow=False):
 
 @pytest.mark.parametrize("kind", RUNTIMES)
 def test_values_read_while_they_are_written_are_whole(kind, tmp_path):
-    watch = drive(program_of(), kind, tmp_path, Watch(lambda c: c.total("samples_consumed") > 400 and c.total("learner_steps") > 400))
+    watch = drive(program_of(), kind, tmp_path,
+                  Watch(lambda c: c.total("samples_consumed") > 200 and c.total("learner_steps") > 200))
     assert watch.reason == "until"
-    assert watch.wires["weights"]["version"] >= 400
-    assert watch.wires["weights"]["retries"] >= 0
+    assert watch.wires["weights"]["version"] >= 200
 
 
 class Lapped:

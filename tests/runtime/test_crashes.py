@@ -4,6 +4,7 @@ Real kills (the other files) hit whatever moment they hit; here each moment is h
 memory and channels behave like shared memory and pipes as far as one process can tell.
 """
 
+import contextlib
 import sys
 
 import numpy as np
@@ -336,7 +337,5 @@ def test_a_group_never_uses_what_another_epoch_writes(monkeypatch):
 
 
 def with_end(coroutine):
-    try:
+    with contextlib.suppress(StopIteration, RuntimeError):
         coroutine.send(None)
-    except (StopIteration, RuntimeError):
-        pass

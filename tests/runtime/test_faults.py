@@ -259,7 +259,8 @@ class Parent:
     def __init__(self, me, folder):
         self.me = me
         sleeper = "import subprocess, sys, time; p = subprocess.Popen(['sleep', '300']); print(p.pid, flush=True); time.sleep(300)"
-        processes = [subprocess.Popen([sys.executable, "-c", sleeper], stdout=subprocess.PIPE, start_new_session=new) for new in (0, 1)]
+        command = [sys.executable, "-c", sleeper]
+        processes = [subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=new) for new in (False, True)]
         pids = [p.pid for p in processes] + [int(p.stdout.readline()) for p in processes]
         (folder / f"{me.index}-{me.incarnation}").write_text(" ".join(map(str, pids)))
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from shoal.core import any_of
+from shoal.errors import WireError
 from shoal.runtime import Program
 from shoal.slots import Field, Layout
 from tests.runtime.harness import RUNTIMES, Killer, Watch, drive, kill
@@ -178,3 +179,117 @@ def test_kill_9_in_the_middle_loses_nothing_and_tears_nothing(full, victims, tmp
     assert sum(row["restarts"] for row in watch.final.values()) == 6
     if "writer-0" in victims:
         assert watch.wires["items"]["torn"] >= 1  # at least one kill hit a half-written slot, and it was never read
+
+
+class Hoarder:
+    """Keeps the last three batches: a batch is valid until the third take after it."""
+
+    def __init__(self, me, source):
+        self.me, self.source, self.kept, self.count = me, source, [], 0
+
+    async def step(self):
+        self.count += 1
+        batch = await self.source.take(1 + self.count % 2)  # two sizes: each has its own staging buffers
+        self.kept = [*self.kept, (batch, batch["number"].copy())][-3:]
+        for kept, numbers in self.kept:
+            assert (kept["number"] == numbers).all(), "a batch was overwritten while it was valid"
+        self.me.stats.add("samples_consumed")
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_a_batch_is_valid_until_the_third_take_after_it(kind, tmp_path):
+    program = Program("t")
+    stream = program.stream("items", LAYOUT, depth=4)
+    program.add("producer", Producer, out=stream.sink)
+    program.add("consumer", Hoarder, source=stream.source)
+    watch = drive(program, kind, tmp_path, Watch(until=lambda c: c.total("samples_consumed") >= 40))
+    assert watch.reason == "until" and watch.final["consumer-0"]["restarts"] == 0
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_a_barrier_over_a_stream_that_drops(kind, tmp_path):
+    program = Program("t")
+    stream = program.stream("items", LAYOUT, full="drop_oldest", depth=3)
+    program.add("producer", Producer, out=stream.sink, replicas=3, pause=0.001)
+    program.add("trainer", Each, source=stream.source)
+    watch = drive(program, kind, tmp_path, Watch(until=lambda c: c.total("samples_consumed") >= 90))
+    assert watch.reason == "until" and watch.final["trainer-0"]["eval_episodes"] == 3
+    assert watch.unbalanced == 0
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+@pytest.mark.parametrize("full", ["block", "drop_oldest"])
+def test_producers_serve_only_the_consumers_that_are_there(kind, full, tmp_path):
+    """One of up to three consumers at first: nothing is sent to the two that do not exist, nor to one that has left."""
+    program = Program("t")
+    stream = program.stream("items", LAYOUT, depth=2, full=full)
+    program.add("producer", Producer, out=stream.sink, replicas=2, pause=0.001)
+    program.add("consumer", Consumer, source=stream.source, replicas=(1, 1, 3))
+    wanted, at, held = [3, 1], [60], []
+
+    def act(control):
+        if control.total("samples_consumed") >= at[0] and control.total("alive") >= 2 + len(wanted) and at[0] < 1e9:
+            at[0] = control.total("samples_consumed") + 80
+            if not wanted:
+                at[0] = 1e9
+                held.append(control.wires()["items"]["occupied"])
+            else:
+                control.scale("consumer", wanted.pop(0))
+
+    watch = drive(program, kind, tmp_path, Watch(until=lambda c: held, act=act))
+    assert watch.reason == "until"
+    assert watch.final["consumer-1"]["samples_consumed"] > 0 and watch.final["consumer-2"]["samples_consumed"] > 0
+    assert held[0] <= 4 + 4  # of one consumer's lanes, and what was on its way to the two that left
+    assert watch.unbalanced == 0
+
+
+class Twice:
+    def __init__(self, me, out):
+        self.out = out
+
+    async def step(self):
+        slot = await self.out.slot()
+        slot.send()
+        slot.send()
+
+
+def test_a_slot_is_sent_once(tmp_path):
+    program = Program("t")
+    stream = program.stream("items", LAYOUT, depth=2)
+    program.add("producer", Twice, out=stream.sink)
+    program.add("consumer", Consumer, source=stream.source)
+    with pytest.raises(WireError, match="sent once"):
+        drive(program, "inline", tmp_path)
+
+
+class Careless:
+    """Loses a slot: takes it out of its lane without sending it on."""
+
+    def __init__(self, me, out):
+        self.me, self.out = me, out
+
+    async def step(self):
+        slot = await self.out.slot()
+        slot.send()
+        self.me.stats.add("env_steps")
+        if self.me.stats.get("steps") == 5:
+            slot._lane.words[0] += 1
+        await any_of(timeout=0.01)
+
+
+def test_the_supervisor_notices_when_the_books_do_not_balance(tmp_path):
+    program = Program("t")
+    stream = program.stream("items", LAYOUT, depth=2)
+    program.add("producer", Careless, out=stream.sink)
+    program.add("consumer", Drain, source=stream.source)
+    watch = Watch(until=lambda c: watch.unbalanced, seconds=8)
+    drive(program, "local", tmp_path, watch)
+    assert watch.reason == "until" and watch.age > 2.0
+
+
+class Drain:
+    def __init__(self, me, source):
+        self.source = source
+
+    async def step(self):
+        await self.source.take(1)

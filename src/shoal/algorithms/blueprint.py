@@ -54,11 +54,6 @@ class Blueprint:
                 f"behaviour_mix={mix} mixes uniform actions in, but the actions of {spec.name} are {action}; "
                 "set behaviour_mix=0 or use an environment with discrete actions"
             )
-        if config.normalise_observations and not float_size(spec.observation_space):
-            raise ConfigError(
-                f"normalise_observations=True, but the observations of {spec.name} hold no floating-point numbers "
-                f"({spec.observation_space}); set normalise_observations=False (pixels are scaled anyway)"
-            )
         if seats < 1:
             raise ConfigError(f"seats={seats}: an actor needs at least one; raise the number of environments per actor")
         return cls(
@@ -90,7 +85,7 @@ class Blueprint:
             previous=self.net.prev_action_reward,
             max_episode_steps=self.spec.max_episode_steps,
             final_rows=self.final_rows,
-            observation_moments=self.normalise_observations,
+            observation_moments=self.norm_size > 0,
             return_moments=self.normalise_returns,
             gamma=self.gamma,
         )

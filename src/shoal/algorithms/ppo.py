@@ -81,7 +81,7 @@ class Config:
     normalise_advantage: bool = True
     """Give the advantages of a batch (of all learners together) mean 0 and deviation 1."""
     normalise_observations: bool = False
-    """Scale observations by their running mean and deviation."""
+    """Scale floating-point observations by their running mean and deviation; pixels are scaled anyway."""
     normalise_returns: bool = False
     """Scale rewards by the running deviation of the discounted return."""
     final_rows: int = 0

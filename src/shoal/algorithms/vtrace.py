@@ -82,7 +82,7 @@ class Config:
     reduction: Literal["mean", "sum"] = "mean"
     """How losses are reduced over T x B. The paper sums, which makes the learning rate T x B times larger."""
     normalise_observations: bool = False
-    """Scale observations by their running mean and deviation."""
+    """Scale floating-point observations by their running mean and deviation; pixels are scaled anyway."""
     normalise_returns: bool = False
     """Scale rewards by the running deviation of the discounted return."""
     final_rows: int = 0

@@ -75,24 +75,35 @@ def delivers(config: Config) -> Delivery:
 def draw(program: Program, parts: Parts, config: Config) -> None:
     if parts.learners != 1:
         raise ConfigError(f"--learners {parts.learners}: the workers of async_gradients learn themselves; use --actors")
-    evaluated = config.mode == "hogwild" or parts.eval.enabled  # Hogwild's workers hear from it that the first one has begun
-    weights = program.broadcast("weights", parts.algorithm.published_layout()) if evaluated else None
     if config.mode == "hogwild":
-        model = program.shared("model", model_layout(parts, parts.actors))
-        program.add("worker", hogwild_worker, parts=parts, model=model.view, weights=weights.publisher, begun=weights.reader,
-                    replicas=(1, parts.actors, parts.actors), compute_threads=parts.learner_threads)
+        draw_hogwild(program, parts)
     else:
-        if config.aggregate > parts.actors:
-            raise ConfigError(f"--architecture.aggregate {config.aggregate} waits for more gradients than --actors {parts.actors} "
-                              "can have under way; lower it")
-        gradients = program.call("gradients", *push_layouts(parts), depth=1)
-        least = config.aggregate  # fewer could never make a step
-        program.add("worker", master_worker, parts=parts, server=gradients.client, replicas=(least, parts.actors, parts.actors))
-        program.add("server", ParameterServer, parts=parts, gradients=gradients.server,
-                    weights=weights and weights.publisher, max_staleness=config.max_staleness, aggregate=config.aggregate,
-                    compute_threads=parts.learner_threads)
+        draw_master(program, parts, config)
+
+
+def draw_hogwild(program: Program, parts: Parts) -> None:
+    model = program.shared("model", model_layout(parts, parts.actors))
+    weights = program.broadcast("weights", parts.algorithm.published_layout())
+    program.add("worker", hogwild_worker, parts=parts, model=model.view, weights=weights.publisher, begun=weights.reader,
+                replicas=(1, parts.actors, parts.actors), compute_threads=parts.learner_threads)
     if parts.eval.enabled:
         program.add("evaluator", Evaluator, parts=parts, weights=weights.reader)
+
+
+def draw_master(program: Program, parts: Parts, config: Config) -> None:
+    least = config.aggregate  # fewer workers could never make a step
+    if least > parts.actors:
+        raise ConfigError(f"--architecture.aggregate {least} waits for more gradients than --actors {parts.actors} can have under "
+                          "way; lower it")
+    gradients = program.call("gradients", *push_layouts(parts), depth=1)
+    ports: dict[str, Any] = {"gradients": gradients.server}
+    program.add("worker", master_worker, parts=parts, server=gradients.client, replicas=(least, parts.actors, parts.actors))
+    if parts.eval.enabled:
+        weights = program.broadcast("weights", parts.algorithm.published_layout())
+        program.add("evaluator", Evaluator, parts=parts, weights=weights.reader)
+        ports["weights"] = weights.publisher
+    program.add("server", ParameterServer, parts=parts, max_staleness=config.max_staleness, aggregate=config.aggregate,
+                compute_threads=parts.learner_threads, **ports)
 
 
 # ---------------------------------------------------------------------------------------------- Hogwild
@@ -236,8 +247,8 @@ class Master:
 class ParameterServer:
     """Owns parameters and optimiser; applies gradients in the order of their arrival, answers with the new parameters."""
 
-    def __init__(self, me: Me, parts: Parts, gradients: Server, weights: Publisher | None, max_staleness: int | None,
-                 aggregate: int) -> None:
+    def __init__(self, me: Me, parts: Parts, gradients: Server, max_staleness: int | None, aggregate: int,
+                 weights: Publisher | None = None) -> None:
         self.me, self.gradients, self.weights = me, gradients, weights
         self.max_staleness, self.aggregate = max_staleness, aggregate
         self.books = Books(me, parts)

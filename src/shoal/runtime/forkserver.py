@@ -52,12 +52,14 @@ class ForkServer:
         self._blob = b""
         self._paths: list[str] = []
         self._children: dict[int, str] = {}  # pid -> place
+        self._orphaned = False
         self._pid = os.getpid()
 
     def serve(self) -> None:
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only to be woken; one signal may stand for several deaths
+        signal.signal(signal.SIGTERM, self._orphan)
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         poll.register(wake_read, select.POLLIN)
@@ -67,8 +69,11 @@ class ForkServer:
             if wake_read in ready:
                 os.read(wake_read, 4096)
             self._reap()
-            if self._socket.fileno() in ready and not self._obey():
+            if self._orphaned or (self._socket.fileno() in ready and not self._obey()):
                 return
+
+    def _orphan(self, *_: object) -> None:
+        self._orphaned = True  # and no exception, which could end `finish` half-way
 
     def finish(self) -> None:
         """Take everybody along."""
@@ -202,7 +207,7 @@ def main() -> None:
     supervisor, control, preload = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # not SIGKILL: it takes along what places leave behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # not SIGKILL: later on it takes along what places leave behind
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     if os.getppid() != supervisor:

@@ -276,12 +276,17 @@ class LocalSupervisor(Supervisor):
                     os.killpg(child.pid, signal.SIGKILL)
         for child in orphans:
             child.wait(KILL_SECONDS)
-        if not self.ending:
-            self.event("restart", "fork server", "the fork server died; it is replaced and all places are restarted")
-            self._revive_nursery()
-            self._meet_nursery()
-        for child in orphans:
-            self._ended(child, -signal.SIGKILL, "the fork server died")
+        try:
+            if not self.ending:
+                self.event("restart", "fork server", "the fork server died; it is replaced and all places are restarted")
+                self._revive_nursery()
+                self._meet_nursery()
+        except BaseException:
+            self.ending = True
+            raise
+        finally:
+            for child in orphans:
+                self._ended(child, -signal.SIGKILL, "the fork server died")
 
     # ------------------------------------------------------------------ deaths
     def _ended(self, child: Child, code: int, cause: str = "") -> None:

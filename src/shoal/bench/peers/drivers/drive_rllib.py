@@ -31,7 +31,8 @@ SETTINGS = {
     ("impala", "pong"): {"runners": 2, "envs": 16, "batch": 512, "fragment": 32},
 }
 
-PATIENCE = 90.0  # seconds until the first environment steps are reported
+PATIENCE = 90.0  # seconds beyond the run's own: the first steps may be late, a batch may take long
+LEAST_MARKS = 4
 
 
 def config_of(order: dict, settings: dict) -> object:
@@ -47,6 +48,12 @@ def config_of(order: dict, settings: dict) -> object:
     return config.reporting(min_time_s_per_iteration=0.5).debugging(log_level="ERROR", seed=order.get("seed", 0))
 
 
+def goes_on(marks: list, seconds: float, elapsed: float) -> bool:
+    """Go on until the time is over and a rate can be taken, but not for ever."""
+    done = len(marks) >= LEAST_MARKS and marks[-1][0] >= seconds
+    return not done and elapsed < seconds + PATIENCE
+
+
 def main(order: dict) -> None:
     scene = order["scene"]
     settings = {**SETTINGS[order["algorithm"], scene], **order.get("settings", {})}
@@ -55,7 +62,7 @@ def main(order: dict) -> None:
     algorithm = config_of(order, settings).build_algo()
     marks: list[tuple[float, int]] = []
     built, first = time.perf_counter(), None
-    while (now := time.perf_counter()) - (first or now) < order["seconds"] and now - built < order["seconds"] + PATIENCE:
+    while goes_on(marks, order["seconds"], time.perf_counter() - built):
         steps = int(algorithm.train()["env_runners"].get("num_env_steps_sampled_lifetime", 0))
         now = time.perf_counter()
         first = now if first is None and steps else first

@@ -26,6 +26,7 @@ RACES = {
                           "gae_lambda": 0.8, "gamma": 0.98, "ent_coef": 0.0},
 }
 EVALUATE_EVERY = 2048  # env steps
+LEAST_MARKS = 4  # a slow run goes on until a rate can be taken
 
 
 class Watch(BaseCallback):
@@ -35,7 +36,7 @@ class Watch(BaseCallback):
         super().__init__()
         self.seconds, self.goal, self.seed = seconds, goal, seed
         self.marks: list[tuple[float, int]] = []
-        self.stopped, self.reached, self.due = 0.0, None, EVALUATE_EVERY
+        self.stopped, self.reached, self.due, self.over = 0.0, None, EVALUATE_EVERY, False
 
     def _on_training_start(self) -> None:
         self.started = time.perf_counter()
@@ -47,10 +48,11 @@ class Watch(BaseCallback):
         return time.perf_counter() - self.started - self.stopped
 
     def _on_step(self) -> bool:
-        return self.clock() < self.seconds and self.reached is None
+        return not self.over
 
     def _on_rollout_start(self) -> None:
         self.marks.append((self.clock(), self.num_timesteps))
+        self.over = self.clock() >= self.seconds and len(self.marks) >= LEAST_MARKS
         if self.goal is not None and self.num_timesteps >= self.due:
             self.due = self.num_timesteps + EVALUATE_EVERY
             self._judge()
@@ -63,7 +65,7 @@ class Watch(BaseCallback):
         if result >= self.goal:
             result = self._evaluate()
             if result >= self.goal:
-                self.reached = (at, result)
+                self.reached, self.over = (at, result), True
         self.stopped += time.perf_counter() - began
 
     def _evaluate(self) -> float:

@@ -1,0 +1,30 @@
+"""The pages of docs/presets: their commands make sense, their graphs are what `shoal show` prints."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from shoal import cli
+
+PAGES = sorted(path for path in (Path(__file__).parents[2] / "docs" / "presets").glob("*.md")
+               if path.stem in ("a3c", "ga3c", "seed", "appo", "rapid_ppo", "gala"))
+
+
+def test_there_is_a_page_for_each():
+    assert len(PAGES) == 6
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_make_sense_and_the_graph_is_the_real_one(page, capsys):
+    text = page.read_text(encoding="utf-8")
+    commands = re.findall(r"^    shoal train (.*)$", text, re.MULTILINE)
+    assert commands and commands[0].startswith(page.stem)
+    for command in commands:
+        assert cli.main(["show", *shlex.split(command)]) == 0, capsys.readouterr().err
+    capsys.readouterr()
+    shown = re.search(r"^`shoal (show .*)`$", text, re.MULTILINE)
+    graph = re.search(r"^```\n(.*?)\n```$", text, re.MULTILINE | re.DOTALL)
+    assert cli.main(shlex.split(shown[1])) == 0
+    assert capsys.readouterr().out.startswith(graph[1] + "\n")
