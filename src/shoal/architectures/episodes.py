@@ -15,7 +15,8 @@ __all__ = ["play_episodes"]
 
 
 def play_episodes(policy: Policy, record: Any, env: BatchedEnv, episodes: int, seed: int, rng: torch.Generator,
-                  explore: np.ndarray | None = None, each_step: Callable[[int], None] | None = None) -> tuple[np.ndarray, np.ndarray]:
+                  explore: np.ndarray | None = None,
+                  each_step: Callable[[int], None] | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Returns and lengths of `episodes` episodes: of each row the first ones, so that short episodes count no more than
     long ones. `explore` None acts greedily; `each_step` is told how many decisions were made."""
     seats = env.num_seats

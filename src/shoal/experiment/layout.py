@@ -24,7 +24,7 @@ def laid_out(plan: Plan, say: Callable[[str], None]) -> Plan:
     architecture = experiment.architecture
     if experiment.actors != "auto" or experiment.runtime != "local" or not hasattr(architecture, "one_place"):
         return plan
-    plan.validate()
+    prepare(plan)  # whatever is wrong is found before anything is tried
     from shoal.coordination import Layout, calibrate
 
     rows = architecture.envs_per_actor * getattr(architecture, "batch_slots", experiment.actor_count)

@@ -82,6 +82,7 @@ class RemoteSink:
         self._in_flight: dict[int, int] = {}  # message number -> last item number in it
         self._keys: npt.NDArray[np.int64] | None = None
         self._hello: int | None = None
+        self._serial: int | None = None  # of the session that this state belongs to
         self._ready = False
         self._pinged = 0.0
         self._refused: list[str] = []
@@ -237,7 +238,7 @@ class RemoteSink:
                 closes.append([first, sent.filled])
         number = self._connection.send(
             {
-                "op": "write", "session": self._session, "opens": opens, "rows": rows, "items": described,
+                "op": "write", "session": self._session, "serial": self._serial, "opens": opens, "rows": rows, "items": described,
                 "closes": closes, "keys": self._wait,
                 "until": None if self._until is None else self._until + self._connection.clock_offset,
             },
@@ -301,7 +302,8 @@ class RemoteSink:
 
     def _greeted(self, header: dict[str, Any]) -> None:
         """The server answered: all is well, or it does not know this writer and needs everything unconfirmed again."""
-        if not header["known"]:
+        if header["serial"] != self._serial:
+            self._serial = header["serial"]
             self.lost += int(header["lost"])
             for sent in self._groups.values():
                 sent.opened = sent.close_sent = False
@@ -333,7 +335,7 @@ class RemoteSink:
             sent.close_sent = True
             self._connection.send(
                 {
-                    "op": "write", "session": self._session, "opens": [], "rows": [], "items": [],
+                    "op": "write", "session": self._session, "serial": self._serial, "opens": [], "rows": [], "items": [],
                     "closes": [[first, sent.filled]], "keys": False, "until": None,
                 }
             )  # fmt: skip

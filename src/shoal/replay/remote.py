@@ -69,7 +69,10 @@ class Connection:
     def send(self, header: dict[str, Any], buffers: Sequence[Any] = ()) -> int:
         """Send a request without waiting; returns its number."""
         number = header["id"] = self.number()
-        self._socket.send_multipart(pack(header, buffers), copy=False)
+        try:
+            self._socket.send_multipart(pack(header, buffers), zmq.NOBLOCK, copy=False)
+        except zmq.Again:  # only where the handshake failed for good: otherwise messages queue without limit
+            raise Timeout(f"{self.address} does not let this client in: is its key known there?") from None
         return number
 
     def receive(self, seconds: float) -> tuple[dict[str, Any], list[Any]] | None:

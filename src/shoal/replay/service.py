@@ -208,20 +208,19 @@ class Service:
                 "incarnation": self.incarnation,
                 "clock": time.time(),
                 "limited": [name for name, t in core.tables.items() if t.table.max_times_sampled > 0],
-                "known": False,
             }
             if "session" in header:
                 number = field(header, "session", int, 0, 1 << 62)
                 writer = field(header, "writer", int, 0, 1 << 62)
                 confirmed = field(header, "confirmed", int, 0, 1 << 62)
-                reply["known"] = number in self._sessions
-                session = self._sessions.setdefault(number, Session(writer))
+                session = self._sessions.get(number)
+                if session is None:
+                    last = core.writers.get(writer, 0)
+                    session = self._sessions[number] = Session(writer, max(0, confirmed - last))
+                    core.lost += session.lost
+                    core.writers[writer] = max(last, confirmed)
                 session.seen = time.monotonic()
-                last = core.writers.get(writer, 0)
-                lost = max(0, confirmed - last)
-                core.lost += lost
-                core.writers[writer] = max(last, confirmed)
-                reply |= {"lost": lost, "last": core.writers[writer]}
+                reply |= {"serial": session.serial, "lost": session.lost, "last": core.writers.get(writer, 0)}
             return reply
 
     def _share(self, client: bytes, header: dict[str, Any], buffers: list[Any]) -> dict[str, Any]:
@@ -240,7 +239,7 @@ class Service:
 
     def _write(self, client: bytes, header: dict[str, Any], buffers: list[Any]) -> dict[str, Any] | None:
         session = self._sessions.get(field(header, "session", int, 0, 1 << 62))
-        if session is None:
+        if session is None or header.get("serial") != session.serial:
             return {"id": field(header, "id", int, 0), "error": "Closed", "reason": "unknown session", "unknown": True}
         session.seen = time.monotonic()
         if header.get("block") is not None and self._shared is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -34,8 +35,9 @@ FIRST_TRY_SECONDS = 0.5  # less than remote.GRACE_SECONDS
 class Session:
     """One writer's connection, as the server sees it."""
 
-    def __init__(self, writer: int) -> None:
-        self.writer = writer
+    def __init__(self, writer: int, lost: int) -> None:
+        self.writer, self.lost = writer, lost
+        self.serial = secrets.randbits(62)  # tells a new session from one that was forgotten
         self.groups: dict[int, Group] = {}  # the writer's first id -> the store's group
         self.chunks: dict[int, tuple[Group, int]] = {}  # the writer's chunk id -> group, column
         self.writes: deque[Write] = deque()
