@@ -39,7 +39,7 @@ def test_command(command, run, tmp_path):
     if arguments[0] == "train":
         arguments += [*SHORT, "--run-dir", str(tmp_path / "run")]
     if arguments[0] == "resume":
-        arguments += ["--max-env-steps", "8000"]
+        arguments += ["--max-env-steps", "60000"]
     shoal(arguments, run.parent)
 
 

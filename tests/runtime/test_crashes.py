@@ -302,6 +302,20 @@ def test_a_restarted_server_hears_of_no_request_twice():
     assert now(pending.result())["x"][0] == 5
 
 
+def test_what_a_leaving_server_has_taken_is_answered_by_another():
+    wire = built(Call("c", SCALAR, SCALAR, depth=2), client=2, server=2)
+    clients, servers = [[wire.attach(end, k, 0) for k in range(2)] for end in ("client", "server")]
+    pending = [asked(clients[0], 1), asked(clients[0], 2), asked(clients[1], 3)]
+    (kept,) = now(servers[0].take(1))
+    wire.membership("server", 0, False)
+    wire.enlist("server", 0, False)
+    assert answer(servers[1]) == 3
+    kept.reply({"x": np.zeros(4)})  # too late, from a server that should be silent: dropped
+    assert [int(now(p.result())["x"][0]) for p in pending] == [10, 20, 30]
+    pending = asked(clients[0], 4)
+    assert answer(servers[1]) == 1 and now(pending.result())["x"][0] == 40
+
+
 # ---------------------------------------------------------------------------------------------- group
 def test_a_group_never_uses_what_another_epoch_writes(monkeypatch):
     """A member is still adding up when the group changes and another one already writes for the new epoch."""

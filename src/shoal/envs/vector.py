@@ -141,10 +141,8 @@ class VectorStream(Stream):
         step.episode_return, step.episode_length = self._ledger.close(ended)
         rows = ended[self._truncated[ended]]
         if len(rows):
-            if self.mode is AutoresetMode.SAME_STEP:
-                final = self._final_from(info, rows)
-            else:
-                final = [array[rows] for array in arrays]
+            same_step = self.mode is AutoresetMode.SAME_STEP
+            final = self._final_from(info, rows) if same_step else [array[rows] for array in arrays]
             if self.check:
                 self._verify_final(final, rows)
             step.final_rows, step.final_observation = rows, self.layout.tree(final)

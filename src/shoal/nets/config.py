@@ -34,7 +34,7 @@ class NetConfig:
     prev_action_reward: bool = False
     """Also show the net its previous action and clipped reward."""
     continuous: Continuous = "gaussian"
-    """Policy over Box actions: gaussian has one std per dimension, gaussian_state_std one per state, tanh_gaussian is squashed."""  # noqa: E501
+    """Policy over Box actions: gaussian has one std per dimension, gaussian_state_std one per state, tanh_gaussian is squashed."""
     module: str | None = None
     """Your own torso, "package.module:Class": an nn.Module made with (observation_space), called with a batch of observations, returning [N, F]."""  # noqa: E501
 

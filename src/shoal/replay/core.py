@@ -45,6 +45,7 @@ class Pending:
         self.keys = np.full(n, -1, np.int64) if keys is None else keys
         self.status = np.empty(n, np.int8)
         self.handled = 0
+        self._refused_before = table.refused_items
 
     def push(self) -> bool:
         """Insert what is allowed now; True when nothing is left to do."""
@@ -55,8 +56,9 @@ class Pending:
 
     def refusals(self) -> list[tuple[int, str]]:
         """Positions and reasons of the items that were refused."""
+        if self.table.refused_items == self._refused_before:
+            return []
         bad = np.flatnonzero(self.status[: self.handled] == k.BAD_PRIORITY)
-        self.table.refused_items += len(bad)
         return [
             (int(at), f"priority {self.priorities[at]} of item {at} for table {self.table.table.name!r} must be finite, "
              "not negative, and within range of the selector's exponent")

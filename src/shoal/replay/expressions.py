@@ -57,7 +57,8 @@ class Expression:
 
     def item(self, columns: Mapping[str, Any]) -> npt.NDArray[Any]:
         """The value for one item: [T, ...] columns."""
-        return self.batch({path: np.asarray(value)[None] for path, value in columns.items()})[0]
+        value: npt.NDArray[Any] = self.batch({path: np.asarray(leaf)[None] for path, leaf in columns.items()})[0]
+        return value
 
     def shape(self, columns: Mapping[str, tuple[tuple[int, ...], Any]]) -> tuple[int | None, ...]:
         """The shape for one item, from the columns' (shape, dtype); None where it depends on the data."""

@@ -273,18 +273,19 @@ def _pick(s: Any, kind: int, tree: Any, offsets: Any, heap: Any) -> int:
 def insert(
     s: Any, c: Any, keys: Any, priorities: Any, records: Any, first: int, limit: int, now: float, layout: int,
     groups: Any, max_size: int, max_bytes: int, status: Any,
-) -> tuple[int, int, int]:  # fmt: skip
+) -> tuple[int, int, int, int]:  # fmt: skip
     """Insert items first.. until `limit` permissions are used; records is int32[n, k, 4].
 
-    keys[i] < 0 asks for a new key, which is written back. Returns (items handled, permissions used, removals).
+    keys[i] < 0 asks for a new key, which is written back. Returns (items handled, inserted, removed, refused).
     """
-    used = removed = 0
+    used = removed = refused = 0
     at = first
     n = priorities.shape[0]
     while at < n:
         priority = priorities[at]
         if not _acceptable(s, priority):
             status[at] = BAD_PRIORITY
+            refused += 1
             at += 1
             continue
         if used == limit:
@@ -311,7 +312,7 @@ def insert(
             _release(s, c, victim, groups)
             removed += 1
     settle(s)
-    return at - first, used, removed
+    return at - first, used, removed, refused
 
 
 @inlined

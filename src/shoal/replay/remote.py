@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ GRACE_SECONDS = 1.0
 PING_SECONDS = 0.5
 DEAD_SECONDS = 10.0
 """A server that has not answered anything for so long is taken for dead, also where the timeout is None."""
+MOST_BLOCKS = 6
+IDLE_REFERENCES = 2  # the attribute's and getrefcount's own
 
 
 class Connection:
@@ -133,17 +136,19 @@ class Shared:
     def __init__(self, connection: Connection, nbytes: int) -> None:
         from shoal.slots.medium import LocalMemory
 
-        self._memory = LocalMemory(nbytes)
-        self.nbytes = nbytes
-        self.array: npt.NDArray[np.uint8] = self._memory.array()
+        memory = LocalMemory(nbytes)
+        self.array: npt.NDArray[np.uint8] = memory.array()
         self.number = secrets.randbits(62)
-        connection.request(
-            {"op": "share", "block": self.number, "pid": os.getpid(), "fd": self._memory.fd, "nbytes": nbytes}, (), 5.0
-        )
+        try:
+            connection.request(
+                {"op": "share", "block": self.number, "pid": os.getpid(), "fd": memory.fd, "nbytes": nbytes}, (), 5.0
+            )
+        finally:
+            os.close(memory.fd)  # both sides have it mapped
 
-    def close(self, connection: Connection) -> None:
-        connection.send({"op": "unshare", "block": self.number})
-        os.close(self._memory.fd)
+    def idle(self) -> bool:
+        """Whether no array of an earlier batch lies in it."""
+        return sys.getrefcount(self.array) == IDLE_REFERENCES
 
 
 class Line:
@@ -151,24 +156,22 @@ class Line:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.blocks: dict[int, Shared] = {}  # address of the memory -> block
-        self.incarnation: int | None = None
-        self.buffers = Buffers(self._allocate, most=6)
-        self.expected = 1 << 16
-
-    def _allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        shared = Shared(self.connection, nbytes)
-        self.blocks[int(shared.array.ctypes.data)] = shared
-        return shared.array
+        self.expected = 1 << 16  # bytes of a batch
+        self._blocks: list[Shared] = []
+        self._incarnation: int | None = None
 
     def take(self) -> Shared:
         """A block that no earlier batch uses any more; a server that was restarted needs new ones."""
-        if self.incarnation != self.connection.incarnation:
-            self.buffers = Buffers(self._allocate, most=6)
-            self.blocks.clear()
-        memory = self.buffers.take(self.expected)
-        self.incarnation = self.connection.incarnation
-        return self.blocks[int(memory.ctypes.data)]
+        if self._incarnation != self.connection.incarnation:
+            self._blocks.clear()
+            self._incarnation = self.connection.incarnation
+        for block in self._blocks:
+            if block.array.nbytes >= self.expected and block.idle():
+                return block
+        while len(self._blocks) >= MOST_BLOCKS:
+            self.connection.send({"op": "unshare", "block": self._blocks.pop(0).number})
+        self._blocks.append(Shared(self.connection, self.expected))
+        return self._blocks[-1]
 
 
 class RemoteBackend:

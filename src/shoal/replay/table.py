@@ -94,6 +94,7 @@ class TableCore:
         self.signature: dict[str, Array] | None = table.signature
         self.unknown_updates = self.refused_updates = self.refused_items = 0
         self._layouts: dict[tuple[tuple[Column, ...], bool], int] = {}
+        self._last_layout: tuple[tuple[Column, ...], bool, int] = ((), False, -1)
         self.columns: list[tuple[Column, ...]] = []
         self.groups = np.zeros(0, np.int64)
         self.lengths = np.zeros((0, 0), np.int64)
@@ -175,8 +176,11 @@ class TableCore:
 
     def layout(self, columns: tuple[Column, ...], grouped: bool) -> int:
         """The number of an item layout; the first item fixes the signature of a table that has none."""
+        if columns is self._last_layout[0] and grouped is self._last_layout[1]:
+            return self._last_layout[2]  # hashing the columns of every insert would cost more than the insert
         number = self._layouts.get((columns, grouped))
         if number is not None:
+            self._last_layout = (columns, grouped, number)
             return number
         if not columns:
             raise InvalidItem("an item needs at least one column")
@@ -229,10 +233,11 @@ class TableCore:
             rest = n - first - handled
             allowed = limiter.insertable(rest)
             self._make_room(rest, rest * _power_of_two(records.shape[1]))
-            done, used, removed = k.insert(
+            done, used, removed, refused = k.insert(
                 self.state, self.store.arrays, keys, priorities, records, first + handled, allowed, time.time(),
                 layout, self.groups, self.table.max_size, max_bytes, status,
             )  # fmt: skip
+            self.refused_items += refused
             limiter.inserts += used
             limiter.deletes += removed
             handled += done
@@ -361,6 +366,7 @@ class TableCore:
         self.limiter.reset()
         self.signature = self.table.signature
         self._layouts.clear()
+        self._last_layout = ((), False, -1)
         self.columns = []
         self.groups, self.lengths = np.zeros(0, np.int64), np.zeros((0, 0), np.int64)
 

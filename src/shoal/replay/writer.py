@@ -48,6 +48,7 @@ class Literals:
 
     def __init__(self, sink: Sink, specs: tuple[Spec, ...], batch: int) -> None:
         self.sink, self.specs = sink, specs
+        self.columns = tuple(Column(spec, 1, True) for spec in specs)
         self.rows = max(chunk_rows(specs), batch)
         self.group: Group | None = None
         self.filled = 0
@@ -83,7 +84,6 @@ class Writer:
         self._sink = sink
         self._envs: int | None = None
         self._literals: dict[Any, Literals] = {}
-        self._columns_of: dict[tuple[Spec, ...], tuple[Column, ...]] = {}
         self._begun = np.zeros(1, np.int64)  # of every environment: the first step of its episode
         self._closed = False
 
@@ -222,10 +222,10 @@ class Writer:
                 literals[path] = np.asarray(leaf)[None] if single else np.asarray(leaf)
         shifts: dict[str, npt.NDArray[np.int64]] = dict.fromkeys(found, envs)
         if literals:
-            group, first = self._store_literals(literals, len(envs))
-            for at, spec in enumerate(group.specs):
-                found[spec.path] = (Column(spec, 1, True), [(group.first + at, first, 1, 1)])
-                shifts[spec.path] = np.arange(len(envs))
+            stored, group, first = self._store_literals(literals, len(envs))
+            for at, column in enumerate(stored):
+                found[column.spec.path] = (column, [(group.first + at, first, 1, 1)])
+                shifts[column.spec.path] = np.arange(len(envs))
         paths = sorted(found)
         columns = tuple(found[path][0] for path in paths)
         grouped = self._grouped([found[path][1] for path in paths])
@@ -264,7 +264,10 @@ class Writer:
         columns = {path: np.moveaxis(self.history.read(cells), 0, 1)[envs] for path, cells in wanted.items()}
         return expression.batch(columns)
 
-    def _store_literals(self, values: dict[str, npt.NDArray[Any]], count: int) -> tuple[Group, int]:
+    def _store_literals(
+        self, values: Mapping[str, npt.NDArray[Any]], count: int
+    ) -> tuple[tuple[Column, ...], Group, int]:
+        """Columns, group and first row of values [count, ...]."""
         paths = sorted(values)
         arrays = [values[path] for path in paths]
         key = (*paths, *((a.dtype, a.shape[1:]) for a in arrays))
@@ -275,15 +278,14 @@ class Writer:
         for path, array in zip(paths, arrays, strict=True):
             if len(array) != count:
                 raise InvalidItem(f"column {path!r} has {len(array)} values for {count} items")
-        return store.add(arrays, count)
+        return store.columns, *store.add(arrays, count)
 
     def insert_rows(
         self, leaves: Mapping[str, npt.NDArray[Any]], count: int, priorities: Mapping[str, Any], timeout: float | None
     ) -> dict[str, npt.NDArray[np.int64]]:
         """Items of one step each, from rows [count, ...] that are stored once for all the tables."""
         self._check_open()
-        group, first = self._store_literals(dict(leaves), count)
-        columns = self._row_columns(group)
+        columns, group, first = self._store_literals(leaves, count)
         records = np.empty((count, 1, 4), np.int32)
         records[:, 0, 0], records[:, 0, 2], records[:, 0, 3] = group.first, 1, 1
         records[:, 0, 1] = np.arange(first, first + count, dtype=np.int32)
@@ -294,12 +296,6 @@ class Writer:
                 values = np.ascontiguousarray(np.broadcast_to(values, count))
             keys[table] = self._sink.insert(table, columns, True, records, values, timeout)
         return keys
-
-    def _row_columns(self, group: Group) -> tuple[Column, ...]:
-        columns = self._columns_of.get(group.specs)
-        if columns is None:
-            columns = self._columns_of[group.specs] = tuple(Column(spec, 1, True) for spec in group.specs)
-        return columns
 
     # -- ends
 
