@@ -63,7 +63,6 @@ class Slot(Protocol):
     """A producer's fixed piece of memory, written in place."""
 
     data: Tree
-
     def send(self) -> None: ...
 
 
@@ -81,9 +80,8 @@ class Sink(Protocol):
 class Source(Protocol):
     """The consuming end of a **stream**.
 
-        batch = await unrolls.take(8)        # first ready, first served: gathered once into a staging buffer [T+1, B]
+        batch = await unrolls.take(8)        # first ready, first served; gathered once, into [T+1, B]; valid for 3 takes
         batch = await unrolls.take_each()    # one from every living producer, in their order (a barrier)
-    The batch is valid until the third take after it.
     """
 
     async def take(self, count: int) -> Tree: ...
@@ -94,7 +92,6 @@ class Publisher(Protocol):
     """The writing end of a **broadcast**: one -> many, latest wins; the version lives in the wire and never decreases."""
 
     version: int
-
     def publish(self, tree: Tree) -> int: ...
 
 
@@ -209,7 +206,6 @@ class Record(Protocol):
     """What one item of experience is (Unroll(T), Transition(n), ...): a recorder writes steps in place into a slot."""
 
     layout: Layout
-
     def recorder(self, seats: int) -> Any: ...
 
 

@@ -233,11 +233,8 @@ def answer(server, most=8):
     return len(requests)
 
 
-@pytest.mark.parametrize("victim", ["client", "server"])
-@pytest.mark.parametrize("moment", ["ask", "answer", "result"])
+@pytest.mark.parametrize(("victim", "moment"), [("client", "ask"), ("client", "result"), ("server", "answer")])
 def test_a_call_survives_death_at_any_line(victim, moment):
-    if (victim, moment) in (("client", "answer"), ("server", "ask"), ("server", "result")):
-        pytest.skip("not its doing")
     for line in range(1, 250):
         wire = built(Call("c", SCALAR, SCALAR, depth=2), client=2, server=1)
         client, other, server = wire.attach("client", 0, 0), wire.attach("client", 1, 0), wire.attach("server", 0, 0)

@@ -254,7 +254,8 @@ class Reader:
 
 # ---------------------------------------------------------------------------------------------- processes and files
 class Parent:
-    """Like an environment that runs a simulator: one in its group, one in a session of its own, with a child of its own."""
+    """Like an environment that runs a simulator: one in its group, one in a session of its own, each with a child of its
+    own, and a daemon whose parent has gone."""
 
     def __init__(self, me, folder):
         self.me = me
@@ -262,6 +263,8 @@ class Parent:
         command = [sys.executable, "-c", sleeper]
         processes = [subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=new) for new in (False, True)]
         pids = [p.pid for p in processes] + [int(p.stdout.readline()) for p in processes]
+        daemon = subprocess.run("setsid sleep 300 > /dev/null & echo $!", shell=True, stdout=subprocess.PIPE, check=True)
+        pids.append(int(daemon.stdout))
         (folder / f"{me.index}-{me.incarnation}").write_text(" ".join(map(str, pids)))
 
     async def step(self):
@@ -287,7 +290,7 @@ def test_what_an_environment_started_dies_with_its_place_and_no_other(tmp_path):
 
     watch = drive(program, "local", tmp_path, Watch(lambda c: seen, act))
     assert watch.reason == "until" and seen == {"dead": True, "alive": True}
-    assert len(started(tmp_path)) == 12
+    assert len(started(tmp_path)) == 15
     assert eventually(lambda: all(map(gone, started(tmp_path))))  # at the end of the run
 
 
@@ -358,7 +361,7 @@ def test_when_the_parent_is_killed_nothing_is_left(sig, tmp_path):
     try:
         assert eventually(lambda: (tmp_path / "pids").exists(), 30)
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()] + started(tmp_path, "*-0")
-        assert len(pids) == 4 + 8 and not any(map(gone, pids))
+        assert len(pids) == 4 + 10 and not any(map(gone, pids))
     finally:
         parent.send_signal(sig)
         parent.wait()

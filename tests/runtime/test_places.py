@@ -130,7 +130,7 @@ class Coordinator:
         self.at += 1
         name, *arguments = wish
         if name == "check":
-            await any_of(timeout=0.15)
+            await any_of(timeout=0.08)
             arguments[0](self.books.data, self.marks)
             return
         values = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}

@@ -55,6 +55,7 @@ class Segment:
         self.first, self.capacity, self.envs = first, capacity, envs
         self.steps = 0
         self.groups: list[Group] = []
+        self.row_plan: tuple[Any, ...] | None = None  # made by the writer: how a whole step is written
         self.where: dict[str, tuple[int, npt.NDArray[Any]]] = {}  # path -> chunk, rows
         self.absent: dict[str, set[int]] = {}
 
@@ -74,12 +75,19 @@ class History:
         self.steps = 0  # complete ones
         self.open_paths: set[str] = set()  # columns of a step under way
         self.start = 0  # steps before this one were forgotten by end_episode
+        self._columns: dict[str, ColumnHistory] = {}
 
     def __getitem__(self, path: str) -> ColumnHistory:
+        found = self._columns.get(path)
+        if found is not None:
+            return found
         known = path in self.specs or any(other.startswith(path + "/") for other in self.specs)
         if not known:
             raise NotFound(f"no column {path!r} in the history; there are {sorted(self.specs)}")
-        return ColumnHistory(self, path)
+        column = ColumnHistory(self, path)
+        if path in self.specs:
+            self._columns[path] = column  # what lies under a longer path may still grow
+        return column
 
     def __len__(self) -> int:
         """Steps that can be referred to, in this episode."""
@@ -183,7 +191,12 @@ class ColumnHistory:
         self._history, self._path = history, path
 
     def __getitem__(self, index: Any) -> Any:
-        return self._history.select(self._path, index)
+        history = self._history
+        if index == -1 and type(index) is int and not history.open_paths and self._path in history.specs:
+            step = history.steps - 1  # the commonest selection, made for every column of every item
+            if step >= history.start:
+                return Cells(self._path, (Run(step, 1, 1),), True)
+        return history.select(self._path, index)
 
     def __len__(self) -> int:
         return self._history.end(self._path) - self._history.oldest

@@ -229,8 +229,9 @@ class Request:
 
     @property
     def void(self) -> bool:
-        """Whether nobody waits for the reply any more: the client was replaced."""
-        return not self._words[OPEN] or int(self._words[IDENTITY]) != self._identity
+        """Whether nobody waits for the reply any more: the client was replaced, or another server has answered."""
+        words = self._words
+        return not words[OPEN] or int(words[IDENTITY]) != self._identity or int(words[REPLY]) == self._identity
 
     def reply(self, tree: Any) -> None:
         if self._answered:

@@ -88,7 +88,7 @@ class Books:
         return words
 
     def held(self) -> np.ndarray:
-        held: np.ndarray = np.isin(self.states, (FULL, READING)).sum(1)
+        held: np.ndarray = (self.states >= FULL).sum(1)  # FULL or READING
         return held
 
     def balance(self) -> bool:
