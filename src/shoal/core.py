@@ -203,7 +203,7 @@ class Policy(Protocol):
 
 
 class Record(Protocol):
-    """What one item of experience is (Unroll(T), Transition(n), ...): a recorder writes steps in place into a slot."""
+    """What an item of experience is: a recorder writes steps into a slot. Optional: `priority(item)`, from extras alone."""
 
     layout: Layout
     def recorder(self, seats: int) -> Any: ...
@@ -237,7 +237,7 @@ class Learn(Protocol):
 
 
 class Algorithm(Protocol):
-    """A description that pickles: configuration and spaces. Each role builds the part it needs."""
+    """A description that pickles; each role builds its part. Optional: `refresh(published, items)`, as Reanalyze does."""
 
     name: str
     tolerates: int

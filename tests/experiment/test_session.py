@@ -25,7 +25,6 @@ class Control:
 
     def __init__(self, session: RunSession) -> None:
         self.session, self.pages, self.reason = session, Pages("actor-0", "actor-1", "learner-0"), None
-        self.running = dict.fromkeys(self.pages.stats)
         self.pending: list = []
         self.news: list[dict] = []
         self.broken = False
@@ -45,6 +44,9 @@ class Control:
 
     def stop(self, reason):
         self.reason = self.reason or reason
+
+    def complete(self):
+        return self.total("alive") == len(self.pages.stats)
 
     def checkpoint(self, folder):
         self.pending.append(folder)

@@ -284,6 +284,7 @@ def test_the_supervisor_notices_when_the_books_do_not_balance(tmp_path):
     watch = Watch(until=lambda c: watch.unbalanced, seconds=8)
     drive(program, "local", tmp_path, watch)
     assert watch.reason == "until" and watch.age > 2.0
+    assert len(watch.texts("unbalanced")) == 1
 
 
 class Drain:

@@ -95,7 +95,7 @@ class RunSession:
         if now >= self._snapshot_at:
             self._snapshot_at = now + SNAPSHOT_SECONDS
             self._report(control, now)
-        if now >= self._checkpoint_at and self._writing is None and control.total("alive") >= len(control.running):
+        if now >= self._checkpoint_at and self._writing is None and control.complete():
             self._checkpoint_at = now + self._checkpoint_seconds
             self._save(control)
 

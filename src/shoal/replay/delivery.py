@@ -5,6 +5,9 @@
 An item keeps its number whatever happens, and the server inserts a number once. When the server does not know this writer any
 more (it was restarted, or forgot a silent writer), the groups of unconfirmed items are sent again; what was confirmed
 but is not in the restored checkpoint is reported as `lost`.
+
+Items made alike are sent as one *run*, many in a message. While a message is under way replies are looked for only now and then: an
+item costs a few appends to lists.
 """
 
 from __future__ import annotations
@@ -13,73 +16,79 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.replay.chunks import Group
-from shoal.replay.codec import choose, encode
 from shoal.replay.columns import Column, Spec
 from shoal.replay.errors import InvalidItem, Timeout
+from shoal.replay.patterns import Record
 from shoal.replay.remote import DEAD_SECONDS, GRACE_SECONDS, PING_SECONDS, Connection
-from shoal.replay.wire import write_columns, write_spec
+from shoal.replay.uploads import Uploads
+from shoal.replay.wire import write_columns
 
 __all__ = ["RemoteSink"]
 
 MESSAGES_IN_FLIGHT = 8
-MESSAGE_ITEMS = 64
+MESSAGE_ITEMS = 256
+MESSAGE_BYTES = 1 << 20
+LOOK_SECONDS = 0.001
+"""How often replies are looked for while items are made."""
 
 
-class Item(NamedTuple):
-    """Items that were made together, with consecutive numbers."""
+class Run:
+    """Items made alike, one after the other, with consecutive numbers."""
 
-    number: int
-    table: str
-    columns: tuple[Column, ...]
-    grouped: bool
-    records: npt.NDArray[np.int32]
-    priorities: npt.NDArray[np.float64]
-    groups: tuple[int, ...]  # first ids of the groups it refers to
+    def __init__(self, number: int, table: str, columns: tuple[Column, ...], grouped: bool, width: int) -> None:
+        self.number, self.table, self.columns, self.grouped, self.width = number, table, columns, grouped, width
+        self.records: list[Record] = []
+        self.priorities: list[float] = []
+        self.arrays: tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]] | None = None
+        self.groups: set[int] = set()  # first ids of the groups they refer to
+        self.described: list[Any] = []
+
+    @property
+    def count(self) -> int:
+        return len(self.priorities) if self.arrays is None else len(self.arrays[1])
 
     @property
     def last(self) -> int:
-        return self.number + len(self.priorities) - 1
+        return self.number + self.count - 1
 
-
-class Sent:
-    """What the server has of one of the writer's groups."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-        self.opened = False
-        self.rows = [0] * len(group.specs)
-        self.filled: int | None = None  # set when the writer has closed it
-        self.close_sent = False
-        self.users = 0  # unconfirmed items
+    def freeze(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]:
+        """Records int32[n, k, 4] and priorities; nothing is added any more."""
+        if self.arrays is None:
+            records = np.array(self.records, np.int32).reshape(-1, self.width, 4)
+            self.arrays = (records, np.array(self.priorities, np.float64))
+            self.records, self.priorities = [], []
+        return self.arrays
 
 
 class RemoteSink:
     """Where a remote writer's chunks and items go."""
 
     def __init__(
-        self, connection: Connection, max_in_flight: int = 256, compression: str = "auto", wait: bool = False
+        self, connection: Connection, max_in_flight: int = 2048, compression: str = "auto", wait: bool = False
     ) -> None:
         if compression not in ("auto", "none"):
             raise InvalidItem(f"compression must be 'auto' or 'none', got {compression!r}")
         self._connection = connection
         self._window, self._wait = max_in_flight, wait
-        self._compression = compression if connection.address.startswith("tcp://") else "none"
-        self._codecs: dict[str, str] = {}
+        ipc = connection.address.startswith("ipc://")
+        self._uploads = Uploads(ipc, "none" if ipc else compression)
         self.writer = secrets.randbits(61)
         self._session = secrets.randbits(61)
-        self._groups: dict[int, Sent] = {}
-        self._owner: dict[int, int] = {}  # chunk id -> first id of its group
-        self._next_chunk = 0
-        self._number = 0
-        self._queue: deque[Item] = deque()
-        self._unconfirmed: deque[Item] = deque()
+        self._number = 0  # of the newest item
+        self._settled = 0  # of the newest item that was confirmed or given up
+        self._queue: deque[Run] = deque()
+        self._queued = 0  # items in the queue
+        self._tail: Run | None = None  # the queue's last run, while items can be added to it
+        self._message_items = MESSAGE_ITEMS
+        self._unconfirmed: deque[Run] = deque()
         self._in_flight: dict[int, int] = {}  # message number -> last item number in it
+        self._look_at = 0.0
         self._keys: npt.NDArray[np.int64] | None = None
         self._hello: int | None = None
         self._serial: int | None = None  # of the session that this state belongs to
@@ -93,17 +102,37 @@ class RemoteSink:
     # -- the writer's calls
 
     def open(self, specs: Sequence[Spec], rows: int) -> Group:
-        first = self._next_chunk
-        self._next_chunk += len(specs)
-        group = Group(first, tuple(specs), rows, tuple(np.empty((rows, *s.shape), s.dtype) for s in specs))
-        self._groups[first] = Sent(group)
-        for at in range(len(specs)):
-            self._owner[first + at] = first
-        return group
+        return self._uploads.open(specs, rows)
 
     def close(self, group: Group, filled: int) -> None:
-        self._groups[group.first].filled = filled
+        self._uploads.close(group.first, filled)
         self._tidy(group.first)
+
+    def insert_one(
+        self, table: str, columns: tuple[Column, ...], grouped: bool, records: Sequence[Record], priority: float,
+        timeout: float | None,
+    ) -> int | None:  # fmt: skip
+        """Queue one item, after waiting for room in the window."""
+        if self._number + 1 - self._settled > self._window:
+            self._make_room(1, timeout)
+        run = self._tail
+        if run is None or run.columns is not columns or run.table != table or run.grouped != grouped or run.width != len(records):
+            run = self._tail = self._begin(table, columns, grouped, len(records))
+        self._number += 1
+        self._queued += 1
+        run.records.extend(records)
+        run.priorities.append(priority)
+        owner, groups = self._uploads.owner, run.groups
+        for record in records:
+            first = owner[record[0]]
+            if first not in groups:
+                groups.add(first)
+                self._uploads.use(first, 1)
+        if self._queued >= self._message_items or time.monotonic() >= self._look_at:
+            self._pump(0.0)
+        if self._refused:
+            self._raise_refused()
+        return None
 
     def insert(
         self, table: str, columns: tuple[Column, ...], grouped: bool, records: npt.NDArray[np.int32],
@@ -111,45 +140,66 @@ class RemoteSink:
     ) -> npt.NDArray[np.int64]:  # fmt: skip
         """Queue items, after waiting for room in the window. With wait, until they are in."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._pump(0.0)
-        if self._outstanding() and self._outstanding() + len(priorities) > self._window:
-            self._until_true(
-                lambda: not self._outstanding() or self._outstanding() + len(priorities) <= self._window,
-                deadline, f"{self._outstanding()} items wait for confirmation; this one is not sent",
-            )  # fmt: skip
-        number = self._number + 1
-        self._number += len(priorities)
-        groups = tuple({self._owner[chunk] for chunk in np.unique(records[:, :, 0]).tolist()})
-        item = Item(number, table, columns, grouped, records.copy(), priorities.copy(), groups)
-        for first in groups:
-            self._groups[first].users += 1
-        self._queue.append(item)
+        count = len(priorities)
+        if not count:
+            return np.empty(0, np.int64)
+        if self._outstanding() and self._outstanding() + count > self._window:
+            self._make_room(count, timeout)
+        run = self._begin(table, columns, grouped, records.shape[1])
+        run.arrays = (records.copy(), priorities.copy())
+        self._tail = None
+        self._number += count
+        self._queued += count
+        for first in {self._uploads.owner[chunk] for chunk in np.unique(records[:, :, 0]).tolist()}:
+            run.groups.add(first)
+            self._uploads.use(first, 1)
         if self._wait:
-            return self._insert_now(item, deadline)
-        self._pump(0.0)
+            return self._insert_now(run, deadline)
+        if self._queued >= self._message_items or time.monotonic() >= self._look_at:
+            self._pump(0.0)
         self._raise_refused()
         return np.empty(0, np.int64)
 
-    def _insert_now(self, item: Item, deadline: float | None) -> npt.NDArray[np.int64]:
+    def _begin(self, table: str, columns: tuple[Column, ...], grouped: bool, width: int) -> Run:
+        run = Run(self._number + 1, table, columns, grouped, width)
+        self._queue.append(run)
+        row_bytes = sum(column.spec.cell_bytes for column in columns)
+        self._message_items = max(1, min(MESSAGE_ITEMS, MESSAGE_BYTES // max(1, row_bytes)))
+        return run
+
+    def _make_room(self, count: int, timeout: float | None) -> None:
+        """Wait until the window has room for so many items."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._pump(0.0)
+        self._until_true(
+            lambda: not self._outstanding() or self._outstanding() + count <= self._window, deadline,
+            f"{self._outstanding()} items wait for confirmation; this one is not sent",
+        )  # fmt: skip
+        self._raise_refused()
+
+    def _insert_now(self, run: Run, deadline: float | None) -> npt.NDArray[np.int64]:
         """One synchronous insert: the server must not apply it after the deadline."""
         self._until = None if deadline is None else time.time() + max(0.0, deadline - time.monotonic())
         self._keys = None
         grace = None if deadline is None else deadline + GRACE_SECONDS
+        last = run.last
         try:
-            self._until_true(lambda: self.confirmed >= item.last and not self._outstanding(), grace, "no answer")
+            self._until_true(lambda: self.confirmed >= last and not self._outstanding(), grace, "no answer")
         except Timeout:
             self._abandon()
             raise
         self._raise_refused()
-        return self._keys if self._keys is not None else np.full(len(item.priorities), -1, np.int64)
+        return self._keys if self._keys is not None else np.full(run.count, -1, np.int64)
 
     def _abandon(self) -> None:
         """Give up unconfirmed items; they are never sent again, and their numbers are never used again."""
-        for item in [*self._unconfirmed, *self._queue]:
-            self._release(item)
+        for run in [*self._unconfirmed, *self._queue]:
+            self._release(run)
         self._unconfirmed.clear()
         self._queue.clear()
+        self._tail, self._queued = None, 0
         self._in_flight.clear()
+        self._settled = self._number
 
     def flush(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -164,17 +214,29 @@ class RemoteSink:
             if self._outstanding():
                 self.flush(timeout)
             if self._ready:
-                self._connection.send({"op": "bye", "session": self._session})
-                self._connection.receive(GRACE_SECONDS)
+                for block in self._uploads.blocks():
+                    if block.offered:
+                        self._connection.send({"op": "unshare", "block": block.number})
+                farewell = self._connection.send({"op": "bye", "session": self._session})
+                self._await(farewell)
         except Timeout as error:
             raise Timeout(f"the writer was closed with {self._outstanding()} unconfirmed items") from error
         finally:
+            for block in self._uploads.blocks():
+                block.close()
             self._connection.close()
+
+    def _await(self, number: int) -> None:
+        deadline = time.monotonic() + GRACE_SECONDS
+        while (rest := deadline - time.monotonic()) > 0:
+            reply = self._connection.receive(rest)
+            if reply is not None and reply[0].get("id") == number:
+                return
 
     # -- the pump
 
     def _outstanding(self) -> int:
-        return sum(len(i.priorities) for i in self._unconfirmed) + sum(len(i.priorities) for i in self._queue)
+        return self._number - self._settled
 
     def _until_true(self, condition: Any, deadline: float | None, reason: str) -> None:
         """Pump until the condition holds."""
@@ -195,6 +257,7 @@ class RemoteSink:
             self._take(*reply)
             reply = self._connection.receive(0.0)
         self._send_some()
+        self._look_at = time.monotonic() + LOOK_SECONDS if self._in_flight or not self._ready else 0.0
 
     def _greet(self) -> None:
         self._hello = self._connection.ping(session=self._session, writer=self.writer, confirmed=self.confirmed)
@@ -207,74 +270,59 @@ class RemoteSink:
         if not self._ready:
             return
         while self._queue and (
-            not self._in_flight or (len(self._in_flight) < MESSAGES_IN_FLIGHT and len(self._queue) >= MESSAGE_ITEMS)
+            not self._in_flight or (len(self._in_flight) < MESSAGES_IN_FLIGHT and self._queued >= self._message_items)
         ):
-            self._send_items([self._queue.popleft() for _ in range(min(MESSAGE_ITEMS, len(self._queue)))])
+            self._send_runs(self._next_runs())
 
-    def _send_items(self, items: list[Item]) -> None:
+    def _next_runs(self) -> list[Run]:
+        """The oldest runs of the queue, about a message's worth."""
+        runs, count = [], 0
+        while self._queue and count < self._message_items:
+            runs.append(self._queue.popleft())
+            count += runs[-1].count
+        if not self._queue:
+            self._tail = None
+        self._queued -= count
+        return runs
+
+    def _send_runs(self, runs: list[Run]) -> None:
         """One message: the groups and rows that the server has not seen, the items, and groups that are done."""
-        opens: list[Any] = []
-        rows: list[Any] = []
-        closes: list[Any] = []
-        buffers: list[Any] = []
-        for first in dict.fromkeys(first for item in items for first in item.groups):
-            sent = self._groups[first]
-            if not sent.opened:
-                sent.opened = True
-                opens.append([first, [write_spec(spec) for spec in sent.group.specs], sent.group.rows])
-        for chunk, end in self._needed(items).items():
-            self._add_rows(chunk, end, rows, buffers)
-        described = []
-        for item in items:
-            described.append([
-                item.table, write_columns(item.columns), item.grouped, item.number, len(item.priorities),
-                item.records.shape[1],
-            ])  # fmt: skip
-            buffers += [item.priorities, item.records]
-        self._unconfirmed.extend(items)
-        for first, sent in self._groups.items():
-            if sent.opened and sent.filled is not None and not sent.close_sent and not self._queued(first):
-                sent.close_sent = True
-                closes.append([first, sent.filled])
-        number = self._connection.send(
-            {
-                "op": "write", "session": self._session, "serial": self._serial, "opens": opens, "rows": rows, "items": described,
-                "closes": closes, "keys": self._wait,
-                "until": None if self._until is None else self._until + self._connection.clock_offset,
-            },
-            buffers,
-        )  # fmt: skip
-        self._in_flight[number] = items[-1].last
+        described, buffers = [], []
+        for run in runs:
+            records, priorities = run.freeze()
+            described.append([run.table, write_columns(run.columns), run.grouped, run.number, run.count, run.width])
+            buffers += [priorities, records]
+        groups = dict.fromkeys(first for run in runs for first in sorted(run.groups))
+        waiting = {first for run in self._queue for first in run.groups}
+        parcel = self._uploads.parcel(self._needed(runs), groups, waiting)
+        self._unconfirmed.extend(runs)
+        for block in parcel.offers:
+            number = self._connection.share(block.number, block.fd, block.nbytes)
+            self._uploads.offers[number] = block
+        self._in_flight[self._write(parcel, described, buffers)] = runs[-1].last
 
-    def _queued(self, first: int) -> bool:
-        return any(first in item.groups for item in self._queue)
+    def _write(self, parcel: Any, described: list[Any], buffers: list[Any]) -> int:
+        until = None if self._until is None else self._until + self._connection.clock_offset
+        header = {
+            "op": "write", "session": self._session, "serial": self._serial, "opens": parcel.opens, "rows": parcel.rows,
+            "items": described, "closes": parcel.closes, "keys": self._wait, "until": until,
+        }  # fmt: skip
+        return self._connection.send(header, [*parcel.buffers, *buffers])
 
-    def _needed(self, items: list[Item]) -> dict[int, int]:
+    @staticmethod
+    def _needed(runs: list[Run]) -> list[tuple[int, int]]:
         """Of every chunk the items refer to: one past the last row they need."""
         needed: dict[int, int] = {}
-        for item in items:
-            records = item.records.astype(np.int64)
-            last = records[:, :, 1] + np.maximum(0, (records[:, :, 2] - 1) * records[:, :, 3])
-            for chunk in np.unique(records[:, :, 0]).tolist():
-                end = int(last[records[:, :, 0] == chunk].max()) + 1
-                for at in range(len(item.columns) if item.grouped else 1):
-                    needed[chunk + at] = max(needed.get(chunk + at, 0), end)
-        return needed
-
-    def _add_rows(self, chunk: int, end: int, rows: list[Any], buffers: list[Any]) -> None:
-        sent = self._groups[self._owner[chunk]]
-        at = chunk - sent.group.first
-        start = sent.rows[at]
-        if end <= start:
-            return
-        array, spec = sent.group.arrays[at][start:end], sent.group.specs[at]
-        codec = self._codecs.get(spec.path)
-        if codec is None:
-            codec = self._codecs[spec.path] = choose(array) if self._compression == "auto" else "none"
-        # A message is sent by zmq's own thread while the writer goes on, but rows are never written twice.
-        buffers.append(array.reshape(-1).view(np.uint8) if codec == "none" else encode(array, codec))
-        rows.append([chunk, start, end - start, codec])
-        sent.rows[at] = end
+        for run in runs:
+            records = run.freeze()[0].reshape(-1, 4).astype(np.int64)
+            ends = records[:, 1] + np.maximum(0, (records[:, 2] - 1) * records[:, 3]) + 1
+            chunks, at = np.unique(records[:, 0], return_inverse=True)
+            most = np.zeros(len(chunks), np.int64)
+            np.maximum.at(most, at, ends)
+            for chunk, end in zip(chunks.tolist(), most.tolist(), strict=True):
+                for member in range(chunk, chunk + (len(run.columns) if run.grouped else 1)):
+                    needed[member] = max(needed.get(member, 0), end)
+        return list(needed.items())
 
     def _take(self, header: dict[str, Any], buffers: list[Any]) -> None:
         number = header.get("id", -1)
@@ -283,7 +331,7 @@ class RemoteSink:
                 self._hello = None
                 self._greeted(header)
             return
-        if number not in self._in_flight:
+        if self._uploads.answered(number, "error" in header) or number not in self._in_flight:
             return
         last = self._in_flight.pop(number)
         if header.get("unknown"):
@@ -305,10 +353,9 @@ class RemoteSink:
         if header["serial"] != self._serial:
             self._serial = header["serial"]
             self.lost += int(header["lost"])
-            for sent in self._groups.values():
-                sent.opened = sent.close_sent = False
-                sent.rows = [0] * len(sent.rows)
+            self._uploads.forget()
             self._queue.extendleft(reversed(self._unconfirmed))
+            self._queued += sum(run.count for run in self._unconfirmed)
             self._unconfirmed.clear()
             self._in_flight.clear()
         self._confirm(int(header["last"]))
@@ -318,30 +365,23 @@ class RemoteSink:
         self.confirmed = max(self.confirmed, last)
         while self._unconfirmed and self._unconfirmed[0].last <= last:
             self._release(self._unconfirmed.popleft())
-        while self._queue and self._queue[0].last <= last:
+        while self._queue and self._queue[0].last <= last and self._queue[0] is not self._tail:
+            self._queued -= self._queue[0].count
             self._release(self._queue.popleft())
 
-    def _release(self, item: Item) -> None:
-        for first in item.groups:
-            self._groups[first].users -= 1
+    def _release(self, run: Run) -> None:
+        self._settled = max(self._settled, run.last)
+        for first in run.groups:
+            self._uploads.use(first, -1)
             self._tidy(first)
 
     def _tidy(self, first: int) -> None:
-        """Forget a closed group that no unconfirmed item needs and that the server does not hold open."""
-        sent = self._groups.get(first)
-        if sent is None or sent.filled is None or sent.users:
-            return
-        if sent.opened and not sent.close_sent and self._ready:
-            sent.close_sent = True
-            self._connection.send(
-                {
-                    "op": "write", "session": self._session, "serial": self._serial, "opens": [], "rows": [], "items": [],
-                    "closes": [[first, sent.filled]], "keys": False, "until": None,
-                }
-            )  # fmt: skip
-        del self._groups[first]
-        for at in range(len(sent.group.specs)):
-            del self._owner[first + at]
+        """Forget a closed group that no unconfirmed item needs, after telling a server that holds it open."""
+        if not self._uploads.tidy(first) and self._ready:
+            parcel = self._uploads.parcel((), (), {first for run in self._queue for first in run.groups})
+            if parcel.closes:
+                self._write(parcel, [], [])
+            self._uploads.tidy(first)
 
     def _raise_refused(self) -> None:
         if self._refused:

@@ -16,6 +16,7 @@ from shoal.replay.columns import Column, Spec
 from shoal.replay.core import Core, Pending
 from shoal.replay.errors import Closed, InvalidItem, Timeout
 from shoal.replay.kernels import run_plan
+from shoal.replay.patterns import Record
 
 __all__ = ["Local", "LocalSink"]
 
@@ -193,6 +194,12 @@ class LocalSink:
             local._check_open()
             pending = Pending(local.core.table(table), columns, grouped, priorities, records)
             return local.insert(pending, timeout)
+
+    def insert_one(
+        self, table: str, columns: tuple[Column, ...], grouped: bool, records: Sequence[Record], priority: float,
+        timeout: float | None,
+    ) -> int:  # fmt: skip
+        return int(self.insert(table, columns, grouped, np.array([records], np.int32), np.array([priority]), timeout)[0])
 
     def flush(self, timeout: float | None) -> None:
         """Items are in as soon as they are made."""

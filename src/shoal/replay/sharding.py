@@ -47,6 +47,17 @@ class ShardSink:
         keys: npt.NDArray[np.int64] = self._sink.insert(table, columns, grouped, records, priorities, timeout)
         return keys + (self._shard << SHARD_BIT)
 
+    def insert_one(
+        self, table: str, columns: tuple[Column, ...], grouped: bool, records: Sequence[Any], priority: float,
+        timeout: float | None,
+    ) -> int | None:  # fmt: skip
+        key = self._sink.insert_one(table, columns, grouped, records, priority, timeout)
+        return None if key is None else key + (self._shard << SHARD_BIT)
+
+    @property
+    def lost(self) -> int:
+        return int(getattr(self._sink, "lost", 0))
+
     def flush(self, timeout: float | None) -> None:
         self._sink.flush(timeout)
 

@@ -18,12 +18,12 @@ from shoal.replay.columns import Column, Spec, Tree, flatten
 from shoal.replay.errors import Closed, InvalidItem, SignatureMismatch
 from shoal.replay.expressions import Expression
 from shoal.replay.history import Cells, History, Segment
+from shoal.replay.patterns import FEWEST_STEPS, Literals, Patterns, Record, chunk_rows, many_records, one_record
 
 __all__ = ["Sink", "Writer"]
 
-CHUNK_BYTES = 1 << 20
-MOST_ROWS = 256
-FEWEST_STEPS = 4
+SHORTEST_SEGMENT = 128
+"""Steps of a chunk, where the memory allows it: a short history does not make for small chunks."""
 
 
 class Sink(Protocol):
@@ -38,38 +38,14 @@ class Sink(Protocol):
         priorities: npt.NDArray[np.float64], timeout: float | None,
     ) -> npt.NDArray[np.int64]: ...  # fmt: skip
 
+    def insert_one(
+        self, table: str, columns: tuple[Column, ...], grouped: bool, records: Sequence[Record], priority: float,
+        timeout: float | None,
+    ) -> int | None: ...  # fmt: skip
+
     def flush(self, timeout: float | None) -> None: ...
 
     def finish(self, timeout: float | None) -> None: ...
-
-
-class Literals:
-    """Rows for values that are not in the history: computed by an expression, or given with the item."""
-
-    def __init__(self, sink: Sink, specs: tuple[Spec, ...], batch: int) -> None:
-        self.sink, self.specs = sink, specs
-        self.columns = tuple(Column(spec, 1, True) for spec in specs)
-        self.rows = max(chunk_rows(specs), batch)
-        self.group: Group | None = None
-        self.filled = 0
-
-    def add(self, arrays: Sequence[npt.NDArray[Any]], count: int) -> tuple[Group, int]:
-        """Store [count, ...] rows; returns the group and the first row."""
-        group = self.group
-        if group is None or self.filled + count > group.rows:
-            self.close()
-            group = self.group = self.sink.open(self.specs, max(self.rows, count))
-        first = self.filled
-        self.filled = end = first + count
-        for rows, values in zip(group.arrays, arrays, strict=True):
-            rows[first:end] = values
-        return group, first
-
-    def close(self) -> None:
-        if self.group is not None:
-            self.sink.close(self.group, self.filled)
-            self.group = None
-        self.filled = 0
 
 
 class Writer:
@@ -84,28 +60,67 @@ class Writer:
         self._sink = sink
         self._envs: int | None = None
         self._literals: dict[Any, Literals] = {}
+        self._patterns = Patterns()
+        self._all_envs = np.arange(1)
         self._begun = np.zeros(1, np.int64)  # of every environment: the first step of its episode
+        self._begun_last = 0
         self._closed = False
+
+    @property
+    def lost(self) -> int:
+        """Confirmed items that a server lost in a crash, being newer than its last checkpoint."""
+        return int(getattr(self._sink, "lost", 0))
 
     # -- steps
 
     def append(self, step: Tree, partial: bool = False) -> None:
         """Append one step. With partial=True the step stays open: the next append gives more of its columns."""
+        if self._append_again(step, 1, partial):
+            return
         arrays = {path: np.asarray(leaf)[None] for path, leaf in flatten(step).items()}
         self._append(arrays, 1, partial)
 
     def append_batch(self, step: Tree, partial: bool = False) -> None:
         """Append one step of E environments at once: every leaf is [E, ...]."""
+        if self._append_again(step, self._envs or 0, partial):
+            return
         arrays = {path: np.asarray(leaf) for path, leaf in flatten(step).items()}
         sizes = {array.shape[0] if array.ndim else 0 for array in arrays.values()}
         if len(sizes) != 1 or 0 in sizes:
             raise SignatureMismatch(f"append_batch needs the same number of environments in every leaf, got {sizes}")
         self._append(arrays, sizes.pop(), partial)
 
+    def _append_again(self, step: Tree, envs: int, partial: bool) -> bool:
+        """A step like the one before, into the same segment; False where that is not so, or something is wrong with it."""
+        history = self.history
+        segment = history.segments[-1] if history.segments else None
+        if segment is None or segment.row_plan is None or partial or history.open_paths or self._closed:
+            return False
+        if type(step) is not dict or len(step) != len(segment.row_plan) or segment.steps == segment.capacity or envs != self._envs:
+            return False
+        row = segment.steps * envs
+        for path, dtype, shape, rows in segment.row_plan:
+            value = step.get(path)
+            if not isinstance(value, (np.ndarray, np.generic)):
+                value = np.asarray(value)
+            if value.dtype != dtype:
+                return False
+            if envs == 1 and value.shape == shape[1:]:
+                rows[row] = value
+            elif value.shape == shape and envs > 1:
+                rows[row : row + envs] = value
+            else:
+                return False  # a row that is not counted is written again
+        segment.steps += 1
+        history.steps += 1
+        if len(history.segments) > 1:
+            self._close_groups(history.forget())
+        return True
+
     def _append(self, arrays: Mapping[str, npt.NDArray[Any]], envs: int, partial: bool) -> None:
         self._check_open()
         if self._envs is None:
-            self._envs, self._begun = envs, np.zeros(envs, np.int64)
+            self._envs, self._begun, self._all_envs = envs, np.zeros(envs, np.int64), np.arange(envs)
         if envs != self._envs:
             raise SignatureMismatch(f"a step of {envs} environments; this writer began with {self._envs}")
         history = self.history
@@ -134,13 +149,14 @@ class Writer:
         segment = history.segments[-1] if history.segments else None
         if segment is None or segment.steps == segment.capacity:
             specs = tuple(history.specs.values())
-            capacity = max(FEWEST_STEPS, min(chunk_rows(specs) // envs, 4 * history.max_history))
+            capacity = max(FEWEST_STEPS, min(chunk_rows(specs, envs) // envs, max(SHORTEST_SEGMENT, 4 * history.max_history)))
             segment = Segment(history.steps, capacity, envs)
             history.segments.append(segment)
         new = sorted(path for path in arrays if path not in segment.where)
         if new:
             group = self._sink.open([history.specs[path] for path in new], segment.capacity * envs)
             segment.add(group)
+            self._patterns.opened(group, len(segment.groups) == 1)
             for path in new:
                 if segment.steps:
                     segment.absent[path] = set(range(segment.first, segment.first + segment.steps))
@@ -152,6 +168,13 @@ class Writer:
             segment.absent.setdefault(path, set()).add(history.steps)
         segment.steps += 1
         history.steps += 1
+        if len(history.open_paths) == len(segment.where) and not segment.absent:
+            segment.row_plan = tuple(
+                (path, history.specs[path].dtype, (segment.envs, *history.specs[path].shape), rows)
+                for path, (_, rows) in segment.where.items()
+            )
+        else:
+            segment.row_plan = None
         history.open_paths.clear()
         self._close_groups(history.forget())
 
@@ -174,29 +197,54 @@ class Writer:
         """Make one item of history cells, expressions over the history, or values. Returns its key where it is known."""
         if self._envs not in (None, 1):
             raise InvalidItem("this writer appends batches: use create_items")
-        keys = self.create_items(table, [priority], data, timeout=timeout, _single=True)
+        self._check_open()
+        wait = self.timeout if timeout is not None and timeout < 0 else timeout
+        flat = data if type(data) is dict else flatten(data)
+        found = self._patterns.key(self.history, flat, True)
+        pattern = None if found is None else self._patterns.find(found[0], self.history, self._begun_last)
+        if found is not None and pattern is not None:
+            records = one_record(pattern, self.history, found[1])
+            self.items_created += 1
+            return self._sink.insert_one(table, pattern.columns, pattern.grouped, records, float(priority), wait)
+        keys = self._create_items(table, [priority], flatten(data), self._all_envs, wait, True)
         return int(keys[0]) if len(keys) else None
 
     def create_items(
-        self, table: str, priorities: Any, data: Tree, where: Any = None, timeout: float | None = -1.0,
-        _single: bool = False,
-    ) -> npt.NDArray[np.int64]:  # fmt: skip
+        self, table: str, priorities: Any, data: Tree, where: Any = None, timeout: float | None = -1.0
+    ) -> npt.NDArray[np.int64]:
         """One item for every environment (those chosen by `where`, a mask or indices), without a loop over them.
 
         Values that are not history cells have the shape [n, ...], n being the number of items.
         """
         self._check_open()
-        envs = self._chosen(where)
-        values = np.ascontiguousarray(np.broadcast_to(np.asarray(priorities, np.float64), len(envs)))
-        columns, grouped, records = self._resolve(flatten(data), envs, _single)
         wait = self.timeout if timeout is not None and timeout < 0 else timeout
+        return self._create_items(table, priorities, flatten(data), self._chosen(where), wait, False)
+
+    def _create_items(
+        self, table: str, priorities: Any, data: Mapping[str, Any], envs: npt.NDArray[np.int64], timeout: float | None,
+        single: bool,
+    ) -> npt.NDArray[np.int64]:  # fmt: skip
+        values = np.asarray(priorities, np.float64)
+        if values.shape != envs.shape:
+            values = np.broadcast_to(values, len(envs))
+        found = self._patterns.key(self.history, data, single)
+        pattern = None
+        if found is not None and envs is self._all_envs and all(len(v) == len(envs) for v in found[1].values() if not single):
+            pattern = self._patterns.find(found[0], self.history, self._begun_last)
+        if found is not None and pattern is not None and not single:
+            columns, grouped = pattern.columns, pattern.grouped
+            records = many_records(pattern, self.history, found[1], len(envs))
+        else:
+            columns, grouped, records, literals = self._resolve(data, envs, single)
+            if found is not None:
+                self._patterns.learn(found[0], columns, grouped, data, literals)
         self.items_created += len(envs)
-        return self._sink.insert(table, columns, grouped, records, values, wait)
+        return self._sink.insert(table, columns, grouped, records, np.ascontiguousarray(values), timeout)
 
     def _chosen(self, where: Any) -> npt.NDArray[np.int64]:
         count = self._envs or 1
         if where is None:
-            return np.arange(count)
+            return self._all_envs
         chosen = np.asarray(where)
         if chosen.dtype == np.bool_:
             chosen = np.flatnonzero(chosen)
@@ -206,8 +254,8 @@ class Writer:
 
     def _resolve(
         self, data: Mapping[str, Any], envs: npt.NDArray[np.int64], single: bool
-    ) -> tuple[tuple[Column, ...], bool, npt.NDArray[np.int32]]:
-        """Columns in the order of their paths, and records int32[n, k, 4]."""
+    ) -> tuple[tuple[Column, ...], bool, npt.NDArray[np.int32], Literals | None]:
+        """Columns in the order of their paths, records int32[n, k, 4], and where values were stored."""
         literals: dict[str, npt.NDArray[Any]] = {}
         found: dict[str, tuple[Column, list[tuple[int, int, int, int]]]] = {}
         for path, leaf in data.items():
@@ -221,9 +269,10 @@ class Writer:
             else:
                 literals[path] = np.asarray(leaf)[None] if single else np.asarray(leaf)
         shifts: dict[str, npt.NDArray[np.int64]] = dict.fromkeys(found, envs)
+        store = None
         if literals:
-            stored, group, first = self._store_literals(literals, len(envs))
-            for at, column in enumerate(stored):
+            store, group, first = self._store_literals(literals, len(envs))
+            for at, column in enumerate(store.columns):
                 found[column.spec.path] = (column, [(group.first + at, first, 1, 1)])
                 shifts[column.spec.path] = np.arange(len(envs))
         paths = sorted(found)
@@ -236,7 +285,7 @@ class Writer:
             records[:, :, 1] += np.repeat(
                 np.stack([shifts[path] for path in used], 1), [len(found[path][1]) for path in used], axis=1
             )
-        return columns, grouped, records
+        return columns, grouped, records, store
 
     @staticmethod
     def _grouped(records: list[list[tuple[int, int, int, int]]]) -> bool:
@@ -266,8 +315,8 @@ class Writer:
 
     def _store_literals(
         self, values: Mapping[str, npt.NDArray[Any]], count: int
-    ) -> tuple[tuple[Column, ...], Group, int]:
-        """Columns, group and first row of values [count, ...]."""
+    ) -> tuple[Literals, Group, int]:
+        """Where values [count, ...] are stored, the group and the first row."""
         paths = sorted(values)
         arrays = [values[path] for path in paths]
         key = (*paths, *((a.dtype, a.shape[1:]) for a in arrays))
@@ -278,14 +327,14 @@ class Writer:
         for path, array in zip(paths, arrays, strict=True):
             if len(array) != count:
                 raise InvalidItem(f"column {path!r} has {len(array)} values for {count} items")
-        return store.columns, *store.add(arrays, count)
+        return store, *store.add(arrays, count)
 
     def insert_rows(
         self, leaves: Mapping[str, npt.NDArray[Any]], count: int, priorities: Mapping[str, Any], timeout: float | None
     ) -> dict[str, npt.NDArray[np.int64]]:
         """Items of one step each, from rows [count, ...] that are stored once for all the tables."""
         self._check_open()
-        columns, group, first = self._store_literals(leaves, count)
+        store, group, first = self._store_literals(leaves, count)
         records = np.empty((count, 1, 4), np.int32)
         records[:, 0, 0], records[:, 0, 2], records[:, 0, 3] = group.first, 1, 1
         records[:, 0, 1] = np.arange(first, first + count, dtype=np.int32)
@@ -294,7 +343,7 @@ class Writer:
             values = np.asarray(given, np.float64)
             if values.shape != (count,):
                 values = np.ascontiguousarray(np.broadcast_to(values, count))
-            keys[table] = self._sink.insert(table, columns, True, records, values, timeout)
+            keys[table] = self._sink.insert(table, store.columns, True, records, values, timeout)
         return keys
 
     # -- ends
@@ -306,9 +355,9 @@ class Writer:
         if history.open_paths:
             self._end_step(history.segments[-1])
         if envs is not None:
-            self._begun[self._chosen(envs)] = history.steps
+            self._begun[self._chosen(envs)] = self._begun_last = history.steps
             return
-        self._begun[:] = history.steps
+        self._begun[:] = self._begun_last = history.steps
         history.start = history.steps
         self._close_groups(tuple(history.segments))
         history.segments.clear()
@@ -339,12 +388,6 @@ class Writer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def chunk_rows(specs: Sequence[Spec]) -> int:
-    """Rows of a chunk: about a megabyte of the whole group, within bounds."""
-    row_bytes = max(1, sum(spec.cell_bytes for spec in specs))
-    return max(FEWEST_STEPS, min(MOST_ROWS, CHUNK_BYTES // row_bytes))
 
 
 def check_paths(paths: Mapping[str, Any]) -> None:

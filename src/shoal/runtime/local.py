@@ -359,7 +359,7 @@ class LocalSupervisor(Supervisor):
             raise RoleFailed(f"{who} {why}, last: {cause}\n{child.last_error or '(it left no traceback)'}\nits log: {log}")
         child.again_at = now + BACKOFF_SECONDS[min(child.deaths - 1, len(BACKOFF_SECONDS) - 1)]
         times = int(max(self._stats[name].get("restarts") for name in lost))
-        self.event("restart", who, f"{who}: {cause}; restarted ({times} so far)")
+        self.event("restart", who, f"{cause}; restarted ({times} so far)")
 
     # ------------------------------------------------------------------ ending
     def settle(self, seconds: float) -> None:

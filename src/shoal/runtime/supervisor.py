@@ -56,10 +56,12 @@ class Supervisor:
         self.ending = False  # nothing is restarted any more, and nothing fails the run
         self.running: dict[str, tuple[str, int]] = {}  # instance -> (node, replica): those that should be alive
         self.stateful: set[str] = set()
+        self._heard: set[str] = set()  # instances that have said that they are ready
         self._members: set[tuple[str, int]] = set()  # those whom the wires count on
         self._stats = {instance_name(n, i): program.stats(n, i) for n, i in program.instances()}
         self._events: deque[dict[str, Any]] = deque()
         self._waiting: dict[int, tuple[str, Done]] = {}  # command id -> (instance, what to do with its answer)
+        self._unbalanced: set[str] = set()  # wires whose books were found not to balance
         self._births: dict[str, list[Done]] = {}  # instance -> who waits until it is ready
         self._paused: set[str] = set()  # these two outlive an instance's incarnations
         self._values: dict[str, dict[str, Any]] = {}
@@ -82,7 +84,15 @@ class Supervisor:
         return sum(stats.get(counter) for stats in self._stats.values())
 
     def wires(self) -> dict[str, dict[str, float]]:
-        return {name: {**wire.numbers(), "conserved": float(wire.conserved())} for name, wire in self.program.wires.items()}
+        """The numbers of every wire, and whether its books balance; one that does not is reported once."""
+        rows = {}
+        for name, wire in self.program.wires.items():
+            conserved = wire.conserved()
+            rows[name] = {**wire.numbers(), "conserved": float(conserved)}
+            if not conserved and name not in self._unbalanced:
+                self._unbalanced.add(name)
+                self.event("unbalanced", name, f"a slot was lost: written is not consumed + dropped + held ({rows[name]})")
+        return rows
 
     def events(self) -> list[dict[str, Any]]:
         events = list(self._events)
@@ -101,6 +111,10 @@ class Supervisor:
         identity = next(self._identity)
         self._waiting[identity] = (instance, done or (lambda result, error: None))
         self._send(instance, {"op": op, "id": identity, "arguments": arguments})
+
+    def complete(self) -> bool:
+        """Whether everyone who should run has been ready once: from then on a checkpoint holds all there is."""
+        return self.running.keys() <= self._heard
 
     def checkpoint(self, folder: Path) -> None:
         """Every stateful role writes its file into `folder`; then the session is told."""
@@ -236,6 +250,7 @@ class Supervisor:
         if kind == "done":
             self._answered(message.get("id"), message.get("result"), message.get("error"))
         elif kind == "ready":
+            self._heard.add(instance)
             if message["stateful"]:
                 self.stateful.add(instance)
             for done in self._births.pop(instance, []):

@@ -1,0 +1,176 @@
+"""Patterns: a program makes its items in few ways, again and again; what does not change between them is worked out once.
+
+The key of a pattern is what was selected relative to the newest step, and the kind of the values given with the item. Knowing it,
+an item's records follow from the segment under way by additions. A selection that reaches into an earlier segment, or a step that
+is only partly appended, goes the long way (`Writer._resolve`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.replay.chunks import Group
+from shoal.replay.columns import Column, Spec
+from shoal.replay.history import Cells, History, Segment
+
+__all__ = ["Literals", "Pattern", "Patterns", "Record", "chunk_rows"]
+
+CHUNK_BYTES = 1 << 20
+MOST_ROWS = 256
+FEWEST_STEPS = 4
+MOST_PATTERNS = 1024
+
+Record = tuple[int, int, int, int]
+"""(chunk, first row, rows, row step)"""
+
+
+def chunk_rows(specs: Sequence[Spec], envs: int = 1) -> int:
+    """Rows of a chunk: about a megabyte of the whole group, within bounds; small rows of E environments get eight steps."""
+    row_bytes = max(1, sum(spec.cell_bytes for spec in specs))
+    return max(FEWEST_STEPS, min(max(MOST_ROWS, 8 * envs), CHUNK_BYTES // row_bytes))
+
+
+class Literals:
+    """Rows for values that are not in the history: computed by an expression, or given with the item."""
+
+    def __init__(self, sink: Any, specs: tuple[Spec, ...], batch: int) -> None:
+        self.sink, self.specs = sink, specs
+        self.columns = tuple(Column(spec, 1, True) for spec in specs)
+        self.rows = max(chunk_rows(specs, batch), batch)
+        self.group: Group | None = None
+        self.filled = 0
+
+    def add(self, arrays: Sequence[Any], count: int) -> tuple[Group, int]:
+        """Store [count, ...] rows; returns the group and the first row."""
+        group = self.group
+        if group is None or self.filled + count > group.rows:
+            self.close()
+            group = self.group = self.sink.open(self.specs, max(self.rows, count))
+        first = self.filled
+        self.filled = end = first + count
+        for rows, values in zip(group.arrays, arrays, strict=True):
+            rows[first:end] = values
+        return group, first
+
+    def close(self) -> None:
+        if self.group is not None:
+            self.sink.close(self.group, self.filled)
+            self.group = None
+        self.filled = 0
+
+
+class Pattern(NamedTuple):
+    """What the items made in one way have in common."""
+
+    columns: tuple[Column, ...]
+    grouped: bool
+    sources: tuple[tuple[str | int, int, int, int], ...]
+    """Of every record: the history's path (or the place among the literals), start relative to the end, cells, step."""
+    literals: Literals | None
+    literal_paths: tuple[str, ...]
+    reach: int
+    """The oldest step, relative to the end."""
+    shifts: dict[int, npt.NDArray[np.int32]]
+    """Of so many items: their records as far as they are always the same, int32[n, k, 4]."""
+
+
+class Patterns:
+    """The patterns of one writer."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Pattern] = {}
+        self._paths: tuple[str, ...] = ()
+
+    def opened(self, group: Group, alone: bool) -> None:
+        """A segment has a new group: patterns hold for segments with one group of the same columns."""
+        paths = tuple(spec.path for spec in group.specs)
+        if not alone or paths != self._paths:
+            self._known.clear()
+            self._paths = paths if alone else ()
+
+    @staticmethod
+    def key(history: History, data: Mapping[str, Any], single: bool) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The key of these items and the values given with them; None where no pattern can serve."""
+        end, key, values = history.steps, [], {}
+        for path, leaf in data.items():
+            if type(leaf) is Cells:
+                if len(leaf.runs) != 1:
+                    return None
+                start, cells, step = leaf.runs[0]
+                key.append((path, leaf.path, start - end, cells, step, leaf.squeeze))
+            elif isinstance(leaf, (np.ndarray, np.generic, float, int)):
+                value = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+                values[path] = value
+                key.append((path, value.dtype, value.shape if single else value.shape[1:]))
+            else:
+                return None
+        return tuple(key), values
+
+    def find(self, key: tuple[Any, ...], history: History, begun: int) -> Pattern | None:
+        """The pattern of a key, if the segment under way holds all that it selects; begun is where the episode began."""
+        pattern = self._known.get(key)
+        if pattern is None or history.open_paths or not history.segments:
+            return None
+        segment, first = history.segments[-1], history.steps + pattern.reach
+        if segment.absent or first < segment.first or first < begun or pattern.reach < -history.max_history:
+            return None
+        return pattern
+
+    def learn(
+        self, key: tuple[Any, ...], columns: tuple[Column, ...], grouped: bool, data: Mapping[str, Any],
+        literals: Literals | None,
+    ) -> None:  # fmt: skip
+        """Remember how items of this key are made."""
+        entries = {entry[0]: entry for entry in key}
+        places = tuple(path for path in sorted(data) if len(entries[path]) == 3)
+        sources: list[tuple[str | int, int, int, int]] = []
+        for column in columns[:1] if grouped else columns:
+            entry = entries[column.spec.path]
+            if len(entry) == 3:
+                sources.append((places.index(entry[0]), 0, 1, 1))
+            else:
+                sources.append((entry[1], entry[2], entry[3], entry[4]))
+        reach = min((min(e[2], e[2] + (e[3] - 1) * e[4]) for e in key if len(e) == 6), default=-1)
+        if len(self._known) >= MOST_PATTERNS:
+            self._known.clear()
+        self._known[key] = Pattern(columns, grouped, tuple(sources), literals, places, reach, {})
+
+
+def one_record(pattern: Pattern, history: History, values: Mapping[str, Any]) -> list[Record]:
+    """The records of one item of one environment."""
+    segment = history.segments[-1]
+    where, end = segment.where, history.steps - segment.first
+    if pattern.literals is None:
+        return [(where[path][0], end + start, cells, step if cells > 1 else 1) for path, start, cells, step in pattern.sources]  # type: ignore[index]
+    group, row = pattern.literals.add([values[path] for path in pattern.literal_paths], 1)
+    return [
+        (group.first + path, row, 1, 1) if type(path) is int else (where[path][0], end + start, cells, step if cells > 1 else 1)  # type: ignore[index]
+        for path, start, cells, step in pattern.sources
+    ]
+
+
+def many_records(pattern: Pattern, history: History, values: Mapping[str, Any], envs: int) -> npt.NDArray[np.int32]:
+    """The records of one item of every environment, int32[E, k, 4]."""
+    segment: Segment = history.segments[-1]
+    base = pattern.shifts.get(envs)
+    if base is None:
+        base = np.zeros((envs, len(pattern.sources), 4), np.int32)
+        base[:, :, 1] = np.arange(envs)[:, None]
+        base[:, :, 2] = [cells for _, _, cells, _ in pattern.sources]
+        base[:, :, 3] = [step * envs if cells > 1 else 1 for _, _, cells, step in pattern.sources]
+        pattern.shifts[envs] = base
+    stored = None if pattern.literals is None else pattern.literals.add([values[p] for p in pattern.literal_paths], envs)
+    moved = np.zeros((len(pattern.sources), 4), np.int32)
+    end = history.steps - segment.first
+    for at, (path, start, _, _) in enumerate(pattern.sources):
+        if type(path) is int:
+            assert stored is not None
+            moved[at, 0], moved[at, 1] = stored[0].first + path, stored[1]
+        else:
+            moved[at, 0], moved[at, 1] = segment.where[str(path)][0], (end + start) * envs
+    records: npt.NDArray[np.int32] = base + moved
+    return records
