@@ -193,7 +193,7 @@ def test_clients_and_servers_leave_no_descriptors(tmp_path: Path) -> None:
                 client.insert({"x": np.zeros(100_000)}, {"t": 1.0})
                 kept = [client.sample("t", 4) for _ in range(12)]
                 assert len(kept) == 12
-                assert len(server._service._shared._blocks) <= 6
+                assert len(server._service._shared._blocks) <= 7  # six of the reader, one of the writer
             del kept, client
         gc.collect()
         counts.append(len(os.listdir("/proc/self/fd")))

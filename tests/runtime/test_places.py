@@ -225,7 +225,8 @@ SCRIPT = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "home"), [("inline", None), ("local", None), ("local", "all together"), ("local", "with the barrier")])
+@pytest.mark.parametrize(("kind", "home"), [("inline", None), ("local", None), ("local", "all together"),
+                                            ("local", "with the barrier")])
 def test_a_coordinator_carries_out_its_wishes(kind, home, tmp_path):
     program = Program("t", store=Files())
     items, books = program.stream("items", LAYOUT), program.shared("books", Layout(FIELDS))

@@ -34,6 +34,7 @@ __all__ = ["RemoteSink"]
 MESSAGES_IN_FLIGHT = 8
 MESSAGE_ITEMS = 256
 MESSAGE_BYTES = 1 << 20
+WINDOW_BYTES = 1 << 24
 LOOK_SECONDS = 0.001
 """How often replies are looked for while items are made."""
 
@@ -47,7 +48,6 @@ class Run:
         self.priorities: list[float] = []
         self.arrays: tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]] | None = None
         self.groups: set[int] = set()  # first ids of the groups they refer to
-        self.described: list[Any] = []
 
     @property
     def count(self) -> int:
@@ -75,7 +75,7 @@ class RemoteSink:
         if compression not in ("auto", "none"):
             raise InvalidItem(f"compression must be 'auto' or 'none', got {compression!r}")
         self._connection = connection
-        self._window, self._wait = max_in_flight, wait
+        self._most, self._window, self._wait = max_in_flight, max_in_flight, wait
         ipc = connection.address.startswith("ipc://")
         self._uploads = Uploads(ipc, "none" if ipc else compression)
         self.writer = secrets.randbits(61)
@@ -163,8 +163,9 @@ class RemoteSink:
     def _begin(self, table: str, columns: tuple[Column, ...], grouped: bool, width: int) -> Run:
         run = Run(self._number + 1, table, columns, grouped, width)
         self._queue.append(run)
-        row_bytes = sum(column.spec.cell_bytes for column in columns)
-        self._message_items = max(1, min(MESSAGE_ITEMS, MESSAGE_BYTES // max(1, row_bytes)))
+        row_bytes = max(1, sum(column.spec.cell_bytes for column in columns))
+        self._message_items = max(1, min(MESSAGE_ITEMS, MESSAGE_BYTES // row_bytes))
+        self._window = min(self._most, max(8, WINDOW_BYTES // row_bytes))
         return run
 
     def _make_room(self, count: int, timeout: float | None) -> None:
@@ -296,6 +297,8 @@ class RemoteSink:
         waiting = {first for run in self._queue for first in run.groups}
         parcel = self._uploads.parcel(self._needed(runs), groups, waiting)
         self._unconfirmed.extend(runs)
+        while self._uploads.retired:
+            self._connection.send({"op": "unshare", "block": self._uploads.retired.pop()})
         for block in parcel.offers:
             number = self._connection.share(block.number, block.fd, block.nbytes)
             self._uploads.offers[number] = block
@@ -365,9 +368,11 @@ class RemoteSink:
         self.confirmed = max(self.confirmed, last)
         while self._unconfirmed and self._unconfirmed[0].last <= last:
             self._release(self._unconfirmed.popleft())
-        while self._queue and self._queue[0].last <= last and self._queue[0] is not self._tail:
-            self._queued -= self._queue[0].count
-            self._release(self._queue.popleft())
+        while self._queue and self._queue[0].last <= last:
+            run = self._queue.popleft()
+            self._tail = None if run is self._tail else self._tail
+            self._queued -= run.count
+            self._release(run)
 
     def _release(self, run: Run) -> None:
         self._settled = max(self._settled, run.last)
@@ -377,11 +382,10 @@ class RemoteSink:
 
     def _tidy(self, first: int) -> None:
         """Forget a closed group that no unconfirmed item needs, after telling a server that holds it open."""
-        if not self._uploads.tidy(first) and self._ready:
-            parcel = self._uploads.parcel((), (), {first for run in self._queue for first in run.groups})
+        if not self._uploads.tidy(first) and self._ready and not self._queue:  # else the next message says it
+            parcel = self._uploads.parcel((), (), set())
             if parcel.closes:
                 self._write(parcel, [], [])
-            self._uploads.tidy(first)
 
     def _raise_refused(self) -> None:
         if self._refused:

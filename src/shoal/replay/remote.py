@@ -91,6 +91,10 @@ class Connection:
             self.limited = frozenset(header["limited"])
         return header, buffers
 
+    def share(self, block: int, fd: int, nbytes: int) -> int:
+        """Offer memory of this process to the server."""
+        return self.send({"op": "share", "block": block, "pid": os.getpid(), "fd": fd, "nbytes": nbytes})
+
     def ping(self, **fields: Any) -> int:
         """Ask who the server is."""
         number = self.send({"op": "hello", **fields})

@@ -242,12 +242,10 @@ class Service:
         if session is None or header.get("serial") != session.serial:
             return {"id": field(header, "id", int, 0), "error": "Closed", "reason": "unknown session", "unknown": True}
         session.seen = time.monotonic()
-        if header.get("block") is not None and self._shared is not None:
-            offsets = field(header, "offsets", list)
-            buffers = self._shared.buffers(field(header, "block", int, 0, 1 << 62), offsets) + buffers
         deadline = self._deadline(header)
         with self._local.lock:
-            write = Write(session, header, buffers, deadline)
+            write = Write(session, header, buffers, deadline, self._shared)
+            write.fill(self._local.core)
         session.writes.append(write)
         if len(session.writes) == 1:
             self._blocked[id(session)] = (client, session)

@@ -16,6 +16,7 @@ from shoal.replay.codec import CODECS, decode
 from shoal.replay.columns import Column
 from shoal.replay.core import Core, Pending
 from shoal.replay.errors import InvalidItem, NotFound, Refused, ReplayError
+from shoal.replay.shared import SharedBlocks
 from shoal.replay.wire import (
     MOST_MESSAGE_BYTES,
     check_records,
@@ -66,8 +67,11 @@ class Session:
 class Write:
     """One write message: chunks to open, rows, items and chunks to close. Checked as a whole before it changes anything."""
 
-    def __init__(self, session: Session, header: dict[str, Any], buffers: list[Any], deadline: float | None) -> None:
-        self.session, self.deadline = session, deadline
+    def __init__(
+        self, session: Session, header: dict[str, Any], buffers: list[Any], deadline: float | None,
+        shared: SharedBlocks | None = None,
+    ) -> None:  # fmt: skip
+        self.session, self.deadline, self._shared = session, deadline, shared
         self.id = field(header, "id", int, 0)
         self.wants_keys = bool(header.get("keys"))
         self.refused: list[tuple[int, str]] = []
@@ -121,13 +125,20 @@ class Write:
     def _read_rows(self, entries: list[Any]) -> list[tuple[int, int, npt.NDArray[Any]]]:
         rows = []
         for entry in entries:
-            if not (isinstance(entry, list) and len(entry) == 4 and all(type(n) is int for n in entry[:3])):
-                raise Refused("rows are [chunk, first row, count, codec]")
-            chunk, start, count, codec = entry
+            if not (isinstance(entry, list) and len(entry) in (4, 6) and all(type(n) is int for n in (*entry[:3], *entry[4:]))):
+                raise Refused("rows are [chunk, first row, count, codec] or [..., shared block, offset]")
+            chunk, start, count, codec = entry[:4]
             spec, capacity = self._shape(chunk)
             if not (start >= 0 and count >= 1 and start + count <= capacity) or codec not in CODECS:
                 raise Refused("rows are outside their chunk, or of an unknown codec")
-            shape, buffer = (count, *spec.shape), self._next()
+            shape = (count, *spec.shape)
+            if len(entry) == 6:
+                if self._shared is None or codec != "none":
+                    raise Refused("shared rows are for ipc:// clients, and not compressed")
+                raw = self._shared.piece(entry[4], entry[5], count * spec.cell_bytes)
+                rows.append((chunk, start, np.ndarray(shape, spec.dtype, raw)))
+                continue
+            buffer = self._next()
             if codec == "none":
                 array = read_array(buffer, np.uint8, count * spec.cell_bytes).view(spec.dtype).reshape(shape)
             else:
@@ -159,14 +170,14 @@ class Write:
         ends = np.cumsum(records[:, :, 2].astype(np.int64), 1)
         borders = np.cumsum([column.length for column in columns])
         owner = np.searchsorted(borders, ends, side="left") if not grouped else np.zeros_like(ends)
-        pairs = np.unique(np.stack([records[:, :, 0].reshape(-1), owner.reshape(-1)], 1), axis=0)
-        for chunk, at in pairs.tolist():
+        pairs = records[:, :, 0].astype(np.int64) * MOST_COLUMNS + owner
+        for chunk, at in (divmod(pair, MOST_COLUMNS) for pair in np.unique(pairs).tolist()):
             wanted = columns if grouped else (columns[at],)
             shapes = [self._shape(chunk + j) for j in range(len(wanted))]
             for (spec, _), column in zip(shapes, wanted, strict=True):
                 if spec.dtype != column.spec.dtype or spec.shape != column.spec.shape:
                     raise InvalidItem(f"column {column.spec.path!r} refers to a chunk of {spec.path!r}")
-            mine = (records[:, :, 0] == chunk) & (owner == at)
+            mine = pairs == chunk * MOST_COLUMNS + at
             if low[mine].min() < 0 or high[mine].max() >= min(rows for _, rows in shapes):
                 raise InvalidItem(f"column {wanted[0].spec.path!r} refers to rows outside its chunk")
             if grouped and len({id(self._home(chunk + j)) for j in range(len(wanted))}) > 1:
@@ -203,13 +214,12 @@ class Write:
         return now >= self.deadline + (FIRST_TRY_SECONDS if self._steps is None else 0.0)
 
     def abandon(self, core: Core) -> None:
-        """The deadline passed: items that are not in stay out; chunks are opened, filled and closed all the same."""
-        if self._steps is None:
-            self._fill(core)
+        """The deadline passed: items that are not in stay out; chunks are closed all the same."""
         for first, filled in self._closes:
             self.session.close(core, first, filled)
 
-    def _fill(self, core: Core) -> None:
+    def fill(self, core: Core) -> None:
+        """Open chunks and copy rows, as soon as the message has come: later messages may refer to them."""
         for first, specs, rows in self._opens:
             self.session.open(first, core.store.open(specs, rows))
         for chunk, start, array in self._rows:
@@ -218,7 +228,6 @@ class Write:
         self._rows = []
 
     def _apply(self, core: Core) -> Iterator[bool]:
-        self._fill(core)
         for item in self._items:
             yield from self._insert(core, *item)
         for first, filled in self._closes:

@@ -52,20 +52,14 @@ class SharedBlocks:
         found = self._blocks.get(number)
         return None if found is None else found[1]
 
-    def buffers(self, number: int, pieces: list[Any]) -> list[memoryview]:
-        """Pieces [offset, bytes] of a block as buffers of a message."""
+    def piece(self, number: int, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """So many bytes of a block."""
         block = self.block(number)
         if block is None:
             raise Refused(f"no shared block {number}")
-        whole: Any = block
-        view, found = memoryview(whole), []
-        for piece in pieces:
-            if not (isinstance(piece, list) and len(piece) == 2 and all(type(n) is int and n >= 0 for n in piece)):
-                raise Refused("a piece of a shared block is [offset, bytes]")
-            if piece[0] + piece[1] > block.nbytes:
-                raise Refused("a piece lies outside its shared block")
-            found.append(view[piece[0] : piece[0] + piece[1]])
-        return found
+        if not 0 <= offset <= offset + nbytes <= block.nbytes:
+            raise Refused("a piece lies outside its shared block")
+        return block[offset : offset + nbytes]
 
     def sweep(self) -> None:
         """Unmap what dead processes left."""

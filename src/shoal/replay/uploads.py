@@ -26,7 +26,7 @@ from shoal.replay.wire import write_spec
 __all__ = ["Parcel", "Upload", "Uploads"]
 
 ALIGN = 64
-SPARE_BLOCKS = 8
+SPARE_BLOCKS = 32
 SURE_ROWS = 4
 """A codec chosen on fewer rows is chosen again."""
 
@@ -94,6 +94,7 @@ class Uploads:
         self._spares = 0
         self._closing: list[int] = []  # groups that the writer has closed and the server has not
         self.offers: dict[int, Offer] = {}  # message number -> the block that it offers
+        self.retired: list[int] = []  # blocks that the server should let go
 
     def open(self, specs: Sequence[Spec], rows: int) -> Group:
         first = self._next_chunk
@@ -140,6 +141,8 @@ class Uploads:
             for block in spare:
                 block.forget()
         self.offers.clear()
+        for first in list(self.groups):
+            self.tidy(first)
         self._closing = [first for first, upload in self.groups.items() if upload.filled is not None]
 
     # -- messages
@@ -171,6 +174,7 @@ class Uploads:
             elif not upload.close_sent:
                 upload.close_sent = True
                 parcel.closes.append([first, upload.filled])
+                self.tidy(first)
         self._closing = later
 
     def _add_rows(self, parcel: Parcel, chunk: int, end: int) -> None:
@@ -227,6 +231,8 @@ class Uploads:
             self._spare.setdefault(block.nbytes, []).append(block)
             self._spares += 1
         else:
+            if block.offered:
+                self.retired.append(block.number)
             block.close()
 
     def blocks(self) -> list[Offer]:

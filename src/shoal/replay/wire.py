@@ -7,6 +7,7 @@ A request is [header, buffer...] with header {"op", "id", ...}; its reply carrie
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgpack
@@ -87,8 +88,13 @@ def read_spec(data: Any) -> Spec:
         raise Refused(f"column {path!r}: the shape has a bad length")
     if len(name) > 8 or len(path) > 1024:
         raise Refused("a column's path or dtype is too long")
+    return _known_spec(path, name, tuple(shape))
+
+
+@lru_cache(1024)
+def _known_spec(path: str, name: str, shape: tuple[int, ...]) -> Spec:
     try:
-        spec = Spec(path, np.dtype(name), tuple(shape))
+        spec = Spec(path, np.dtype(name), shape)
     except (TypeError, ValueError, SignatureMismatch) as error:
         raise Refused(f"column {path!r}: dtype {name!r} is not one of numbers or fixed strings") from error
     size = spec.dtype.itemsize
