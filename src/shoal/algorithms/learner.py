@@ -9,8 +9,9 @@ all`, and the mean of the learners' gradients is exactly the gradient of the mea
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,10 +19,10 @@ import torch
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.blueprint import Blueprint
 from shoal.algorithms.normaliser import Normaliser
-from shoal.algorithms.training import Optimiser
+from shoal.algorithms.training import Optimiser, annealed
 from shoal.core import Progress, Tree
 
-__all__ = ["Learner", "Totals"]
+__all__ = ["Descent", "Learner", "Objective", "Totals"]
 
 REWARD_CLIP = 10.0  # of scaled rewards, in standard deviations of the return
 
@@ -52,6 +53,11 @@ class Learner:
         self._weights = ("params", *self.state)  # before the optimiser adds its moments
         self.optimiser = Optimiser(optimiser, self.model.params, self.state, epsilon=epsilon, grad_norm=grad_norm)
         self._seats, self._final_rows = plan.seats, plan.record.final_capacity
+
+    @classmethod
+    def of(cls, config: Any, plan: Blueprint, seed: int) -> Learner:
+        """With the optimiser that a Config names."""
+        return cls(plan, seed, optimiser=config.optimiser, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm)
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
@@ -123,3 +129,36 @@ class Learner:
             norm = {"mean": self.observations.mean.numpy(), "scale": self.observations.scale.numpy()}
         numbers = np.array([progress.env_steps, progress.learner_steps, progress.fraction])
         return {"params": self.model.params.detach().numpy(), "norm": norm, "progress": numbers}
+
+
+class Objective(Protocol):
+    """Where a2c, ppo, appo and vtrace differ: what is shared, in which parts a batch is learned from, and the loss."""
+
+    def sums(self, batch: Tree) -> np.ndarray: ...
+    def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Any]: ...
+    def gradients(self, minibatch: Any, phase: str) -> tuple[np.ndarray, dict[str, float]]: ...
+
+
+class Descent:
+    """A core.Learn: an objective, and the learner that holds what it changes. `config` has lr and lr_final."""
+
+    phases = ("all",)
+
+    def __init__(self, config: Any, learner: Learner, objective: Objective) -> None:
+        self.config, self.learner, self.objective = config, learner, objective
+        self.state, self.sums, self.gradients = learner.state, objective.sums, objective.gradients
+        self.moments, self.absorb, self.bind, self.published = learner.moments, learner.absorb, learner.bind, learner.published
+
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        return self.learner.weights
+
+    def anneal(self, progress: Progress) -> None:
+        self.learner.optimiser.lr = annealed(progress, self.config.lr, self.config.lr_final)
+
+    def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Any]:
+        self.anneal(progress)
+        return self.objective.minibatches(batch, sums, progress, rng)
+
+    def apply(self, gradient: np.ndarray, phase: str) -> bool:
+        return self.learner.optimiser.step(gradient)

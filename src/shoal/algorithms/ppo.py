@@ -17,7 +17,7 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,9 +26,9 @@ import torch
 
 from shoal.algorithms.advantages import Advantages, estimate
 from shoal.algorithms.blueprint import Blueprint, check_numbers
-from shoal.algorithms.learner import Learner
+from shoal.algorithms.learner import Descent, Learner
 from shoal.algorithms.proximal import Bounds, Minibatch, Passes, descend
-from shoal.algorithms.training import OptimiserName, annealed
+from shoal.algorithms.training import OptimiserName
 from shoal.core import Progress, Tolerance, Tree
 from shoal.slots import Layout
 
@@ -122,8 +122,9 @@ class PPO:
     def policy(self) -> ActorCriticPolicy:
         return self.plan.policy()
 
-    def learn(self, seed: int) -> PPOLearn:
-        return PPOLearn(self.config, self.plan, seed)
+    def learn(self, seed: int) -> Descent:
+        learner = Learner.of(self.config, self.plan, seed)
+        return Descent(self.config, learner, PPOObjective(self.config, learner))
 
     def explore(self, index: int, count: int, seats: int, progress: Progress) -> np.ndarray:
         return np.zeros(seats, np.float32)
@@ -132,17 +133,11 @@ class PPO:
         return self.plan.published_layout()
 
 
-class PPOLearn:
+class PPOObjective:
     """Several gradients per batch."""
 
-    phases = ("all",)
-
-    def __init__(self, config: Config, plan: Blueprint, seed: int) -> None:
-        self.config = config
-        self.learner = Learner(
-            plan, seed, optimiser=config.optimiser, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm
-        )
-        self.state = self.learner.state
+    def __init__(self, config: Config, learner: Learner) -> None:
+        self.config, self.learner = config, learner
         self.passes = Passes(config, self.learner, self._advantages)
 
     def _advantages(self, batch: Batch) -> Advantages:
@@ -156,31 +151,8 @@ class PPOLearn:
     def minibatches(
         self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator
     ) -> Iterator[Minibatch]:
-        self.anneal(progress)
         return self.passes.minibatches(batch, sums, progress, rng)
 
     def gradients(self, minibatch: Minibatch, phase: str) -> tuple[np.ndarray, dict[str, float]]:
         bounds = Bounds(1 - minibatch.clip, 1 + minibatch.clip)
         return descend(self.learner, minibatch, bounds, self.config.value_weight, self.config.value_clip)
-
-    def apply(self, gradient: np.ndarray, phase: str) -> bool:
-        return self.learner.optimiser.step(gradient)
-
-    def anneal(self, progress: Progress) -> None:
-        self.learner.optimiser.lr = annealed(progress, self.config.lr, self.config.lr_final)
-
-    @property
-    def weights(self) -> Mapping[str, torch.Tensor]:
-        return self.learner.weights
-
-    def moments(self, batch: Tree) -> np.ndarray:
-        return self.learner.moments(batch)
-
-    def absorb(self, moments: np.ndarray) -> None:
-        self.learner.absorb(moments)
-
-    def bind(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self.learner.bind(arrays)
-
-    def published(self, progress: Progress) -> Tree:
-        return self.learner.published(progress)

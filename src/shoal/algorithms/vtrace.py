@@ -18,7 +18,7 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from shoal.algorithms.blueprint import Blueprint, check_numbers
-from shoal.algorithms.learner import Learner, Totals
+from shoal.algorithms.learner import Descent, Learner, Totals
 from shoal.algorithms.training import OptimiserName, annealed
 from shoal.core import Progress, Tolerance, Tree
 from shoal.errors import ConfigError
@@ -125,8 +125,9 @@ class VTrace:
     def policy(self) -> ActorCriticPolicy:
         return self.plan.policy()
 
-    def learn(self, seed: int) -> VTraceLearn:
-        return VTraceLearn(self.config, self.plan, seed)
+    def learn(self, seed: int) -> Descent:
+        learner = Learner.of(self.config, self.plan, seed)
+        return Descent(self.config, learner, VTraceObjective(self.config, learner))
 
     def explore(self, index: int, count: int, seats: int, progress: Progress) -> np.ndarray:
         return np.full(seats, self.config.behaviour_mix, np.float32)
@@ -144,17 +145,11 @@ class Update:
     entropy: float
 
 
-class VTraceLearn:
+class VTraceObjective:
     """One gradient per batch."""
 
-    phases = ("all",)
-
-    def __init__(self, config: Config, plan: Blueprint, seed: int) -> None:
-        self.config = config
-        self.learner = Learner(
-            plan, seed, optimiser=config.optimiser, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm
-        )
-        self.state = self.learner.state
+    def __init__(self, config: Config, learner: Learner) -> None:
+        self.config, self.learner = config, learner
 
     def sums(self, batch: Tree) -> np.ndarray:
         return self.learner.sums(batch)
@@ -162,7 +157,6 @@ class VTraceLearn:
     def minibatches(
         self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator
     ) -> Iterator[Update]:
-        self.anneal(progress)
         entropy = annealed(progress, self.config.entropy, self.config.entropy_final)
         yield Update(self.learner.batch(batch), self.learner.totals(sums), entropy)
 
@@ -201,25 +195,3 @@ class VTraceLearn:
                 "explained_variance": losses.explained_variance(v_tm1, target.vs, valid),
             },
         )
-
-    def apply(self, gradient: np.ndarray, phase: str) -> bool:
-        return self.learner.optimiser.step(gradient)
-
-    def anneal(self, progress: Progress) -> None:
-        self.learner.optimiser.lr = annealed(progress, self.config.lr, self.config.lr_final)
-
-    @property
-    def weights(self) -> Mapping[str, torch.Tensor]:
-        return self.learner.weights
-
-    def moments(self, batch: Tree) -> np.ndarray:
-        return self.learner.moments(batch)
-
-    def absorb(self, moments: np.ndarray) -> None:
-        self.learner.absorb(moments)
-
-    def bind(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self.learner.bind(arrays)
-
-    def published(self, progress: Progress) -> Tree:
-        return self.learner.published(progress)
