@@ -237,7 +237,7 @@ class Learn(Protocol):
 
 
 class Algorithm(Protocol):
-    """A description that pickles; each role builds its part. Optional: `refresh(published, items)`, as Reanalyze does."""
+    """A description that pickles: configuration and spaces. Each role builds the part it needs."""
 
     name: str
     tolerates: int
@@ -247,3 +247,4 @@ class Algorithm(Protocol):
     def learn(self, seed: int) -> Learn: ...
     def explore(self, index: int, count: int, seats: int, progress: Progress) -> np.ndarray: ...
     def published_layout(self) -> Layout: ...
+    # optional: def refresh(self, published: Tree, items: Tree) -> Tree, stored items renewed with newer weights (Reanalyze)

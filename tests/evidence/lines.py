@@ -35,8 +35,11 @@ class Line:
         return RESULTS / f"{self.name}.json"
 
     def fresh(self) -> bool:
-        """Whether a result for this very commit exists."""
-        return self.path.exists() and json.loads(self.path.read_text())["commit"] == commit()
+        """Whether this very commit is known to meet the line."""
+        return (known := self.known()).get("met", False) and known["commit"] == commit()
+
+    def known(self) -> dict[str, Any]:
+        return json.loads(self.path.read_text()) if self.path.exists() else {}
 
     def record(self) -> bool:
         """Run every seed and write everything down; true when each of them met the statement."""
@@ -50,10 +53,12 @@ class Line:
             runs.append({"seed": seed, "took_seconds": round(time.time() - started, 1), **run})
             print(f"    seed {seed}: {'met' if run['met'] else 'NOT MET'}  {_short(run)}", flush=True)
         met = all(run["met"] for run in runs)
+        before = self.known()
+        earlier = [*before.pop("earlier", []), {key: before[key] for key in ("commit", "date", "met", "runs")}] if before else []
         RESULTS.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps({"line": self.name, "issue": self.issue, "statement": self.statement, "met": met,
                                          "commit": commit(), "date": time.strftime("%Y-%m-%d %H:%M"), "machine": machine(),
-                                         "runs": runs}, indent=1) + "\n")
+                                         "runs": runs, "earlier": earlier}, indent=1) + "\n")
         return met
 
 
@@ -65,7 +70,8 @@ def _short(run: dict[str, Any]) -> str:
 
 def commit() -> str:
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+    changed = subprocess.run(["git", "status", "--porcelain", "--", "src"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return (found.stdout.strip() or "unknown") + ("+changes" if changed.stdout.strip() else "")
 
 
 def machine() -> dict[str, Any]:

@@ -48,6 +48,10 @@ def test_jsonl_is_valid_json_without_nan_and_survives_a_torn_line(tmp_path, shot
     assert "NaN" not in path.read_text()
 
 
+def test_jsonable_keeps_the_milliseconds_of_times():
+    assert jsonable(1794741528.7345) == 1794741528.735 or jsonable(1794741528.7345) == 1794741528.734
+
+
 def test_jsonable_keeps_integers_whole():
     text = json.dumps(jsonable({"n": 123456789, "x": 1 / 3, "bad": [math.inf, None, True]}))
     assert text == '{"n": 123456789, "x": 0.333333, "bad": [null, null, true]}'

@@ -54,6 +54,12 @@ class Blueprint:
                 f"behaviour_mix={mix} mixes uniform actions in, but the actions of {spec.name} are {action}; "
                 "set behaviour_mix=0 or use an environment with discrete actions"
             )
+        parts = getattr(config, "minibatches", 1)
+        if parts > config.unroll * max(seats, 1):
+            raise ConfigError(
+                f"minibatches={parts} is more than the {config.unroll * seats} decisions of one unroll ({seats} seats x unroll="
+                f"{config.unroll}); lower --algorithm.minibatches"
+            )
         if seats < 1:
             raise ConfigError(f"seats={seats}: an actor needs at least one; raise the number of environments per actor")
         return cls(
@@ -125,7 +131,7 @@ def check_numbers(
             value = getattr(config, name)
             if value is None:
                 continue
-            inside = low <= value <= high and not (names is positive and value == 0)
+            inside = math.isfinite(value) and low <= value <= high and not (names is positive and value == 0)
             if not inside:
                 raise ConfigError(
                     f"{name}={value}: must be {words}, for example {type(config).__dataclass_fields__[name].default}"

@@ -10,6 +10,7 @@ all three end in `validate`, which names the values that clash and the fix befor
 from __future__ import annotations
 
 import ast
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -162,6 +163,10 @@ class Experiment(Generic[A, R]):
         _at_least("learner_threads", self.learner_threads, 1)
         _at_least("seed", self.seed, 0)
         _at_least("faults.hang_seconds", self.faults.hang_seconds, 1)
+        for name in ("max_env_steps", "max_seconds", "until_return"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise ConfigError(f"{name}={value} is not possible: give a number, or leave {flag(name)} out")
         for name in ("max_env_steps", "max_seconds"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -177,7 +182,7 @@ def flag(name: str) -> str:
 
 
 def _at_least(name: str, value: float, least: float, hint: str = "") -> None:
-    if value < least:
+    if not least <= value < math.inf:
         raise ConfigError(f"{name}={value} is not possible: give {flag(name)} {least:g} or more{hint}")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from shoal.errors import ConfigError
 
-__all__ = ["EnvRef", "check_trust", "find", "import_path", "modules_of"]
+__all__ = ["EnvRef", "check_trust", "find", "import_path", "modules_of", "outside"]
 
 
 def import_path(thing: Any) -> str | None:
@@ -99,6 +99,15 @@ def check_trust(modules: Sequence[str], trust: bool) -> list[str]:
                               "environment; look at it and add --trust if you trust it")
         lines.append(f"imports {module} from {place}")
     return lines
+
+
+def outside(modules: Sequence[str]) -> bool:
+    """Whether one of them is not in the installed environment."""
+    try:
+        check_trust(modules, trust=False)
+    except ConfigError:
+        return True
+    return False
 
 
 def _installed(place: str) -> bool:

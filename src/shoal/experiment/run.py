@@ -160,9 +160,10 @@ def base_of(rundir: RunDir) -> Base:
     newest = rundir.checkpoints().newest()
     meta = read_meta(newest) if newest is not None else {}
     last = rundir.last_snapshot()
-    totals = {name: max(meta.get("totals", {}).get(name, 0), last.get(name) or 0) for name in COUNTERS}
-    seconds = max(meta.get("seconds") or 0.0, last.get("seconds") or 0.0)
-    return Base(totals, seconds, rundir.summary().get("peak_memory_mb") or 0.0, last)
+    summary = rundir.summary()  # measured last of all
+    totals = {name: max(meta.get("totals", {}).get(name, 0), last.get(name) or 0, summary.get(name) or 0) for name in COUNTERS}
+    seconds = max(meta.get("seconds") or 0.0, last.get("seconds") or 0.0, summary.get("seconds") or 0.0)
+    return Base(totals, seconds, summary.get("peak_memory_mb") or 0.0, last)
 
 
 def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = None) -> Run:

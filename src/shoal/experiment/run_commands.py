@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import IO, Any
 from shoal.errors import ConfigError, EnvironmentError_, RoleFailed
 from shoal.experiment.config import ConsoleConfig
 from shoal.experiment.parse import parse_options, parse_train, split_positionals
-from shoal.experiment.references import check_trust, modules_of
+from shoal.experiment.references import check_trust, modules_of, outside
 from shoal.experiment.run import Run, launch, load, resume_plan
 from shoal.experiment.rundir import RunDir
 
@@ -84,11 +85,15 @@ def _farewell(run: Run, out: IO[str]) -> None:
     stopped = {"return": "the return was reached", "env_steps": "all env steps were taken",
                "seconds": "the time is over", "interrupt": "stopped by hand"}.get(reason, reason)
     shown = [f"{name.replace('_', ' ')} {_number(summary.get(name))}" for name in ("eval_return", "train_return")]
+    where = shlex.quote(str(run.directory))
+    trusted = " --trust" if outside(modules_of(RunDir(run.directory).config())) else ""
+    if summary.get("checkpoint_failed"):
+        out.write(f"\nthe last checkpoint could not be written ({summary['checkpoint_failed']}); an older one is kept\n")
     out.write(f"\n{stopped} after {summary['env_steps']:,} env steps in {summary['seconds']:.1f} s "
               f"({_number(summary['env_steps_per_second'], 0)}/s): {', '.join(shown)}\n"
               f"  run     {run.directory}\n"
-              f"  play    shoal play {run.directory}\n"
-              f"  resume  shoal resume {run.directory} --max-env-steps {_further(summary['env_steps'])}\n")
+              f"  play    shoal play {where}{trusted}\n"
+              f"  resume  shoal resume {where}{trusted} --max-env-steps {_further(summary['env_steps'])}\n")
     out.flush()
 
 
@@ -169,7 +174,7 @@ def _run_and_options(arguments: list[str], default: Any, usage: str) -> tuple[Ru
 
 def _say_modules(rundir: RunDir, trust: bool) -> None:
     """A run directory is data, but using it imports the modules that it names: say which."""
-    if trust:
-        sys.path.append(os.getcwd())
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # where `train` found them too; to look is not yet to import
     for line in check_trust(modules_of(rundir.config()), trust):
         sys.stdout.write(f"{line}\n")

@@ -72,6 +72,7 @@ class RunSession:
         self._writing: Path | None = None
         self._number = 0
         self._interrupted = False
+        self._checkpoint_failed: str | None = None  # why the last one could not be written
         self._control: Supervisor | None = None
 
     # ------------------------------------------------------------------ called by the runtime
@@ -111,6 +112,7 @@ class RunSession:
                 "learner_steps": shot["learner_steps"], "seconds": shot["seconds"], "time": time.time()}
         try:
             self.checkpoints.commit(folder, meta)
+            self._checkpoint_failed = None
             self._write_summary(None, None)
         except OSError as error:
             self._failed(str(error))
@@ -207,6 +209,7 @@ class RunSession:
     def _failed(self, why: str) -> None:
         """The previous checkpoint is still whole; try again soon."""
         self._checkpoint_at = time.monotonic() + min(RETRY_SECONDS, self._checkpoint_seconds)
+        self._checkpoint_failed = why
         self._event({"kind": "checkpoint failed", "text": f"{why}; the previous one stays"})
 
     def _write_summary(self, reason: str | None, error: str | None) -> None:
@@ -227,6 +230,7 @@ class RunSession:
             **{name: shot[name] for name in ("samples_per_insert", "restarts", "updates_skipped")},
             "peak_memory_mb": max(self.base.peak_memory_mb, self._memory.peak_mb),
             "verdict": shot["verdict"], "roles": shot["roles"], "wires": shot["wires"], "error": error,
+            "checkpoint_failed": self._checkpoint_failed,
         }
         self.summary = summary
         self.rundir.save_summary(summary)

@@ -34,7 +34,9 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, int):
         return value
     number = float(value)
-    return float(f"{number:.6g}") if math.isfinite(number) else None
+    if not math.isfinite(number):
+        return None
+    return round(number, 3) if abs(number) >= 1000 else float(f"{number:.6g}")  # times keep their milliseconds
 
 
 class JsonLines:
