@@ -98,7 +98,8 @@ class EnvActor:
     def __init__(self, me: Me, parts: Parts, steps: Call, groups: int) -> None:
         self.me, self.steps = me, steps
         self.run_id = int(me.rng("run").integers(2**62))
-        self.envs = [parts.env.make(parts.envs_per_actor) for _ in range(groups)]
+        source = parts.env.of(me.index)
+        self.envs = [source.make(parts.envs_per_actor) for _ in range(groups)]
         seeds = me.rng("environments").integers(2**31, size=groups)
         self.now = [env.reset(int(seed)) for env, seed in zip(self.envs, seeds, strict=True)]
         self.pending: list[Any] = [None] * groups

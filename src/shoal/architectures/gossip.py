@@ -19,7 +19,7 @@ There is no barrier and no master.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -80,7 +80,7 @@ def draw(program: Program, parts: Parts, config: Config) -> None:
             weights = program.broadcast("weights", parts.algorithm.published_layout())
             program.add("evaluator", Evaluator, parts=parts, weights=weights.reader)
             ports["weights"] = weights.publisher
-        program.add(f"learner_{i}", gossip_learner, parts=parts, index=i, count=count, tau=config.tau,
+        program.add(f"learner_{i}", gossip_learner, parts=replace(parts, env=parts.env.of(i)), index=i, count=count, tau=config.tau,
                     compute_threads=parts.learner_threads, **ports)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from shoal import envs
@@ -21,6 +21,15 @@ class EnvSource:
     env: Any
     backend: str = "auto"
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    varied: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Arguments that differ from actor to actor: a value for each, in turns. Who evaluates has none of them."""
+
+    def of(self, index: int) -> EnvSource:
+        """What the `index`-th actor makes its environments from."""
+        if not self.varied:
+            return self
+        own = {name: values[index % len(values)] for name, values in self.varied.items()}
+        return replace(self, kwargs={**self.kwargs, **own}, varied={})
 
     def make(self, num_envs: int) -> envs.BatchedEnv:
         return envs.make(self.env, num_envs, backend=self.backend, **self.kwargs)

@@ -20,7 +20,7 @@ class Player:
     def __init__(self, me: Me, parts: Parts) -> None:
         self.me, self.algorithm = me, parts.algorithm
         seeds = me.rng("actor").integers(2**31, size=2)
-        self.env = parts.env.make(parts.envs_per_actor)
+        self.env = parts.env.of(me.index).make(parts.envs_per_actor)
         self.policy = self.algorithm.policy()
         self.recorder = self.algorithm.record.recorder(self.env.num_seats)
         self.rng = torch.Generator().manual_seed(int(seeds[0]))

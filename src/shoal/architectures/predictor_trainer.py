@@ -129,7 +129,7 @@ class Agent:
 
     def __init__(self, me: Me, parts: Parts, predictions: Call, unrolls: Sink) -> None:
         self.me, self.predictions, self.unrolls = me, predictions, unrolls
-        self.env = parts.env.make(parts.envs_per_actor)
+        self.env = parts.env.of(me.index).make(parts.envs_per_actor)
         self.recorder = parts.algorithm.record.recorder(self.env.num_seats)
         self.now = self.env.reset(int(me.rng("environments").integers(2**31)))
         # Zeros stand for no memory: where an episode begins, nets begin with their own initial state.
