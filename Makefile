@@ -31,6 +31,9 @@ bench: setup
 bench-peers: setup
 	$(BIN)/python -m shoal.bench.peers
 
+bench-replay: setup
+	$(BIN)/python -m shoal.bench.replay
+
 lint: setup
 	$(BIN)/ruff check .
 

@@ -118,3 +118,38 @@ def test_whole_episodes(client: replay.Client) -> None:
         writer.append({"obs": np.full(2, t), "info": {"r": float(t)}})
     with pytest.raises(replay.InvalidItem, match="max_steps"):
         writer.append({"obs": np.full(2, 0), "info": {"r": 0.0}})
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_many_environments_at_once_give_the_items_of_each(n: int) -> None:
+    """Three environments with episodes of different lengths: the same items as three writers of one."""
+    rng = np.random.default_rng(n)
+    steps, envs = 40, 3
+    obs = rng.random((steps + 1, envs, 2)).astype(np.float32)
+    last = rng.random((steps + 1, envs, 2)).astype(np.float32)
+    rewards, ended = rng.random((steps, envs)).astype(np.float32), rng.random((steps, envs)) < 0.2
+    ended[-1] = True
+    found = []
+    for vector in (True, False):
+        with replay.Server([replay.Table("t", replay.Fifo(), max_times_sampled=1)]) as server:
+            client = server.client()
+            if vector:
+                many = replay.VectorTransitionWriter(client, "t", envs, n, 0.9)
+                for t in range(steps):
+                    discounts = np.where(ended[t], 0, 1)
+                    many.append(obs[t], np.full(envs, t), rewards[t], discounts, ended[t], last[t], env=np.arange(envs))
+                many.close()
+            else:
+                for e in range(envs):
+                    one = replay.TransitionWriter(client, "t", n, 0.9)
+                    for t in range(steps):
+                        one.append(obs[t, e], np.int64(t), rewards[t, e], 0 if ended[t, e] else 1, env=np.int64(e))
+                        if ended[t, e]:
+                            one.end(last[t, e])
+                    one.close()
+            data = client.sample("t", envs * steps).data
+            order = np.lexsort([data["action"], data["extras"]["env"]])
+            found.append({"env": data["extras"]["env"][order], **{k: v[order] for k, v in data.items() if k != "extras"}})
+    for name, values in found[0].items():
+        assert len(values) == envs * steps
+        np.testing.assert_allclose(values, found[1][name], rtol=1e-6)

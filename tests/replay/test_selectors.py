@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal import replay
+from shoal.errors import ConfigError
 from shoal.replay.tree import descend, rebuild, refresh, search, total, tree_arrays
 
 
@@ -43,7 +44,7 @@ def test_t7_sum_tree_queries() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=600), st.integers(0, 2**32))
+@given(st.lists(st.just(0.0) | st.floats(1e-300, 1e6), min_size=1, max_size=600), st.integers(0, 2**32))
 def test_tree_agrees_with_prefix_sums(values: list[float], seed: int) -> None:
     tree, offsets = tree_arrays(len(values))
     rng = np.random.default_rng(seed)
@@ -69,6 +70,23 @@ def test_t5_probabilities() -> None:
         by_value = dict(zip(batch.data["x"].tolist(), batch.info.probabilities.tolist(), strict=True))
         expected = [0.14822950, 0.22467391, 0.28655461, 0.34054197]
         assert [by_value[i] for i in range(4)] == pytest.approx(expected, abs=1e-8)
+
+
+def test_t5_with_a_uniform_mix() -> None:
+    expected = [0.14833127, 0.22469924, 0.28651806, 0.34045143]
+    server, client = make(replay.Prioritized(0.6, uniform_mix=1e-3), [1, 2, 3, 4])
+    with server:
+        batch = client.sample("t", 2000)
+        by_value = dict(zip(batch.data["x"].tolist(), batch.info.probabilities.tolist(), strict=True))
+        assert [by_value[i] for i in range(4)] == pytest.approx(expected, abs=1e-8)
+    server, client = make(replay.Prioritized(1.0, uniform_mix=0.5), [0, 1, 3])  # 1/6, 1/6 + 1/8, 1/6 + 3/8
+    with server:
+        counts = np.bincount(client.sample("t", 60_000).data["x"], minlength=3) / 60_000
+        assert counts == pytest.approx([1 / 6, 7 / 24, 13 / 24], abs=0.01)
+    with pytest.raises(ConfigError, match="uniform_mix"):
+        replay.Prioritized(0.6, uniform_mix=1.5)
+    with pytest.raises(ConfigError, match="remover"):
+        replay.Table("t", remover=replay.Prioritized(-0.4, uniform_mix=0.1))
 
 
 def test_t6_importance_weights_follow_from_the_probabilities() -> None:

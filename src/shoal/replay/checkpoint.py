@@ -24,11 +24,12 @@ import numpy.typing as npt
 from shoal.errors import CheckpointError
 from shoal.replay import items as k
 from shoal.replay.columns import Array, Column, Spec, unflatten
+from shoal.replay.contents import TableCore
 from shoal.replay.core import Core
 from shoal.replay.limiters import RateLimiter
 from shoal.replay.local import Local
 from shoal.replay.selectors import selector_from
-from shoal.replay.table import Table, TableCore
+from shoal.replay.table import Table
 
 __all__ = ["load", "newest", "save", "saved_tables"]
 
@@ -155,12 +156,13 @@ def _table_to_data(table: TableCore) -> dict[str, Any]:
     return {
         "name": config.name,
         "config": {
-            "selector": [type(config.selector).__name__, config.selector.power],
-            "remover": [type(config.remover).__name__, config.remover.power],
+            "selector": [type(config.selector).__name__, config.selector.power, config.selector.uniform_mix],
+            "remover": [type(config.remover).__name__, config.remover.power, config.remover.uniform_mix],
             "max_size": config.max_size,
             "max_bytes": config.max_bytes,
             "max_times_sampled": config.max_times_sampled,
             "limiter": list(config.limiter.config().values()),
+            "soft": config.soft,
             "signature": None if config.signature is None else {
                 path: [list(a.shape), a.dtype.str] for path, a in config.signature.items()
             },
@@ -217,6 +219,7 @@ def saved_tables(path: Path) -> list[Table]:
                 config["max_times_sampled"],
                 RateLimiter(*config["limiter"]),
                 None if signature is None else unflatten({p: Array(tuple(s), d) for p, (s, d) in signature.items()}),
+                config["soft"],
             )
         )
     return tables

@@ -43,6 +43,8 @@ class Backend(Protocol):
 
     def reset(self, table: str, timeout: float | None) -> None: ...
 
+    def trim(self, table: str, timeout: float | None) -> int: ...
+
     def info(self, timeout: float | None) -> dict[str, Any]: ...
 
     def checkpoint(self, timeout: float | None) -> str: ...
@@ -95,6 +97,13 @@ class LocalBackend:
             self._local._check_open()
             self._local.core.table(table).reset()
             self._local.wake()
+
+    def trim(self, table: str, timeout: float | None) -> int:
+        with self._local.lock:
+            self._local._check_open()
+            removed = self._local.core.table(table).trim()
+            self._local.wake()
+            return removed
 
     def info(self, timeout: float | None) -> dict[str, Any]:
         with self._local.lock:
@@ -221,6 +230,11 @@ class Client:
         """Remove all items of a table and zero its counters."""
         self._check_open()
         self._backend.reset(table, self._wait(timeout))
+
+    def trim(self, table: str, timeout: float | None = UNSET) -> int:
+        """Bring a soft table back to its limits; returns how many items were removed."""
+        self._check_open()
+        return self._backend.trim(table, self._wait(timeout))
 
     def info(self, timeout: float | None = UNSET) -> dict[str, Any]:
         self._check_open()

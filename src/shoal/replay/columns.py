@@ -73,13 +73,13 @@ class Column:
 
 def flatten(tree: Tree) -> dict[str, Any]:
     """Paths and leaves in the order of the keys."""
-    if not isinstance(tree, Mapping):
+    if type(tree) is not dict and not isinstance(tree, Mapping):
         return {"": tree}
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if type(key) is not str or "/" in key or not key:
             raise InvalidItem(f"a column's name is a non-empty string without '/', got {key!r}")
-        if isinstance(value, Mapping):
+        if type(value) is not np.ndarray and isinstance(value, Mapping):
             for path, leaf in flatten(value).items():
                 flat[f"{key}/{path}"] = leaf
         else:

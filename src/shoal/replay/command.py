@@ -93,9 +93,8 @@ def info_command(argv: Sequence[str]) -> int:
 
 def render(info: dict[str, Any]) -> str:
     """The report of a server as text."""
-    seconds = max(info["seconds"], 1e-9)
     lines = [
-        f"up {seconds:.0f} s, {info['chunks']} chunks, {info['stored_bytes'] / 1e6:.1f} MB stored, "
+        f"up {info['seconds']:.0f} s, {info['chunks']} chunks, {info['stored_bytes'] / 1e6:.1f} MB stored, "
         f"{info['writers']} writers, {info['lost']} items lost"
     ]
     for name, table in info["tables"].items():
@@ -106,8 +105,8 @@ def render(info: dict[str, Any]) -> str:
             f"{name}",
             f"  size               {table['size']} of {table['max_size']}",
             f"  bytes              {table['bytes']}" + (f" of {table['max_bytes']}" if table["max_bytes"] else ""),
-            f"  inserts            {table['inserts']} ({table['inserts'] / seconds:.1f}/s)",
-            f"  samples            {table['samples']} ({table['samples'] / seconds:.1f}/s)",
+            f"  inserts            {table['inserts']} ({table['inserts_per_second']:.1f}/s)",
+            f"  samples            {table['samples']} ({table['samples_per_second']:.1f}/s)",
             f"  samples per insert {ratio:.3f} (target {limiter['samples_per_insert']:g}; "
             f"ahead by {drift:g} in [{limiter['min_diff']:g}, {limiter['max_diff']:g}])",
             f"  blocked            insert {table['insert_blocked_seconds']:.2f} s, "

@@ -19,10 +19,11 @@ from shoal.replay import items as k
 from shoal.replay.batch import Batch, Buffers
 from shoal.replay.chunks import ChunkStore
 from shoal.replay.columns import Column
+from shoal.replay.contents import TableCore
 from shoal.replay.errors import InvalidItem, NotFound
 from shoal.replay.kernels import run_plan
 from shoal.replay.pool import Pool
-from shoal.replay.table import Table, TableCore
+from shoal.replay.table import Table
 
 __all__ = ["Core", "Pending"]
 
@@ -42,7 +43,10 @@ class Pending:
         n = len(priorities)
         self.table, self.priorities, self.records = table, priorities, records
         self.layout = table.layout(columns, grouped)
-        self.keys = np.full(n, -1, np.int64) if keys is None else keys
+        if keys is None:
+            keys = np.empty(n, np.int64)
+            keys.fill(-1)
+        self.keys = keys
         self.status = np.empty(n, np.int8)
         self.handled = 0
         self._refused_before = table.refused_items
@@ -54,9 +58,14 @@ class Pending:
         )
         return self.handled == len(self.priorities)
 
+    @property
+    def refused(self) -> bool:
+        """Whether an item was refused."""
+        return self.table.refused_items != self._refused_before
+
     def refusals(self) -> list[tuple[int, str]]:
         """Positions and reasons of the items that were refused."""
-        if self.table.refused_items == self._refused_before:
+        if not self.refused:
             return []
         bad = np.flatnonzero(self.status[: self.handled] == k.BAD_PRIORITY)
         return [

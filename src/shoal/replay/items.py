@@ -9,52 +9,62 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from shoal.replay.heap import heap_fix, heap_push, heap_remove
-from shoal.replay.kernels import compiled, index_find, index_insert, index_remove, inlined, next_uniform
-from shoal.replay.selectors import FIFO, LIFO, MAX_HEAP, MIN_HEAP, PRIORITIZED, UNIFORM
-from shoal.replay.tree import descend, refresh, search, total
+from shoal.replay.kernels import (
+    compiled,
+    index_fetch,
+    index_find,
+    index_insert,
+    index_remove,
+    inlined,
+    next_uniform,
+    prefetch,
+)
+from shoal.replay.orders import (
+    BAD_PRIORITY,
+    BYTES,
+    DENSE,
+    FREE,
+    HEAD,
+    INSERTED,
+    ITEM_FIELDS,
+    KEY,
+    META,
+    NEXT,
+    NEXT_KEY,
+    PREV,
+    PRIORITY,
+    REC,
+    REC_FREE,
+    REC_TOP,
+    REMOVE,
+    SELECT,
+    SHAPE,
+    SIZE,
+    STAMP,
+    STAMPED,
+    TAIL,
+    TIMES,
+    UPDATED,
+    USED,
+    WAITING,
+    State,
+    acceptable,
+    order,
+    pick,
+    settle,
+)
+from shoal.replay.selectors import PRIORITIZED, UNIFORM
+from shoal.replay.tree import descend, total
 
 __all__ = [
-    "Chunks", "State", "count_sampled", "draw", "insert", "reindex", "release", "remove", "restore", "settle", "update",
+    "BAD_PRIORITY", "BYTES", "FREE", "HEAD", "ITEM_FIELDS", "KEY", "META", "NEXT_KEY", "PRIORITY", "REC", "REC_FREE", "REC_TOP",
+    "REMOVE", "SELECT", "SHAPE", "SIZE", "STAMPED", "TAIL", "TIMES", "WAITING", "Chunks", "State",
+    "count_sampled", "draw", "insert", "reindex", "release", "remove", "restore", "settle", "trim", "update",
     "walk",
 ]  # fmt: skip
 
-# columns of items
-KEY, TIMES, PREV, NEXT, DENSE, SHAPE, REC, PRIORITY = range(8)
-ITEM_FIELDS = 8  # one cache line
-# entries of meta
-SIZE, HEAD, TAIL, FREE, USED, NEXT_KEY, STAMP, BYTES, REC_TOP, DIRTY = range(10)
-SELECT, REMOVE = 10, 11
-REC_FREE = 16
-META = 64
-# what became of an item of a request
-INSERTED, UPDATED, BAD_PRIORITY, WAITING = 0, 1, 2, 3
-
-LARGEST_LEAF = 1e290
-SMALLEST_LEAF = 1e-300
-
-
-class State(NamedTuple):
-    """The arrays of one table."""
-
-    meta: Any  # int64[META]
-    powers: Any  # float64[2]: exponents of selector and remover
-    items: Any  # int64[N, ITEM_FIELDS]
-    values: Any  # float64[N, ITEM_FIELDS]: the same memory, for the priority
-    born: Any  # float64[N]: time of insertion
-    stamps: Any  # int64[N]
-    dense: Any  # int64[N]: the slots in use, in no order
-    index: Any  # int64[H, 2]: key -> slot
-    records: Any  # int32[R, 4]
-    refs: Any  # int32[chunks]: how many items of this table refer to a chunk
-    sel_tree: Any
-    sel_offsets: Any
-    sel_heap: Any
-    rem_tree: Any
-    rem_offsets: Any
-    rem_heap: Any
-    dirty: Any  # int64[D]: leaves of the selector's tree whose sums wait for refresh
-    rng: Any  # uint64[1]
+AHEAD = 16
+ROW_BYTES = 8 * ITEM_FIELDS
 
 
 class Chunks(NamedTuple):
@@ -65,81 +75,6 @@ class Chunks(NamedTuple):
     holders: Any  # int32[chunks]: tables and writers that hold the chunk
     freed: Any  # int64[chunks]: ids whose last holder has gone
     freed_count: Any  # int64[1]
-
-
-@inlined
-def _leaf(priority: float, power: float) -> float:
-    if priority == 0.0:
-        return 0.0
-    value = priority**power
-    return value if value > SMALLEST_LEAF else SMALLEST_LEAF
-
-
-@inlined
-def _acceptable(s: Any, priority: float) -> bool:
-    if not (priority >= 0.0 and priority < 1.7e308):
-        return False
-    if s.meta[SELECT] == PRIORITIZED and not _leaf(priority, s.powers[0]) <= LARGEST_LEAF:
-        return False
-    return not (s.meta[REMOVE] == PRIORITIZED and not _leaf(priority, s.powers[1]) <= LARGEST_LEAF)
-
-
-@inlined
-def settle(s: Any) -> None:
-    """Bring the selector's tree up to date."""
-    if s.meta[DIRTY] > 0:
-        refresh(s.sel_tree, s.sel_offsets, s.dirty, s.meta[DIRTY])
-        s.meta[DIRTY] = 0
-
-
-@inlined
-def _set_selector_leaf(s: Any, slot: int, value: float) -> None:
-    s.sel_tree[slot] = value
-    if s.meta[DIRTY] == s.dirty.shape[0]:
-        settle(s)
-    s.dirty[s.meta[DIRTY]] = slot
-    s.meta[DIRTY] += 1
-
-
-@inlined
-def _set_remover_leaf(s: Any, slot: int, value: float) -> None:
-    s.rem_tree[slot] = value
-    node = slot
-    for level in range(s.rem_offsets.shape[0] - 2):
-        node >>= 3
-        first = s.rem_offsets[level] + (node << 3)
-        result = 0.0
-        for child in range(8):
-            result += s.rem_tree[first + child]
-        s.rem_tree[s.rem_offsets[level + 1] + node] = result
-
-
-@inlined
-def _order(s: Any, slot: int, size: int, change: int) -> None:
-    """Tell selector and remover that a slot appears (1), changes (0) or goes (-1); size counts it where it is present."""
-    priority = s.values[slot, PRIORITY]
-    kind = s.meta[SELECT]
-    if kind == PRIORITIZED:
-        _set_selector_leaf(s, slot, 0.0 if change < 0 else _leaf(priority, s.powers[0]))
-    elif kind in (MIN_HEAP, MAX_HEAP):
-        sign = 1.0 if kind == MIN_HEAP else -1.0
-        if change > 0:
-            heap_push(s.sel_heap, s.values, s.stamps, sign, slot, size - 1)
-        elif change == 0:
-            heap_fix(s.sel_heap, s.values, s.stamps, sign, slot, size)
-        else:
-            heap_remove(s.sel_heap, s.values, s.stamps, sign, slot, size)
-    kind = s.meta[REMOVE]
-    if kind == PRIORITIZED:
-        _set_remover_leaf(s, slot, 0.0 if change < 0 else _leaf(priority, s.powers[1]))
-    elif kind in (MIN_HEAP, MAX_HEAP):
-        sign = 1.0 if kind == MIN_HEAP else -1.0
-        if change > 0:
-            heap_push(s.rem_heap, s.values, s.stamps, sign, slot, size - 1)
-        elif change == 0:
-            heap_fix(s.rem_heap, s.values, s.stamps, sign, slot, size)
-        else:
-            heap_remove(s.rem_heap, s.values, s.stamps, sign, slot, size)
 
 
 @compiled
@@ -205,9 +140,10 @@ def _add(s: Any, c: Any, key: int, priority: float, now: float, layout: int, gro
     s.meta[SIZE] += 1
     index_insert(s.index, key, slot)
     s.values[slot, PRIORITY], s.born[slot] = priority, now
-    s.meta[STAMP] += 1
-    s.stamps[slot] = s.meta[STAMP]
-    _order(s, slot, s.meta[SIZE], 1)
+    if s.meta[STAMPED]:
+        s.meta[STAMP] += 1
+        s.stamps[slot] = s.meta[STAMP]
+    order(s, slot, s.meta[SIZE], 1)
     return int(slot)
 
 
@@ -215,7 +151,7 @@ def _add(s: Any, c: Any, key: int, priority: float, now: float, layout: int, gro
 def _unlink(s: Any, slot: int) -> None:
     """Take an item out of the order, index and selectors; its records stay until `release`."""
     item = s.items[slot]
-    _order(s, slot, s.meta[SIZE], -1)
+    order(s, slot, s.meta[SIZE], -1)
     index_remove(s.index, item[KEY])
     if item[PREV] >= 0:
         s.items[item[PREV], NEXT] = item[NEXT]
@@ -248,25 +184,23 @@ def _release(s: Any, c: Any, slot: int, groups: Any) -> None:
 
 
 @inlined
-def _pick_random(s: Any, tree: Any, offsets: Any) -> int:
-    """One proportional draw; uniform where every leaf is zero."""
-    sum_ = total(tree, offsets)
-    if sum_ > 0.0:
-        return search(tree, offsets, next_uniform(s.rng) * sum_)
-    return int(s.dense[int(next_uniform(s.rng) * s.meta[SIZE])])
+def _remove_excess(s: Any, c: Any, groups: Any, max_size: int, max_bytes: int) -> int:
+    """Let the remover pick victims until the limits hold."""
+    removed = 0
+    while s.meta[SIZE] > max_size or (s.meta[BYTES] > max_bytes and s.meta[SIZE] > 0):
+        victim = pick(s, s.meta[REMOVE], s.rem_tree, s.rem_offsets, s.rem_heap)
+        _unlink(s, victim)
+        _release(s, c, victim, groups)
+        removed += 1
+    return removed
 
 
-@inlined
-def _pick(s: Any, kind: int, tree: Any, offsets: Any, heap: Any) -> int:
-    if kind == FIFO:
-        return int(s.meta[HEAD])
-    if kind == LIFO:
-        return int(s.meta[TAIL])
-    if kind == UNIFORM:
-        return int(s.dense[int(next_uniform(s.rng) * s.meta[SIZE])])
-    if kind == PRIORITIZED:
-        return _pick_random(s, tree, offsets)
-    return int(heap[0, 0])
+@compiled
+def trim(s: Any, c: Any, groups: Any, max_size: int, max_bytes: int) -> int:
+    """Remove what is above the limits; returns how many items that were."""
+    removed = _remove_excess(s, c, groups, max_size, max_bytes)
+    settle(s)
+    return removed
 
 
 @compiled
@@ -283,7 +217,7 @@ def insert(
     n = priorities.shape[0]
     while at < n:
         priority = priorities[at]
-        if not _acceptable(s, priority):
+        if not acceptable(s, priority):
             status[at] = BAD_PRIORITY
             refused += 1
             at += 1
@@ -303,14 +237,7 @@ def insert(
         status[at] = INSERTED
         used += 1
         at += 1
-        while s.meta[SIZE] > max_size or (s.meta[BYTES] > max_bytes and s.meta[SIZE] > 0):
-            if s.meta[REMOVE] == PRIORITIZED:
-                victim = _pick_random(s, s.rem_tree, s.rem_offsets)
-            else:
-                victim = _pick(s, s.meta[REMOVE], s.rem_tree, s.rem_offsets, s.rem_heap)
-            _unlink(s, victim)
-            _release(s, c, victim, groups)
-            removed += 1
+        removed += _remove_excess(s, c, groups, max_size, max_bytes)
     settle(s)
     return at - first, used, removed, refused
 
@@ -318,17 +245,23 @@ def insert(
 @inlined
 def _update_one(s: Any, slot: int, priority: float) -> None:
     s.values[slot, PRIORITY] = priority
-    s.meta[STAMP] += 1
-    s.stamps[slot] = s.meta[STAMP]
-    _order(s, slot, s.meta[SIZE], 0)
+    if s.meta[STAMPED]:
+        s.meta[STAMP] += 1
+        s.stamps[slot] = s.meta[STAMP]
+    order(s, slot, s.meta[SIZE], 0)
 
 
 @compiled
 def update(s: Any, keys: Any, priorities: Any) -> tuple[int, int]:
     """Set priorities of known keys. Returns (unknown keys, refused priorities)."""
     unknown = refused = 0
-    for i in range(keys.shape[0]):
-        if not _acceptable(s, priorities[i]):
+    count = keys.shape[0]
+    for i in range(min(AHEAD, count)):
+        index_fetch(s.index, keys[i])
+    for i in range(count):
+        if i + AHEAD < count:
+            index_fetch(s.index, keys[i + AHEAD])
+        if not acceptable(s, priorities[i]):
             refused += 1
             continue
         slot = index_find(s.index, keys[i])
@@ -390,9 +323,19 @@ def draw(
             for i in range(n):
                 numbers[0, i] = next_uniform(s.rng) * sum_
             descend(s.sel_tree, s.sel_offsets, numbers[0], slots, n)
+            mix = s.powers[4]
+            if mix > 0.0:
+                for i in range(n):
+                    if next_uniform(s.rng) < mix:
+                        slots[i] = s.dense[int(next_uniform(s.rng) * size)]
+            first, records = s.items.ctypes.data, s.records.ctypes.data
+            for i in range(n):
+                prefetch(first + slots[i] * ROW_BYTES)
+            for i in range(n):
+                prefetch(records + 16 * s.items[slots[i], REC])
             for i in range(n):
                 slot = slots[i]
-                numbers[0, i] = s.sel_tree[slot] / sum_
+                numbers[0, i] = (1.0 - mix) * s.sel_tree[slot] / sum_ + mix / size
                 s.items[slot, TIMES] += counted
                 _describe(s, slot, i, keys, numbers, times)
             return n, 0
@@ -404,10 +347,12 @@ def draw(
         probability = 1.0
         if kind == UNIFORM:
             probability = 1.0 / size
-        slot = _pick(s, kind, s.sel_tree, s.sel_offsets, s.sel_heap)
+        slot = pick(s, kind, s.sel_tree, s.sel_offsets, s.sel_heap)
         if kind == PRIORITIZED:
-            sum_ = total(s.sel_tree, s.sel_offsets)
-            probability = s.sel_tree[slot] / sum_ if sum_ > 0.0 else 1.0 / size
+            mix, sum_ = s.powers[4], total(s.sel_tree, s.sel_offsets)
+            if mix > 0.0 and next_uniform(s.rng) < mix:
+                slot = int(s.dense[int(next_uniform(s.rng) * size)])
+            probability = (1.0 - mix) * s.sel_tree[slot] / sum_ + mix / size if sum_ > 0.0 else 1.0 / size
         slots[i] = slot
         numbers[0, i] = probability
         s.items[slot, TIMES] += counted

@@ -13,11 +13,15 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections import deque
 from typing import Any
 
 from shoal.errors import ConfigError
 
-__all__ = ["MinSize", "Queue", "RateLimiter", "SampleToInsertRatio", "Stack"]
+__all__ = ["MinSize", "Queue", "RateLimiter", "Rates", "SampleToInsertRatio", "Stack"]
+
+
+WINDOW_SECONDS = 10.0
 
 
 class RateLimiter:
@@ -150,6 +154,29 @@ class RateLimiter:
             f"{type(self).__name__}(samples_per_insert={self.samples_per_insert}, min_size={self.min_size}, "
             f"min_diff={self.min_diff}, max_diff={self.max_diff})"
         )
+
+
+class Rates:
+    """Inserts and samples per second over the last ten seconds."""
+
+    def __init__(self, limiter: RateLimiter) -> None:
+        self._limiter = limiter
+        self._marks: deque[tuple[float, int, int]] = deque([(time.monotonic(), limiter.inserts, limiter.samples)])
+
+    def note(self) -> None:
+        """Something happened: remember the counters, once a second."""
+        now = time.monotonic()
+        if now - self._marks[-1][0] >= 1.0:
+            self._marks.append((now, self._limiter.inserts, self._limiter.samples))
+            while len(self._marks) > 1 and self._marks[1][0] <= now - WINDOW_SECONDS:
+                self._marks.popleft()
+
+    def now(self) -> dict[str, float]:
+        self.note()
+        began, inserts, samples = self._marks[0]
+        seconds = max(time.monotonic() - began, 1e-3)
+        done = (self._limiter.inserts - inserts, self._limiter.samples - samples)
+        return {"inserts_per_second": max(0, done[0]) / seconds, "samples_per_second": max(0, done[1]) / seconds}
 
 
 class MinSize(RateLimiter):

@@ -191,8 +191,14 @@ class LocalSink:
     ) -> npt.NDArray[np.int64]:  # fmt: skip
         local = self._local
         with local.lock:
-            local._check_open()
+            if local.closed:
+                local._check_open()
             pending = Pending(local.core.table(table), columns, grouped, priorities, records)
+            if pending.push() and not pending.refused:
+                local.wake()
+                return pending.keys
+            if pending.handled:
+                local.wake()
             return local.insert(pending, timeout)
 
     def insert_one(

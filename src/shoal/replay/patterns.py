@@ -43,6 +43,26 @@ class Literals:
         self.rows = max(chunk_rows(specs, batch), batch)
         self.group: Group | None = None
         self.filled = 0
+        self._records: npt.NDArray[np.int32] | None = None
+
+    def takes(self, values: Mapping[str, npt.NDArray[Any]]) -> bool:
+        """Whether these values [n, ...] are of the columns kept here."""
+        if len(values) != len(self.specs):
+            return False
+        for spec in self.specs:
+            value = values.get(spec.path)
+            if value is None or value.shape[1:] != spec.shape or (value.dtype is not spec.dtype and value.dtype != spec.dtype):
+                return False
+        return True
+
+    def records(self, group: Group, first: int, count: int) -> npt.NDArray[np.int32]:
+        """Records of items of one row each, int32[count, 1, 4]; the same array is used again."""
+        records = self._records
+        if records is None or len(records) != count:
+            records = self._records = np.ones((count, 1, 4), np.int32)
+        records[:, 0, 0] = group.first
+        records[:, 0, 1] = np.arange(first, first + count, dtype=np.int32)
+        return records
 
     def add(self, arrays: Sequence[Any], count: int) -> tuple[Group, int]:
         """Store [count, ...] rows; returns the group and the first row."""
@@ -95,7 +115,9 @@ class Patterns:
     @staticmethod
     def key(history: History, data: Mapping[str, Any], single: bool) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """The key of these items and the values given with them; None where no pattern can serve."""
-        end, key, values = history.steps, [], {}
+        end = history.steps
+        key: list[tuple[Any, ...]] = []
+        values: dict[str, Any] = {}
         for path, leaf in data.items():
             if type(leaf) is Cells:
                 if len(leaf.runs) != 1:
@@ -103,7 +125,7 @@ class Patterns:
                 start, cells, step = leaf.runs[0]
                 key.append((path, leaf.path, start - end, cells, step, leaf.squeeze))
             elif isinstance(leaf, (np.ndarray, np.generic, float, int)):
-                value = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+                value: Any = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
                 values[path] = value
                 key.append((path, value.dtype, value.shape if single else value.shape[1:]))
             else:

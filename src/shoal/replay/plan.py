@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.replay.items import REC, SHAPE
-from shoal.replay.kernels import compiled
+from shoal.replay.kernels import compiled, prefetch
 
 __all__ = ["chunks_of", "lay_out", "longest", "plan_rows"]
 
@@ -60,6 +60,7 @@ def lay_out(
                     size = sizes[g]
                     plan[at, 0] = bases[g] + i * strides[g] + done * size
                     plan[at, 1] = c.address[chunk + g] + start * size
+                    prefetch(plan[at, 1])
                     plan[at, 2], plan[at, 3], plan[at, 4] = cells, step * size, size
                     at += 1
                 done += cells
@@ -70,6 +71,7 @@ def lay_out(
             size = sizes[column]
             plan[at, 0] = bases[column] + i * strides[column] + done * size
             plan[at, 1] = c.address[chunk] + start * size
+            prefetch(plan[at, 1])
             plan[at, 2], plan[at, 3], plan[at, 4] = cells, step * size, size
             at += 1
             done += cells

@@ -16,7 +16,7 @@ from shoal.replay.columns import Tree, flatten, unflatten
 from shoal.replay.errors import InvalidItem
 from shoal.replay.writer import Writer
 
-__all__ = ["EpisodeWriter", "SequenceWriter", "TransitionWriter"]
+__all__ = ["EpisodeWriter", "SequenceWriter", "TransitionWriter", "VectorTransitionWriter"]
 
 Priority = Callable[[dict[str, Any]], float]
 
@@ -80,6 +80,74 @@ class TransitionWriter:
         priority = 1.0 if self._priority is None else self._priority({"reward": reward, "discount": product})
         for table in self._tables:
             self.writer.create_item(table, priority, data)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class VectorTransitionWriter:
+    """`TransitionWriter` for E environments at once, without a loop over them; the same items for each environment.
+
+    Environments reset themselves: where `ended` is true the next observation belongs to a new episode, and `last_observation`
+    has the one that was seen last.
+    """
+
+    def __init__(
+        self, client: Client, tables: str | tuple[str, ...], envs: int, n: int = 1, gamma: float = 0.99,
+        priority: Callable[[dict[str, Any]], Any] | None = None, timeout: float | None = None,
+    ) -> None:  # fmt: skip
+        if n < 1 or envs < 1:
+            raise InvalidItem(f"n {n} and envs {envs} must be at least 1")
+        self._tables = (tables,) if isinstance(tables, str) else tables
+        self._n, self._gamma, self._priority = n, np.float32(gamma), priority
+        self.writer: Writer = client.writer(max_history=n + 1, timeout=timeout)
+        self._rewards = np.zeros((n, envs), np.float32)  # the newest last
+        self._discounts = np.ones((n, envs), np.float32)
+        self._steps = np.zeros(envs, np.int64)  # of the episode, before this one
+
+    def append(
+        self, observation: Tree, action: Tree, reward: Any, discount: Any, ended: Any = None, last_observation: Tree = None,
+        **extras: Any,
+    ) -> None:  # fmt: skip
+        """One step of all environments, [E, ...] each."""
+        self.writer.append_batch({"observation": observation, "action": action, **({"extras": extras} if extras else {})})
+        full = self._steps >= self._n
+        if full.any():
+            self._create(self._n, self._n, np.flatnonzero(full), None)
+        self._rewards = np.concatenate([self._rewards[1:], np.asarray(reward, np.float32)[None]])
+        self._discounts = np.concatenate([self._discounts[1:], np.asarray(discount, np.float32)[None]])
+        self._steps += 1
+        over = np.zeros(len(self._steps), bool) if ended is None else np.asarray(ended, bool)
+        if not over.any():
+            return
+        if last_observation is None:
+            raise InvalidItem("an episode ended: append needs last_observation")
+        for steps in range(self._n, 0, -1):
+            chosen = np.flatnonzero(over & (self._steps >= steps))
+            if len(chosen):
+                self._create(steps - 1, steps, chosen, last_observation)
+        self._steps[over] = 0
+        self.writer.end_episode(np.flatnonzero(over))
+
+    def _create(self, back: int, steps: int, envs: Any, last: Tree | None) -> None:
+        """Items that begin `back` steps before the newest observation and span so many rewards."""
+        reward, product = np.zeros(len(envs), np.float32), np.ones(len(envs), np.float32)
+        for at in range(self._n - steps, self._n):
+            reward += product * self._rewards[at, envs]
+            product *= self._gamma * self._discounts[at, envs]
+        history = self.writer.history
+        following: Any = history["observation"][-1]
+        if last is not None:
+            following = unflatten({path: np.asarray(leaf)[envs] for path, leaf in flatten(last).items()})
+        data: dict[str, Any] = {
+            "observation": history["observation"][-1 - back], "action": history["action"][-1 - back], "reward": reward,
+            "discount": product, "next_observation": following,
+        }  # fmt: skip
+        if any(path.startswith("extras/") for path in history.specs):
+            data["extras"] = history["extras"][-1 - back]
+        priority = 1.0 if self._priority is None else self._priority({"reward": reward, "discount": product})
+        for table in self._tables:
+            self.writer.create_items(table, priority, data, where=envs)
 
     def close(self) -> None:
         self.writer.close()

@@ -260,6 +260,10 @@ class RemoteBackend:
     def reset(self, table: str, timeout: float | None) -> None:
         self._ask({"op": "reset", "table": table}, (), timeout)
 
+    def trim(self, table: str, timeout: float | None) -> int:
+        fields, _ = self._ask({"op": "trim", "table": table}, (), timeout)
+        return int(fields["removed"])
+
     def info(self, timeout: float | None) -> dict[str, Any]:
         fields, _ = self._ask({"op": "info"}, (), timeout)
         info: dict[str, Any] = fields["info"]

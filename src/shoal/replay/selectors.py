@@ -25,6 +25,9 @@ class Selector:
         """The exponent on priorities; 1 where it plays no part."""
         return 1.0
 
+    uniform_mix = 0.0
+    """The part of the draws that is uniform."""
+
 
 @dataclass(frozen=True)
 class Fifo(Selector):
@@ -57,12 +60,16 @@ class Uniform(Selector):
 class Prioritized(Selector):
     """Probability p^exponent / sum; zero is never drawn while any other is positive; all zero is uniform.
 
-    A negative exponent prefers small priorities, as Ape-X DPG's remover does.
+    A negative exponent prefers small priorities, as Ape-X DPG's remover does. uniform_mix u draws with
+    (1 - u) p^exponent / sum + u / N instead, which reaches zero priorities too.
     """
 
     exponent: float = 0.6
+    uniform_mix: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.uniform_mix <= 1.0:
+            raise ConfigError(f"Prioritized uniform_mix must be within 0 and 1, got {self.uniform_mix}")
         if not math.isfinite(self.exponent):
             raise ConfigError(f"Prioritized exponent must be finite, got {self.exponent}")
 
@@ -93,10 +100,10 @@ class MaxHeap(Selector):
         return MAX_HEAP
 
 
-def selector_from(name: str, exponent: float = 1.0) -> Selector:
+def selector_from(name: str, exponent: float = 1.0, uniform_mix: float = 0.0) -> Selector:
     """The selector of a name as `describe` gives it."""
     if name == "Prioritized":
-        return Prioritized(exponent)
+        return Prioritized(exponent, uniform_mix)
     kinds: dict[str, type[Selector]] = {kind.__name__: kind for kind in (Fifo, Lifo, Uniform, MinHeap, MaxHeap)}
     if name not in kinds:
         raise ConfigError(f"unknown selector {name!r}; choose from {sorted([*kinds, 'Prioritized'])}")

@@ -162,6 +162,9 @@ class ShardedBackend:
         for backend in self._backends:
             backend.reset(table, timeout)
 
+    def trim(self, table: str, timeout: float | None) -> int:
+        return sum(backend.trim(table, timeout) for backend in self._backends)
+
     def info(self, timeout: float | None) -> dict[str, Any]:
         """The shards' own reports, and sizes and bytes summed over them."""
         shards = [backend.info(timeout) for backend in self._backends]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.replay.kernels import compiled
+from shoal.replay.kernels import compiled, prefetch
 
 __all__ = ["descend", "rebuild", "refresh", "search", "total", "tree_arrays"]
 
@@ -102,8 +102,10 @@ def descend(tree: Any, offsets: Any, queries: Any, leaves: Any, count: int) -> N
     """`search` for a batch. Counting prefix sums instead of branching keeps the processor from guessing wrong."""
     for i in range(count):
         leaves[i] = 0
+    start = tree.ctypes.data
     for level in range(offsets.shape[0] - 2, -1, -1):
         base = offsets[level]
+        below = start + 8 * offsets[max(level - 1, 0)]
         for i in range(count):
             first = base + (leaves[i] << 3)
             query = queries[i]
@@ -115,7 +117,9 @@ def descend(tree: Any, offsets: Any, queries: Any, leaves: Any, count: int) -> N
                 chosen += past
                 before = upto if past else before
             queries[i] = query - before
-            leaves[i] = (leaves[i] << 3) + chosen
+            leaf = (leaves[i] << 3) + chosen
+            leaves[i] = leaf
+            prefetch(below + 64 * leaf)  # the node that the next level reads; past the leaves it fetches in vain
     for i in range(count):
         if tree[leaves[i]] <= 0.0:  # rounding carried the query past the end of a node
             leaves[i] = search(tree, offsets, queries[i])

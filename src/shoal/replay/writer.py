@@ -22,8 +22,8 @@ from shoal.replay.patterns import FEWEST_STEPS, Literals, Patterns, Record, chun
 
 __all__ = ["Sink", "Writer"]
 
-SHORTEST_SEGMENT = 128
-"""Steps of a chunk, where the memory allows it: a short history does not make for small chunks."""
+SHORT_SEGMENT, SHORT_BYTES = 128, 1 << 15
+"""Steps and bytes that a chunk may have however short the history is; a longer history makes for longer chunks."""
 
 
 class Sink(Protocol):
@@ -60,6 +60,7 @@ class Writer:
         self._sink = sink
         self._envs: int | None = None
         self._literals: dict[Any, Literals] = {}
+        self._last_literals: Literals | None = None
         self._patterns = Patterns()
         self._all_envs = np.arange(1)
         self._begun = np.zeros(1, np.int64)  # of every environment: the first step of its episode
@@ -103,7 +104,7 @@ class Writer:
             value = step.get(path)
             if not isinstance(value, (np.ndarray, np.generic)):
                 value = np.asarray(value)
-            if value.dtype != dtype:
+            if value.dtype is not dtype and value.dtype != dtype:
                 return False
             if envs == 1 and value.shape == shape[1:]:
                 rows[row] = value
@@ -149,7 +150,9 @@ class Writer:
         segment = history.segments[-1] if history.segments else None
         if segment is None or segment.steps == segment.capacity:
             specs = tuple(history.specs.values())
-            capacity = max(FEWEST_STEPS, min(chunk_rows(specs, envs) // envs, max(SHORTEST_SEGMENT, 4 * history.max_history)))
+            row_bytes = envs * max(1, sum(spec.cell_bytes for spec in specs))
+            short = min(SHORT_SEGMENT, SHORT_BYTES // row_bytes)
+            capacity = max(FEWEST_STEPS, min(chunk_rows(specs, envs) // envs, max(short, 4 * history.max_history)))
             segment = Segment(history.steps, capacity, envs)
             history.segments.append(segment)
         new = sorted(path for path in arrays if path not in segment.where)
@@ -199,8 +202,8 @@ class Writer:
             raise InvalidItem("this writer appends batches: use create_items")
         self._check_open()
         wait = self.timeout if timeout is not None and timeout < 0 else timeout
-        flat = data if type(data) is dict else flatten(data)
-        found = self._patterns.key(self.history, flat, True)
+        nested = type(data) is not dict or any(isinstance(leaf, dict) for leaf in data.values())
+        found = self._patterns.key(self.history, flatten(data) if nested else data, True)
         pattern = None if found is None else self._patterns.find(found[0], self.history, self._begun_last)
         if found is not None and pattern is not None:
             records = one_record(pattern, self.history, found[1])
@@ -317,17 +320,20 @@ class Writer:
         self, values: Mapping[str, npt.NDArray[Any]], count: int
     ) -> tuple[Literals, Group, int]:
         """Where values [count, ...] are stored, the group and the first row."""
-        paths = sorted(values)
-        arrays = [values[path] for path in paths]
-        key = (*paths, *((a.dtype, a.shape[1:]) for a in arrays))
-        store = self._literals.get(key)
-        if store is None:
-            specs = tuple(Spec(p, a.dtype, a.shape[1:]) for p, a in zip(paths, arrays, strict=True))
-            store = self._literals[key] = Literals(self._sink, specs, count)
-        for path, array in zip(paths, arrays, strict=True):
+        store = self._last_literals
+        if store is None or not store.takes(values):
+            paths = sorted(values)
+            arrays = [values[path] for path in paths]
+            key = (*paths, *((a.dtype, a.shape[1:]) for a in arrays))
+            store = self._literals.get(key)
+            if store is None:
+                specs = tuple(Spec(p, a.dtype, a.shape[1:]) for p, a in zip(paths, arrays, strict=True))
+                store = self._literals[key] = Literals(self._sink, specs, count)
+            self._last_literals = store
+        for path, array in values.items():
             if len(array) != count:
                 raise InvalidItem(f"column {path!r} has {len(array)} values for {count} items")
-        return store, *store.add(arrays, count)
+        return store, *store.add([values[spec.path] for spec in store.specs], count)
 
     def insert_rows(
         self, leaves: Mapping[str, npt.NDArray[Any]], count: int, priorities: Mapping[str, Any], timeout: float | None
@@ -335,9 +341,7 @@ class Writer:
         """Items of one step each, from rows [count, ...] that are stored once for all the tables."""
         self._check_open()
         store, group, first = self._store_literals(leaves, count)
-        records = np.empty((count, 1, 4), np.int32)
-        records[:, 0, 0], records[:, 0, 2], records[:, 0, 3] = group.first, 1, 1
-        records[:, 0, 1] = np.arange(first, first + count, dtype=np.int32)
+        records = store.records(group, first, count)
         keys = {}
         for table, given in priorities.items():
             values = np.asarray(given, np.float64)

@@ -1,0 +1,216 @@
+"""`make bench-replay`: shoal's replay against dm-reverb, cpprb, TorchRL and SB3, the same work in the same run, in turn.
+
+    python -m shoal.bench.replay [--only WORD] [--rounds N] [--seconds S] [--no-save]
+
+Peers live in environments of their own under .peers/. Medians over the rounds go to docs/results/replay.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.bench import machine
+from shoal.bench.__main__ import say
+from shoal.bench.peers.install import FOLDER
+from shoal.bench.tables import markdown, short, spread
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another replay buffer."""
+
+    name: str
+    packages: tuple[str, ...]
+
+    @property
+    def python(self) -> Path:
+        return FOLDER / self.name / "bin" / "python"
+
+
+PEERS = (
+    Peer("cpprb", ("cpprb", "numpy")),
+    Peer("sb3", ("torch==2.13.0", "stable-baselines3>=2.7")),
+    Peer("reverb", ("dm-reverb==0.14.0", "tensorflow-cpu==2.15.*")),
+    Peer("torchrl", ("torch==2.13.0", "torchrl==0.14.*")),
+)
+CASES = (("small", 10_000), ("small", 100_000), ("small", 1_000_000), ("frames", 10_000), ("sequences", 1_000))
+WAYS = ("inline", "ipc", "tcp")
+HERE = Path(__file__).parent
+
+TARGETS = (
+    ("small 100k", "sample+update", ("shoal inline", "sample+update"), ("cpprb", "sample+update"), 1.0),
+    ("small 1M", "sample+update", ("shoal inline", "sample+update"), ("cpprb", "sample+update"), 1.0),
+    ("frames 10k", "sample", ("shoal inline", "sample"), ("cpprb", "sample"), 1.0),
+    ("frames 10k", "sample against SB3", ("shoal inline", "sample"), ("sb3", "sample"), 1.0),
+    ("frames 10k", "sample+update", ("shoal inline", "sample+update"), ("cpprb", "sample+update"), 1.0),
+    ("small 100k", "insert 64 at a time", ("shoal inline", "insert"), ("cpprb", "insert"), 1.0),
+    ("small 100k", "append_batch", ("shoal inline", "append_batch"), ("cpprb", "insert"), 1.0),
+    ("small 100k", "ipc writer", ("shoal ipc", "ipc writer x1"), ("reverb", "tcp writer x1"), 5.0),
+    ("small 100k", "TCP writer", ("shoal tcp", "tcp writer x1"), ("reverb", "tcp writer x1"), 5.0),
+    ("small 100k", "ipc dataset", ("shoal ipc", "ipc dataset"), ("reverb", "tcp dataset"), 3.0),
+    ("small 100k", "TCP dataset", ("shoal tcp", "tcp dataset"), ("reverb", "tcp dataset"), 3.0),
+    ("frames 10k", "ipc writer", ("shoal ipc", "ipc writer x1"), ("reverb", "tcp writer x1"), 2.0),
+    ("frames 10k", "TCP writer", ("shoal tcp", "tcp writer x1"), ("reverb", "tcp writer x1"), 1.0),
+    ("frames 10k", "ipc dataset", ("shoal ipc", "ipc dataset"), ("reverb", "tcp dataset"), 2.0),
+    ("frames 10k", "TCP dataset", ("shoal tcp", "tcp dataset"), ("reverb", "tcp dataset"), 1.0),
+)
+"""(scene, what, ours, theirs, how many times theirs it must be); the issue's lines."""
+
+
+def install(peer: Peer) -> str:
+    """Install what is missing; returns versions, or the reason why it cannot be used."""
+    names = [package.split("=")[0].split(">")[0] for package in peer.packages]
+    shown = f"import importlib.metadata as m; print(', '.join(n + ' ' + m.version(n) for n in {names!r}))"
+    for attempt in range(2):
+        if peer.python.exists():
+            done = subprocess.run([str(peer.python), "-c", shown], capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                return done.stdout.strip()
+        if attempt == 0:
+            say(f"installing {peer.name} into {FOLDER / peer.name}")
+            subprocess.run([sys.executable, "-m", "venv", str(FOLDER / peer.name)], capture_output=True, check=False)
+            subprocess.run([str(peer.python), "-m", "pip", "install", "--quiet", *peer.packages], capture_output=True, check=False)
+    return "could not be installed"
+
+
+def record_pong(path: Path, steps: int = 1024) -> bool:
+    """Frames of Pong under random actions as 84x84 grey; False without ale-py."""
+    try:
+        import ale_py
+        import gymnasium as gym
+    except ImportError:
+        return False
+    gym.register_envs(ale_py)
+    env = gym.make("ALE/Pong-v5", obs_type="grayscale")
+    env.action_space.seed(0)
+    env.reset(seed=0)
+    rows, columns = np.linspace(34, 193, 84).astype(int), np.linspace(0, 159, 84).astype(int)
+    frames = []
+    while len(frames) < steps:
+        frame, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        frames.append(frame[rows][:, columns])
+        if terminated or truncated:
+            env.reset()
+    np.save(path, np.array(frames, np.uint8))
+    return True
+
+
+def measure(command: Sequence[str], seconds: float) -> dict[str, Any]:
+    """What a driver printed last, or its error."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240 + 30 * seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return {"error": "took too long"}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        last = [line for line in done.stderr.strip().splitlines() if line.strip()]
+        return {"error": last[-1][:300] if last else f"exit code {done.returncode}"}
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def runners(kind: str, size: int, able: Sequence[Peer], seconds: float, recording: Path | None) -> dict[str, list[str]]:
+    """Who takes part in a scene, and how each is started."""
+    words = [kind, str(size), str(seconds), *([str(recording)] if recording and kind != "small" else [])]
+    ways = ("inline",) if size in (10_000, 1_000_000) and kind == "small" else WAYS
+    found = {f"shoal {way}": [sys.executable, "-m", "shoal.bench.replay_shoal", way, *words] for way in ways}
+    for peer in able:
+        if (peer.name == "reverb" and ways == ("inline",)) or (kind == "sequences" and peer.name != "reverb"):
+            continue
+        if kind == "small" and size == 10_000 and peer.name != "cpprb":
+            continue
+        found[peer.name] = [str(peer.python), str(HERE / "replay_peers.py"), peer.name, *words]
+    return found
+
+
+def scene_table(runs: dict[str, list[dict[str, Any]]]) -> str:
+    """Operations down, who across; medians with their range."""
+    rows = list(dict.fromkeys(name for results in runs.values() for result in results for name in result if name != "error"))
+    body = [[name, *(_cell([r[name] for r in results if name in r]) for results in runs.values())] for name in rows]
+    errors = [f"- {who}: {result['error']}" for who, results in runs.items() for result in results[-1:] if "error" in result]
+    return "\n\n".join(part for part in (markdown(("items/s", *runs), body) if rows else "", "\n".join(errors)) if part)
+
+
+def _cell(values: list[float]) -> str:
+    return spread(values) if values else "-"
+
+
+def _middle(scenes: dict[str, Any], scene: str, who: str, what: str) -> float | None:
+    values = [result[what] for result in scenes.get(scene, {}).get(who, []) if what in result]
+    return float(np.median(values)) if values else None
+
+
+def target_table(scenes: dict[str, Any]) -> str:
+    """The issue's lines: ours, theirs, the ratio, and whether it is enough."""
+    rows = []
+    for scene, what, ours, theirs, times in TARGETS:
+        mine, other = _middle(scenes, scene, *ours), _middle(scenes, scene, *theirs)
+        if mine is not None and other is not None:
+            ratio = mine / other
+            rows.append([scene, what, short(mine), f"{theirs[0]} {short(other)}", f"{ratio:.2f}", f">= {times:g}",
+                         _word(ratio >= times)])
+    for what in ("insert", "sample", "sample+update"):
+        few, many = (_middle(scenes, scene, "shoal inline", what) for scene in ("small 10k", "small 1M"))
+        if few is not None and many is not None:
+            rows.append(["small", f"cost of {what}, 1M / 10k", short(many), f"10k: {short(few)}", f"{few / many:.2f}", "<= 1.5",
+                         _word(few / many <= 1.5)])
+    return markdown(("scene", "what", "shoal", "against", "ratio", "needed", ""), rows)
+
+
+def _word(met: bool) -> str:
+    return "met" if met else "NOT MET"
+
+
+def name_of(kind: str, size: int) -> str:
+    return f"{kind} {short(size).replace(' ', '')}"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m shoal.bench.replay", description="shoal's replay against its peers")
+    parser.add_argument("--only", default="", help="only scenes whose name holds this word")
+    parser.add_argument("--who", default="", help="only those whose name holds this word")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of every measurement")
+    parser.add_argument("--no-save", action="store_true", help="do not write docs/results/replay.json")
+    given = parser.parse_args(words)
+    started, results = time.monotonic(), machine.describe()
+    results["peers"] = {peer.name: install(peer) for peer in PEERS if given.who in peer.name}
+    able = [peer for peer in PEERS if results["peers"].get(peer.name, "could not").startswith("could not") is False]
+    for name, found in results["peers"].items():
+        say(f"{name}: {found}")
+    results["scenes"] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        recording = Path(folder) / "pong.npy"
+        results["recorded_pong"] = record_pong(recording)
+        for kind, size in CASES:
+            if given.only in name_of(kind, size):
+                taking = runners(kind, size, able, given.seconds, recording if results["recorded_pong"] else None)
+                chosen = {who: command for who, command in taking.items() if given.who in who}
+                runs: dict[str, list[dict[str, Any]]] = {who: [] for who in chosen}
+                for _ in range(given.rounds):
+                    for who, command in chosen.items():
+                        runs[who].append(measure(command, given.seconds))
+                results["scenes"][name_of(kind, size)] = runs
+                say(f"\n### {name_of(kind, size)}\n\n{scene_table(runs)}")
+    results["seconds"] = round(time.monotonic() - started, 1)
+    say(f"\n### Targets\n\n{target_table(results['scenes'])}\n\nmeasured in {results['seconds']:.0f} s")
+    if not given.no_save:
+        say(f"wrote {machine.save('replay.json', results)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

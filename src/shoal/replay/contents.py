@@ -1,0 +1,412 @@
+"""The contents of one table: its items in arrays, with operations that never block. Not safe for threads.
+
+    writer ── records, priority ──▶ try_insert ──▶ limiter ──▶ items ──▶ remover takes what is too much
+    reader ◀── plan of copies ◀── try_draw ◀── limiter ◀── selector
+
+A `try_` form does what the limiter allows and says how much that was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.replay import items as k
+from shoal.replay.batch import BatchLayout, Info, padded_lengths
+from shoal.replay.chunks import ChunkStore
+from shoal.replay.columns import Array, Column, check_signature, signature_of
+from shoal.replay.errors import InvalidItem
+from shoal.replay.limiters import Rates
+from shoal.replay.orders import bounds
+from shoal.replay.plan import chunks_of, lay_out, longest, plan_rows
+from shoal.replay.selectors import MAX_HEAP, MIN_HEAP, PRIORITIZED
+from shoal.replay.table import Table
+from shoal.replay.tree import rebuild, total, tree_arrays
+
+__all__ = ["Drawn", "TableCore"]
+
+FIRST_SLOTS = 1024
+DIRTY_LEAVES = 4096
+NO_LIMIT = 1 << 62
+
+
+class Drawn(NamedTuple):
+    """Drawn items: what is known about them, and the copies that bring their data into a batch."""
+
+    info: Info
+    layout: BatchLayout
+    slots: npt.NDArray[np.int64]
+    doomed: int
+
+
+class TableCore:
+    """Items of one table. Not safe for threads: its owner holds a lock."""
+
+    def __init__(self, table: Table, store: ChunkStore, seed: int = 0, first_key: int = 1) -> None:
+        self.table, self.store, self.limiter = table, store, table.limiter
+        self.signature: dict[str, Array] | None = table.signature
+        self.unknown_updates = self.refused_updates = self.refused_items = 0
+        self._layouts: dict[tuple[tuple[Column, ...], bool], int] = {}
+        self._last_layout: tuple[tuple[Column, ...], bool, int] = ((), False, -1)
+        self.columns: list[tuple[Column, ...]] = []
+        self.groups = np.zeros(0, np.int64)
+        self.lengths = np.zeros((0, 0), np.int64)
+        self._scratch: dict[str, Any] = {}
+        self._batch_layouts: dict[Any, BatchLayout] = {}
+        self.first_key = first_key
+        self._most = NO_LIMIT if table.soft else table.max_size
+        self._most_bytes = NO_LIMIT if table.soft or table.max_bytes is None else table.max_bytes
+        self.rates = Rates(self.limiter)
+        self.rng = np.array([np.uint64(seed)], np.uint64)
+        self._reset_arrays()
+        store.watch(self)
+
+    # -- arrays
+
+    def _reset_arrays(self) -> None:
+        slots = min(self._most + 1, FIRST_SLOTS)
+        meta = np.zeros(k.META, np.int64)
+        meta[[k.HEAD, k.TAIL, k.FREE]] = -1
+        meta[k.REC_FREE :] = -1
+        meta[k.NEXT_KEY] = self.first_key
+        meta[k.SELECT], meta[k.REMOVE] = self.table.selector.kind, self.table.remover.kind
+        chosen = (self.table.selector, self.table.remover)
+        meta[k.STAMPED] = any(order.kind in (MIN_HEAP, MAX_HEAP) for order in chosen)
+        drawn = [order.power for order in chosen if order.kind == PRIORITIZED]
+        self.state = k.State(
+            meta=meta,
+            powers=np.array([*(order.power for order in chosen), *bounds(*drawn), self.table.selector.uniform_mix]),
+            **_item_arrays(slots, None),
+            born=np.zeros(slots),
+            stamps=np.zeros(slots, np.int64),
+            dense=np.zeros(slots, np.int64),
+            index=_empty_index(slots),
+            records=np.zeros((slots, 4), np.int32),
+            refs=np.zeros(self.store.capacity, np.int32),
+            **self._orders(slots, None),
+            dirty=np.zeros(DIRTY_LEAVES, np.int64),
+            rng=self.rng,
+        )
+
+    def _orders(self, slots: int, old: k.State | None) -> dict[str, Any]:
+        """Trees and heaps for selector and remover with room for so many slots, filled from the old ones."""
+        made: dict[str, Any] = {}
+        for role, selector in (("sel", self.table.selector), ("rem", self.table.remover)):
+            tree, offsets = tree_arrays(slots if selector.kind == PRIORITIZED else 1)
+            heap = np.zeros((2, slots if selector.kind in (MIN_HEAP, MAX_HEAP) else 1), np.int64)
+            if old is not None:
+                leaves, old_heap = getattr(old, f"{role}_tree"), getattr(old, f"{role}_heap")
+                used = min(int(getattr(old, f"{role}_offsets")[1]), int(offsets[1]))
+                tree[:used] = leaves[:used]
+                rebuild(tree, offsets)
+                heap[:, : old_heap.shape[1]] = old_heap
+            made |= {f"{role}_tree": tree, f"{role}_offsets": offsets, f"{role}_heap": heap}
+        return made
+
+    def grow_refs(self, chunks: int) -> None:
+        refs = np.zeros(chunks, np.int32)
+        refs[: self.state.refs.shape[0]] = self.state.refs
+        self.state = self.state._replace(refs=refs)
+
+    def chunk_resized(self, chunk: int, change: int) -> None:
+        if self.state.refs[chunk] > 0:
+            self.state.meta[k.BYTES] += change
+
+    def _make_room(self, count: int, records: int) -> None:
+        """Room in the arrays for `count` more items with so many records in all."""
+        meta, state = self.state.meta, self.state
+        slots = state.items.shape[0]
+        wanted = min(int(meta[k.SIZE]) + count, self._most) + 1
+        if wanted > slots:
+            grown = min(max(2 * slots, wanted), self._most + 1)
+            index = _empty_index(grown)
+            k.reindex(state, index)
+            state = state._replace(
+                **_item_arrays(grown, state.items), born=_grown(state.born, grown),
+                stamps=_grown(state.stamps, grown), dense=_grown(state.dense, grown), index=index,
+                **self._orders(grown, state),
+            )  # fmt: skip
+        if meta[k.REC_TOP] + records > state.records.shape[0]:
+            grown = max(2 * state.records.shape[0], int(meta[k.REC_TOP]) + records)
+            state = state._replace(records=_grown(state.records, grown))
+        self.state = state
+
+    # -- layouts
+
+    def layout(self, columns: tuple[Column, ...], grouped: bool) -> int:
+        """The number of an item layout; the first item fixes the signature of a table that has none."""
+        if columns is self._last_layout[0] and grouped is self._last_layout[1]:
+            return self._last_layout[2]  # hashing the columns of every insert would cost more than the insert
+        number = self._layouts.get((columns, grouped))
+        if number is not None:
+            self._last_layout = (columns, grouped, number)
+            return number
+        if not columns:
+            raise InvalidItem("an item needs at least one column")
+        if self.signature is not None:
+            check_signature(self.signature, columns, self.table.name)
+        if any(a.spec.path >= b.spec.path for a, b in itertools.pairwise(columns)):
+            raise InvalidItem("columns must come in the order of their paths, each once")
+        number = len(self.columns)
+        self._layouts[(columns, grouped)] = number
+        self.columns.append(columns)
+        self.groups = np.append(self.groups, len(columns) if grouped else 0)
+        self.lengths = np.vstack([self.lengths.reshape(number, len(columns)), [[c.length for c in columns]]])
+        return number
+
+    # -- operations
+
+    @property
+    def size(self) -> int:
+        return int(self.state.meta[k.SIZE])
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.state.meta[k.BYTES])
+
+    @property
+    def mass(self) -> float:
+        """The sum that a prioritized selector draws from, else the number of items."""
+        if self.table.selector.kind == PRIORITIZED:
+            return float(total(self.state.sel_tree, self.state.sel_offsets))
+        return float(self.size)
+
+    def try_insert(
+        self,
+        layout: int,
+        priorities: npt.NDArray[np.float64],
+        records: npt.NDArray[np.int32],
+        keys: npt.NDArray[np.int64],
+        status: npt.NDArray[np.int8],
+        first: int = 0,
+    ) -> int:
+        """Insert items first.. as far as the limiter allows; returns how many were handled (status says how).
+
+        records is int32[n, k, 4]; keys[i] < 0 asks for a new key, which is written back.
+        """
+        n, limiter, handled = len(priorities), self.limiter, 0
+        if self.signature is None:
+            self.signature = signature_of(self.columns[layout])
+        while first + handled < n:
+            rest = n - first - handled
+            allowed = limiter.insertable(rest)
+            self._make_room(rest, rest * _power_of_two(records.shape[1]))
+            done, used, removed, refused = k.insert(
+                self.state, self.store.arrays, keys, priorities, records, first + handled, allowed, time.time(),
+                layout, self.groups, self._most, self._most_bytes, status,
+            )  # fmt: skip
+            self.refused_items += refused
+            limiter.inserts += used
+            limiter.deletes += removed
+            handled += done
+            self.rates.note()
+            if done == 0 or (allowed < rest and not limiter.can_insert(1)):
+                break
+        self.store.collect()
+        return handled
+
+    def restore(
+        self, layout: int, priorities: npt.NDArray[np.float64], records: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]
+    ) -> None:
+        """Insert items of a checkpoint past the limiter."""
+        status = np.empty(len(keys), np.int8)
+        self.signature = self.signature or signature_of(self.columns[layout])
+        self._make_room(len(keys), len(keys) * _power_of_two(records.shape[1]))
+        k.insert(
+            self.state, self.store.arrays, keys, priorities, records, 0, len(keys), time.time(), layout, self.groups,
+            self._most, self._most_bytes, status,
+        )  # fmt: skip
+        self.store.collect()
+
+    def restored(
+        self,
+        keys: npt.NDArray[np.int64],
+        times: npt.NDArray[np.int64],
+        born: npt.NDArray[np.float64],
+        stamps: npt.NDArray[np.int64],
+        priorities: npt.NDArray[np.float64],
+    ) -> None:
+        """After the last `restore`: counts, ages, and the order in which priorities were last touched."""
+        k.restore(self.state, keys, times, born)
+        order = np.argsort(stamps, kind="stable")
+        k.update(self.state, keys[order], priorities[order])
+
+    def try_draw(self, n: int, counted: bool = True) -> Drawn | None:
+        """Draw up to n items; None when the limiter allows none. The caller copies, then calls `finish`."""
+        allowed = self.limiter.sampleable(n)
+        if allowed <= 0:
+            return None
+        slots = np.empty(allowed, np.int64)
+        keys, times = np.empty(allowed, np.int64), np.empty(allowed, np.int64)
+        numbers, size = np.empty((2, allowed)), self.size
+        doomed = self._buffer("doomed", allowed if self.table.max_times_sampled else 1, 1, np.int64)
+        drawn, gone = k.draw(
+            self.state, allowed, self.limiter.min_size, self.table.max_times_sampled, counted, slots, keys, numbers,
+            times, doomed[:, 0],
+        )  # fmt: skip
+        if drawn == 0:
+            return None
+        if counted:
+            self.limiter.samples += drawn
+        else:
+            self.limiter.reserved += drawn
+        self.limiter.deletes += gone
+        self.rates.note()
+        info = Info(keys[:drawn], numbers[0, :drawn], numbers[1, :drawn], times[:drawn], size)
+        return Drawn(info, self._batch_layout(slots, drawn, info), slots, gone)
+
+    def consume(self, keys: npt.NDArray[np.int64]) -> None:
+        """Uncounted draws were consumed after all."""
+        self.limiter.reserved -= len(keys)
+        self.limiter.samples += len(keys)
+        k.count_sampled(self.state, keys)
+
+    def release(self, count: int) -> None:
+        """Uncounted draws will not be consumed."""
+        self.limiter.reserved -= count
+
+    def _batch_layout(self, slots: npt.NDArray[np.int64], count: int, info: Info) -> BatchLayout:
+        columns = self.columns[int(self.state.items[slots[0], k.SHAPE]) >> 32]
+        greatest = np.empty(len(columns), np.int64)
+        if not longest(self.state, slots, count, self.lengths, len(columns), greatest):
+            layouts = self.state.items[slots[:count], k.SHAPE] >> 32
+            info.lengths = padded_lengths(columns, self.lengths[layouts])
+        key = (columns, count, greatest.tobytes())
+        layout = self._batch_layouts.get(key)
+        if layout is None:
+            if len(self._batch_layouts) > 256:
+                self._batch_layouts.clear()
+            layout = self._batch_layouts[key] = BatchLayout(columns, count, tuple(greatest.tolist()))
+        return layout
+
+    def plan(self, drawn: Drawn, address: int) -> tuple[npt.NDArray[np.int64], int]:
+        """The copies that gather the drawn items at an address; call before `finish`."""
+        layout, columns, count = drawn.layout, drawn.layout.columns, drawn.layout.count
+        if self.store.compression:
+            found = np.empty(1 << 16, np.int64)
+            some = chunks_of(self.state, self.store.arrays, drawn.slots, count, self.groups, found)
+            self.store.materialize(set(found[:some].tolist()))
+        sizes, strides = layout.geometry[0], layout.geometry[1]
+        bases = layout.geometry[2] + address
+        rows = plan_rows(self.state, drawn.slots, count, self.groups, len(columns))
+        plan = np.empty((rows, 5), np.int64)
+        lay_out(
+            self.state, self.store.arrays, drawn.slots, count, self.groups, self.lengths, bases, sizes, strides, plan
+        )
+        return plan, rows
+
+    def finish(self, drawn: Drawn) -> None:
+        """Let go of items whose last sample this was; their chunks stay readable until the reader ends."""
+        if drawn.doomed:
+            doomed = self._buffer("doomed", drawn.doomed, 1, np.int64)
+            k.release(self.state, self.store.arrays, doomed[:, 0], drawn.doomed, self.groups)
+            self.store.collect()
+
+    def update(self, keys: npt.NDArray[np.int64], priorities: npt.NDArray[np.float64]) -> tuple[int, int]:
+        """Set priorities; returns (unknown keys, refused priorities), both also counted."""
+        unknown, refused = k.update(self.state, keys, priorities)
+        self.unknown_updates += unknown
+        self.refused_updates += refused
+        return unknown, refused
+
+    def delete(self, keys: npt.NDArray[np.int64]) -> int:
+        """Delete the items of known keys; returns how many there were."""
+        removed = k.remove(self.state, self.store.arrays, keys, self.groups)
+        self.limiter.deletes += removed
+        self.store.collect()
+        return int(removed)
+
+    def trim(self) -> int:
+        """Let the remover take what is above max_size and max_bytes; returns how many items that were."""
+        max_bytes = self.table.max_bytes if self.table.max_bytes is not None else NO_LIMIT
+        removed = int(k.trim(self.state, self.store.arrays, self.groups, self.table.max_size, max_bytes))
+        self.limiter.deletes += removed
+        self.store.collect()
+        return removed
+
+    def reset(self) -> None:
+        """Remove all items, zero the limiter's counters and forget a signature that was only inferred."""
+        k.remove(self.state, self.store.arrays, self.keys(), self.groups)
+        self.store.collect()
+        self.first_key = int(self.state.meta[k.NEXT_KEY])
+        self._reset_arrays()
+        self.limiter.reset()
+        self.signature = self.table.signature
+        self._layouts.clear()
+        self._last_layout = ((), False, -1)
+        self.columns = []
+        self.groups, self.lengths = np.zeros(0, np.int64), np.zeros((0, 0), np.int64)
+
+    def keys(self) -> npt.NDArray[np.int64]:
+        """Keys of all items, oldest first."""
+        keys: npt.NDArray[np.int64] = self.state.items[self.slots(), k.KEY]
+        return keys
+
+    def slots(self) -> npt.NDArray[np.int64]:
+        """Slots of all items, oldest first."""
+        order = np.empty(self.size, np.int64)
+        k.walk(self.state, order)
+        return order
+
+    def _buffer(self, name: str, rows: int, columns: int, dtype: Any) -> npt.NDArray[Any]:
+        """Scratch memory, kept between calls."""
+        array: npt.NDArray[Any] | None = self._scratch.get(name)
+        if array is None or array.shape[0] < rows:
+            array = self._scratch[name] = np.empty((max(rows, 256), columns), dtype)
+        return array
+
+    def info(self) -> dict[str, Any]:
+        """Sizes, counters, ages and priorities."""
+        live = self.state.dense[: self.size]
+        priorities, ages = self.state.values[live, k.PRIORITY], time.time() - self.state.born[live]
+        summary = {"min": 0.0, "mean": 0.0, "max": 0.0}
+        return {
+            "size": self.size,
+            "max_size": self.table.max_size,
+            "bytes": self.nbytes,
+            "max_bytes": self.table.max_bytes,
+            "unknown_updates": self.unknown_updates,
+            "refused_updates": self.refused_updates,
+            "refused_items": self.refused_items,
+            "mass": self.mass,
+            "priorities": _summary(priorities) if len(live) else summary,
+            "age_seconds": _summary(ages) if len(live) else summary,
+            "limiter": self.limiter.config(),
+            **self.limiter.counters(),
+            **self.rates.now(),
+        }
+
+
+def _summary(values: npt.NDArray[np.float64]) -> dict[str, float]:
+    return {"min": float(values.min()), "mean": float(values.mean()), "max": float(values.max())}
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << max(0, count - 1).bit_length()
+
+
+def _item_arrays(slots: int, old: npt.NDArray[np.int64] | None) -> dict[str, npt.NDArray[Any]]:
+    """Item rows, each on a cache line of its own, and the same memory as floats."""
+    raw = np.zeros(slots * k.ITEM_FIELDS + k.ITEM_FIELDS, np.int64)
+    shift = (-raw.ctypes.data % 64) // 8
+    items = raw[shift : shift + slots * k.ITEM_FIELDS].reshape(slots, k.ITEM_FIELDS)
+    if old is not None:
+        items[: len(old)] = old
+    return {"items": items, "values": items.view(np.float64)}
+
+
+def _empty_index(slots: int) -> npt.NDArray[np.int64]:
+    rows = _power_of_two(2 * slots + 2)
+    raw = np.full(2 * rows + 8, -1, np.int64)
+    shift = (-raw.ctypes.data % 64) // 8
+    return raw[shift : shift + 2 * rows].reshape(rows, 2)
+
+
+def _grown(array: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
+    grown = np.zeros((rows, *array.shape[1:]), array.dtype)
+    grown[: array.shape[0]] = array
+    return grown

@@ -1,0 +1,188 @@
+"""The readers' side of the service: sample requests that wait for their limiters, batches into shared memory, reservations."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from shoal.replay.batch import Batch, Buffers
+from shoal.replay.columns import flatten
+from shoal.replay.errors import Refused, Timeout
+from shoal.replay.expressions import apply, transform_from
+from shoal.replay.local import Local, joined
+from shoal.replay.shared import SharedBlocks
+from shoal.replay.wire import error_fields, field, pack, read_array, seconds
+
+__all__ = ["MOST_BATCH", "Reading", "Waiting"]
+
+MOST_BATCH = 1 << 20
+
+
+class Waiting:
+    """A sample request that waits for its limiter."""
+
+    def __init__(self, client: bytes, header: dict[str, Any], deadline: float | None) -> None:
+        self.client, self.id, self.deadline = client, field(header, "id", int, 0), deadline
+        self.table = field(header, "table", str)
+        self.n: int = field(header, "n", int, 1, MOST_BATCH)
+        self.counted = field(header, "counted", bool)
+        self.transform = transform_from(header.get("transform"))
+        self.into = header.get("into")
+        self.owner = header.get("owner")
+        self.parts: list[Batch] = []
+        self.blocked = False
+
+    @property
+    def missing(self) -> int:
+        return self.n - sum(len(part) for part in self.parts)
+
+
+class Reading:
+    """All readers of a service. For the thread that serves."""
+
+    def __init__(self, local: Local, shared: SharedBlocks | None, send: Callable[[bytes, list[Any]], None]) -> None:
+        self._local, self.shared, self._send = local, shared, send
+        self.waiting: dict[str, deque[Waiting]] = {}
+        self.reserved: dict[int, tuple[float, dict[str, int]]] = {}  # reader -> last seen, draws per table
+        self._buffers = Buffers(most=32)
+
+    def sample(self, client: bytes, header: dict[str, Any]) -> None:
+        """Queue a request and answer it as soon as its limiter allows."""
+        timeout = seconds(header)
+        waiting = Waiting(client, header, None if timeout is None else time.monotonic() + timeout)
+        with self._local.lock:
+            self._local.core.table(waiting.table)
+        queue = self.waiting.setdefault(waiting.table, deque())
+        queue.append(waiting)
+        if len(queue) == 1:
+            self.serve(waiting.table)
+
+    def serve(self, table: str) -> None:
+        """Answer sample requests of a table in their order, as far as its limiter allows."""
+        queue = self.waiting[table]
+        limiter = self._local.core.table(table).limiter
+        while queue:
+            waiting = queue[0]
+            try:
+                part = self._local._draw_some(table, waiting.missing, 0, self._memory_for(waiting), waiting.counted)
+                if part is not None:
+                    waiting.parts.append(part)
+                late = waiting.deadline is not None and time.monotonic() >= waiting.deadline
+                if waiting.missing and not late:
+                    if not waiting.blocked:
+                        waiting.blocked = True
+                        limiter.begin_wait("sample")
+                    return
+                reply = self._batch_reply(waiting)
+            except Exception as error:
+                reply = pack({"id": waiting.id, **error_fields(error)})
+            if waiting.blocked:
+                limiter.end_wait("sample")
+            queue.popleft()
+            self._send(waiting.client, reply)
+
+    def _memory_for(self, waiting: Waiting) -> Buffers:
+        """The client's own shared block where it has one, else the service's buffers."""
+        if self.shared is not None and isinstance(waiting.into, int) and waiting.transform is None:
+            block = self.shared.block(waiting.into)
+            if block is not None and not waiting.parts:
+                return Buffers(lambda nbytes: block if nbytes <= block.nbytes else np.empty(nbytes, np.uint8), most=1)
+        return self._buffers
+
+    def _batch_reply(self, waiting: Waiting) -> list[Any]:
+        if not waiting.parts:
+            raise Timeout(f"table {waiting.table!r}: nothing could be sampled in time")
+        batch = waiting.parts[0] if len(waiting.parts) == 1 else joined(waiting.parts)
+        data = batch.data if waiting.transform is None else apply(waiting.transform, batch.data)
+        info = batch.info
+        flat = flatten(data)
+        header = {
+            "id": waiting.id,
+            "count": len(batch),
+            "table_size": info.table_size,
+            "columns": [[path, array.dtype.str, list(array.shape)] for path, array in flat.items()],
+            "lengths": None if info.lengths is None else {p: n.tolist() for p, n in info.lengths.items()},
+        }
+        numbers = [info.keys, info.probabilities, info.priorities, info.times_sampled]
+        if not waiting.counted and isinstance(waiting.owner, int):
+            draws = self.reserved.setdefault(waiting.owner, (0.0, {}))[1]
+            draws[waiting.table] = draws.get(waiting.table, 0) + len(batch)
+            self.reserved[waiting.owner] = (time.monotonic(), draws)
+        block = self.shared.block(waiting.into) if self.shared is not None and isinstance(waiting.into, int) else None
+        offsets = None if block is None else _offsets_in(block, list(flat.values()))
+        if offsets is not None:
+            return pack(header | {"offsets": offsets}, [np.ascontiguousarray(x) for x in numbers])
+        return pack(header, [np.ascontiguousarray(x) for x in (*numbers, *flat.values())])
+
+    def consume(self, header: dict[str, Any], buffers: list[Any]) -> dict[str, Any]:
+        """A reader took batches that were drawn ahead, or gives them back."""
+        name, owner = field(header, "table", str), field(header, "owner", int, 0)
+        count = field(header, "count", int, 1, MOST_BATCH)
+        if len(buffers) != 1:
+            raise Refused("consume carries the keys")
+        keys = read_array(buffers[0], np.int64, count)
+        _, draws = self.reserved.get(owner, (0.0, {}))
+        if draws.get(name, 0) < count:
+            raise Refused("more was consumed than was drawn")
+        draws[name] -= count
+        self.reserved[owner] = (time.monotonic(), draws)
+        with self._local.lock:
+            table = self._local.core.table(name)
+            if field(header, "consumed", bool):
+                table.consume(keys)
+            else:
+                table.release(count)
+            self._local.wake()
+        return {"id": field(header, "id", int, 0)}
+
+    def retry(self) -> None:
+        """Look again at whoever waits."""
+        for table in [name for name, queue in self.waiting.items() if queue]:
+            self.serve(table)
+
+    def nearest(self, now: float) -> float:
+        """Seconds until the first deadline."""
+        rests = [w.deadline - now for queue in self.waiting.values() for w in queue if w.deadline is not None]
+        return min(rests, default=3600.0)
+
+    def forget(self, owner: int) -> None:
+        """A reader has gone: what it had drawn ahead is free again."""
+        _, draws = self.reserved.pop(owner, (0.0, {}))
+        with self._local.lock:
+            for name, count in draws.items():
+                self._local.core.table(name).release(count)
+            self._local.wake()
+
+    def forget_client(self, client: bytes) -> None:
+        """A connection has ended: nobody waits for its answers."""
+        for name, queue in self.waiting.items():
+            for waiting in [w for w in queue if w.client == client]:
+                queue.remove(waiting)
+                limiter = self._local.core.table(name).limiter
+                if waiting.blocked:
+                    limiter.end_wait("sample")
+                drawn = sum(len(part) for part in waiting.parts)
+                if drawn and not waiting.counted:
+                    limiter.reserved -= drawn
+
+    def sweep(self, now: float, silence: float) -> None:
+        """Forget readers that have been silent for long."""
+        for owner, (seen, _) in list(self.reserved.items()):
+            if now - seen > silence:
+                self.forget(owner)
+
+    def refuse_all(self, error: Exception) -> None:
+        for queue in self.waiting.values():
+            for waiting in queue:
+                self._send(waiting.client, pack({"id": waiting.id, **error_fields(error)}))
+
+
+def _offsets_in(block: np.ndarray[Any, Any], arrays: list[np.ndarray[Any, Any]]) -> list[int] | None:
+    """Where arrays lie in a block of memory, or None if they lie elsewhere."""
+    start = block.ctypes.data
+    offsets = [int(array.ctypes.data) - start for array in arrays]
+    return offsets if all(0 <= offset < block.nbytes for offset in offsets) else None
