@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup train test evidence bench bench-peers lint type docs clean
+.PHONY: setup train test evidence bench bench-peers bench-replay lint type docs clean
 
 setup: $(STAMP)
 

@@ -39,7 +39,7 @@ print("done", flush=True)
 """
 
 
-@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+@pytest.mark.parametrize("kind", ["ipc", pytest.param("tcp", marks=pytest.mark.slow)])
 def test_16_processes_at_once(kind: str, tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/s" if kind == "ipc" else "tcp://127.0.0.1:0"
     table = replay.Table("t", replay.Prioritized(0.6), max_size=500)
