@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.evidence import actor_critics, faults, learning, mechanisms, sleepers, staleness
+from tests.evidence import actor_critics, faults, learning, mechanisms, replay, sleepers, staleness
 from tests.evidence.lines import Line
 
 LINES: list[Line] = [*learning.LINES, *mechanisms.LINES, *actor_critics.LINES,
-                     *staleness.LINES, *sleepers.LINES, *faults.LINES]
+                     *staleness.LINES, *sleepers.LINES, *faults.LINES, *replay.LINES]
 
 
 def main() -> int:

@@ -54,12 +54,6 @@ class Blueprint:
                 f"behaviour_mix={mix} mixes uniform actions in, but the actions of {spec.name} are {action}; "
                 "set behaviour_mix=0 or use an environment with discrete actions"
             )
-        parts = getattr(config, "minibatches", 1)
-        if parts > config.unroll * max(seats, 1):
-            raise ConfigError(
-                f"minibatches={parts} is more than the {config.unroll * seats} decisions of one unroll ({seats} seats x unroll="
-                f"{config.unroll}); lower --algorithm.minibatches"
-            )
         if seats < 1:
             raise ConfigError(f"seats={seats}: an actor needs at least one; raise the number of environments per actor")
         return cls(

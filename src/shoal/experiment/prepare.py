@@ -77,7 +77,18 @@ def prepare(plan: Plan) -> Prepared:
     except (ConfigError, EnvironmentError_) as error:
         raise error if plan.env.name in str(error) else ConfigError(f"{plan.env.name}: {error}") from None
     seats = experiment.architecture.envs_per_actor * spec.seats_per_env
+    _check_minibatches(experiment, seats)
     return Prepared(plan, source, spec, algorithms.make(experiment.algorithm, spec, experiment.net, seats))
+
+
+def _check_minibatches(experiment: Experiment[Any, Any], seats: int) -> None:
+    """A batch cannot be cut into more parts than it has decisions."""
+    parts = getattr(experiment.algorithm, "minibatches", 1)
+    if parts == 1:
+        return
+    batch = seats * experiment.algorithm.unroll * getattr(experiment.architecture, "batch_slots", experiment.actor_count)
+    if parts > batch:
+        raise ConfigError(f"minibatches={parts} is more than the {batch} decisions of a batch; lower --algorithm.minibatches")
 
 
 def plan_to_json(plan: Plan, resumed: int = 0) -> dict[str, Any]:
