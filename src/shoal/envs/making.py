@@ -247,7 +247,7 @@ def _own_width(env: Source, kwargs: dict) -> int:
         return 1
     try:
         probe = env(**{key: value for key, value in kwargs.items() if key not in ("backend", "check", "seed")})
-    except Exception:
+    except Exception:  # it may want num_envs or options: make() calls it properly and says what is wrong
         return 1
     width = probe.num_envs if isinstance(probe, VectorEnv) else 1
     probe.close()
