@@ -130,9 +130,14 @@ class Coordinator:
         self.at += 1
         name, *arguments = wish
         if name == "check":
-            await any_of(timeout=0.08)
-            arguments[0](self.books.data, self.marks)
-            return
+            for patience in range(50, -1, -1):  # a busy machine may keep a role from a step for a while
+                await any_of(timeout=0.08)
+                try:
+                    return arguments[0](self.books.data, self.marks)
+                except AssertionError:
+                    remember(self.books.data, self.marks)
+                    if not patience:
+                        raise
         values = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
         try:
             await getattr(self.control, name)(*arguments, **values)
@@ -243,6 +248,20 @@ def test_a_coordinator_carries_out_its_wishes(kind, home, tmp_path):
         assert part in notes, notes
     assert watch.final["barrier-0"]["samples_consumed"] > 50
     assert watch.final["barrier-0"]["eval_episodes"] == 2
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_a_pause_does_not_wait_for_a_step_that_needs_a_paused_role(kind, tmp_path):
+    """worker-1 is ahead and waits within its step for the barrier, which waits for worker-0, which is paused already."""
+    program = Program("t", store=Files())
+    items, books = program.stream("items", LAYOUT), program.shared("books", Layout(FIELDS))
+    script = [("pause", "worker-0"), ("check", remember), ("check", remember), ("pause", "worker"), ("check", remember),
+              ("check", expect(going=[])), ("resume", "worker"), ("check", expect(going=[0, 1])), ("set", "coordinator", {"told": 1})]
+    program.add("worker", Worker, books=books.view, out=items.sink, replicas=2)
+    program.add("barrier", Barrier, source=items.source)
+    program.add("coordinator", Coordinator, control=CONTROL, script=script, books=books.view)
+    watch = drive(program, kind, tmp_path)
+    assert watch.reason == "done" and not watch.texts("restart")
 
 
 def test_wishes_hold_for_a_restarted_role(tmp_path):

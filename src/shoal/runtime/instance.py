@@ -148,7 +148,7 @@ class Instance:
     def obey(self) -> bool:
         """Do what was asked, if this is the moment; says whether anything was done."""
         done = False
-        while self.commands and (self.settled() or self._overdue(self.commands[0])):
+        while self.commands and (self.settled() or self._at_once(self.commands[0])):
             command = self.commands.popleft()
             done = True
             answer = {"kind": "done", "id": command.get("id"), "op": command["op"], "error": None}
@@ -162,8 +162,12 @@ class Instance:
             self._emit(answer)
         return done
 
-    def _overdue(self, command: dict[str, Any]) -> bool:
-        """A drained role that waits within its step for something that does not come is given up there."""
+    def _at_once(self, command: dict[str, Any]) -> bool:
+        """What a role is told even while it waits within its step. Pausing it there means that it begins no other one: its
+        step may need a role that is paused already, and would then never end. A drained role that waits for something that
+        does not come is given up there."""
+        if command["op"] in ("pause", "resume"):
+            return True
         if command["op"] != "drain" or self.wait is None:
             return False
         until: float = command.setdefault("until", time.monotonic() + command["arguments"]["patience_seconds"])

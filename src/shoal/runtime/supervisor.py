@@ -139,7 +139,7 @@ class Supervisor:
             self.command(name, "checkpoint", written(name, done), folder=str(folder))
 
     def pause(self, role: str, done: Done | None = None) -> None:
-        """Stop stepping, until `resume`. It holds for a restarted instance too, like `set`."""
+        """Begin no other step, until `resume`. It holds for a restarted instance too, like `set`."""
         self._tell(self._named(role), "pause", done, self._paused.add)
 
     def resume(self, role: str, done: Done | None = None) -> None:
