@@ -16,6 +16,7 @@ import pytest
 
 from shoal import replay
 from shoal.errors import CheckpointError
+from shoal.replay import checkpoint as checkpoint_module
 
 from .conftest import Start
 
@@ -127,6 +128,32 @@ def test_all_tables_at_one_instant_while_writers_go_on(tmp_path: Path) -> None:
         with replay.Server(make(), checkpoint_dir=single) as again:
             sizes = {name: table["size"] for name, table in again.info()["tables"].items()}
             assert sizes["a"] - sizes["b"] in (0, 1)
+
+
+def test_inserts_and_samples_go_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writing, go_on = threading.Event(), threading.Event()
+    sync = checkpoint_module._sync
+
+    def slow_disk(file: Any) -> None:
+        writing.set()
+        assert go_on.wait(60)
+        sync(file)
+
+    monkeypatch.setattr(checkpoint_module, "_sync", slow_disk)
+    with replay.Server([replay.Table("t", replay.Fifo(), max_size=40)], checkpoint_dir=tmp_path) as server:
+        client = server.client(timeout=60)
+        client.insert_batch({"x": np.arange(40), "y": np.arange(40.0)}, {"t": np.ones(40)})
+        saver = threading.Thread(target=server.checkpoint)
+        saver.start()
+        assert writing.wait(60)
+        client.insert_batch({"x": np.arange(40, 80), "y": np.arange(40.0)}, {"t": np.ones(40)})  # all that is saved goes
+        assert client.sample("t").data["x"].tolist() == [40]
+        assert saver.is_alive()
+        go_on.set()
+        saver.join(60)
+    monkeypatch.undo()
+    with replay.Server([replay.Table("t", replay.Lifo(), max_size=40)], checkpoint_dir=tmp_path) as again:
+        assert again.client().sample("t").data["x"].tolist() == [39]  # as of the instant it was asked for
 
 
 def test_nothing_is_readable_of_a_broken_checkpoint(tmp_path: Path) -> None:

@@ -68,5 +68,6 @@ def test_the_public_names() -> None:
         "Array", "Batch", "Buffers", "Client", "Closed", "Core", "Dataset", "EpisodeWriter", "Expression", "Fifo", "Info",
         "InvalidItem", "Key", "Lifo", "MaxHeap", "MinHeap", "MinSize", "NotFound", "Prioritized", "Queue", "RateLimiter",
         "Refused", "ReplayError", "SampleToInsertRatio", "SequenceWriter", "Server", "SignatureMismatch", "Stack", "Table",
-        "Timeout", "TransitionWriter", "Uniform", "VectorTransitionWriter", "Writer", "apply", "column", "concat", "n_step",
+        "Timeout", "TransitionWriter", "Uniform", "VectorEpisodeWriter", "VectorSequenceWriter", "VectorTransitionWriter", "Writer",
+        "apply", "column", "concat", "n_step",
     }  # fmt: skip

@@ -153,3 +153,85 @@ def test_many_environments_at_once_give_the_items_of_each(n: int) -> None:
     for name, values in found[0].items():
         assert len(values) == envs * steps
         np.testing.assert_allclose(values, found[1][name], rtol=1e-6)
+
+
+def episodes(seed: int, envs: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Observations that tell environment, episode and step apart, and where episodes end."""
+    ended = np.random.default_rng(seed).random((steps, envs)) < 0.15
+    ended[-1] = True
+    episode = np.cumsum(np.vstack([np.zeros((1, envs), bool), ended[:-1]]), 0)
+    return np.stack(np.broadcast_arrays(np.arange(envs), episode, np.arange(steps)[:, None]), -1), ended
+
+
+def described(items: list[dict[str, Any]]) -> list[Any]:
+    """Items of several environments in an order of their own: by environment, then by age."""
+    found = [{path: value.tolist() for path, value in flatten(item).items()} for item in items]
+    return sorted(found, key=lambda item: (item["obs"][0][0], item["obs"][0][2], len(item["obs"])))
+
+
+@pytest.mark.parametrize("burn_in", [0, 3])
+@pytest.mark.parametrize("end", ["pad", "write", "truncate", "continue"])
+def test_sequences_of_many_environments_are_those_of_each(end: str, burn_in: int) -> None:
+    tables = [replay.Table(name, replay.Fifo(), max_times_sampled=1) for name in ("many", "one")]
+    with replay.Server(tables) as server:
+        compare_sequences(server.client(timeout=5), end, burn_in)
+
+
+def test_padded_sequences_travel(start: Any) -> None:
+    _, client = start(*(replay.Table(name, replay.Fifo(), max_times_sampled=1) for name in ("many", "one")))
+    compare_sequences(client, "pad", 2)
+
+
+def compare_sequences(client: replay.Client, end: str, burn_in: int) -> None:
+    envs, steps = 5, 60
+    obs, ended = episodes(burn_in, envs, steps)
+    found = []
+    priority = lambda begin: 1.0 + begin  # noqa: E731
+    many = replay.VectorSequenceWriter(client, "many", envs, 6, 4, burn_in, end, priority)
+    for t in range(steps):
+        many.append({"obs": obs[t]}, {"h": obs[t] + 0.5}, ended[t])
+    many.close()
+    for e in range(envs):
+        one = replay.SequenceWriter(client, "one", 6, 4, burn_in, end, priority)
+        for t in range(steps):
+            one.append({"obs": obs[t, e]}, {"h": obs[t, e] + 0.5})
+            if ended[t, e]:
+                one.end_episode()
+        one.close()
+    for table in ("many", "one"):
+        size = client.info()["tables"][table]["size"]
+        batches = [client.sample(table) for _ in range(size)]
+        items = [unflatten({p: v[0].copy() for p, v in flatten(batch.data).items()}) for batch in batches]
+        begins = [float(batch.info.priorities[0]) for batch in batches]
+        found.append(described([{**item, "begin": np.array(begin)} for item, begin in zip(items, begins, strict=True)]))
+    assert found[0] == found[1] and len(found[0]) > envs
+    if end == "pad":
+        assert {len(item["obs"]) - item["burn_in"] for item in found[0]} == {6}
+        assert any(not all(item["valid"]) for item in found[0])
+    if end != "continue":
+        assert all(len({tuple(o[:2]) for o, v in zip(i["obs"], i["valid"], strict=True) if v}) == 1 for i in found[0])
+
+
+def test_episodes_of_many_environments_are_those_of_each(start: Any) -> None:
+    envs, steps = 4, 50
+    obs, ended = episodes(7, envs, steps)
+    _, client = start(*(replay.Table(name, replay.Fifo(), max_times_sampled=1) for name in ("many", "one")))
+    many = replay.VectorEpisodeWriter(client, "many", envs, 50)
+    for t in range(steps):
+        many.append({"obs": obs[t]}, ended[t], priority=np.arange(envs) + 1.0)
+    many.close()
+    for e in range(envs):
+        one = replay.EpisodeWriter(client, "one", 50)
+        for t in range(steps):
+            one.append({"obs": obs[t, e]})
+            if ended[t, e]:
+                one.end_episode(e + 1.0)
+        one.close()
+    found = [described(drain(client, table)) for table in ("many", "one")]
+    assert found[0] == found[1] and len(found[0]) == ended.sum()
+    late = replay.VectorEpisodeWriter(client, "many", 2, 3)
+    for _ in range(3):
+        late.append({"obs": np.zeros((2, 3), np.int64)}, [True, False])
+    with pytest.raises(replay.InvalidItem, match="environment 1 has more than max_steps = 3"):
+        late.append({"obs": np.zeros((2, 3), np.int64)})
+    late.close()

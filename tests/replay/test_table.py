@@ -92,7 +92,7 @@ def test_a_batch_is_served_in_part_when_the_time_is_over(start: Start) -> None:
         client.insert({"x": i}, {"q": 1.0})
     began = time.monotonic()
     assert client.sample("q", 5, timeout=0.2).data["x"].tolist() == [0, 1, 2]
-    assert 0.15 < time.monotonic() - began < 2
+    assert 0.15 < time.monotonic() - began < 9  # not the client's own timeout
 
 
 def test_timeout_zero_means_now(start: Start) -> None:
@@ -103,7 +103,7 @@ def test_timeout_zero_means_now(start: Start) -> None:
     client.insert({"x": 1}, {"q": 1.0}, timeout=0)
     with pytest.raises(replay.Timeout):
         client.insert({"x": 2}, {"q": 1.0}, timeout=0)
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 9  # not the client's own timeout
     assert client.sample("q", 3, timeout=0).data["x"].tolist() == [1]
 
 
@@ -189,6 +189,30 @@ def test_late_updates_do_not_touch_a_new_item_in_the_old_slot(start: Start) -> N
     assert set(client.sample("t", 50).info.priorities.tolist()) == {7.0}
 
 
+def test_late_updates_of_a_sampled_batch_do_not_either(start: Start) -> None:
+    """Where a batch lies is remembered for the updates that follow: what has gone since must not be found there."""
+    _server, client = start(replay.Table("t", replay.Prioritized(1.0), max_size=2))
+    client.insert_batch({"x": np.arange(2)}, {"t": np.ones(2)})
+    batch = client.sample("t", 8)
+    client.update_priorities("t", batch.info.keys, np.full(8, 5.0))
+    assert set(client.sample("t", 50).info.priorities.tolist()) == {5.0}
+    client.insert_batch({"x": np.arange(2, 5)}, {"t": np.full(3, 7.0)})  # every slot has been used again
+    client.update_priorities("t", batch.info.keys, np.full(8, 99.0))
+    assert set(client.sample("t", 50).info.priorities.tolist()) == {7.0}
+    assert client.info()["tables"]["t"]["unknown_updates"] == 8
+
+
+def test_updates_in_another_order_than_drawn_find_their_items(start: Start) -> None:
+    _server, client = start(replay.Table("t", replay.Prioritized(1.0)))
+    keys = client.insert_batch({"x": np.arange(50)}, {"t": np.ones(50)})["t"]
+    batch = client.sample("t", 30)
+    first = batch.info.keys[0]
+    mixed = np.concatenate([[first], keys[keys != first][::-1]])  # begins like the batch
+    client.update_priorities("t", mixed, mixed.astype(float))
+    drawn = client.sample("t", 200).info
+    assert np.array_equal(drawn.priorities, drawn.keys.astype(float))
+
+
 def test_keys_are_never_used_again(start: Start) -> None:
     _, client = start(replay.Table("t", max_size=5))
     seen: set[int] = set()
@@ -231,7 +255,9 @@ def test_prefetching_counts_what_was_consumed(start: Start) -> None:
     with client.dataset("t", batch_size=4, prefetch=3) as dataset:
         for _ in range(5):
             next(dataset)
-        time.sleep(0.3)
+        deadline = time.monotonic() + 60
+        while not client.info()["tables"]["t"]["reserved"] and time.monotonic() < deadline:
+            time.sleep(0.02)
         info = client.info()["tables"]["t"]
         assert info["samples"] == 20 and info["reserved"] > 0
     info = client.info()["tables"]["t"]
@@ -285,6 +311,32 @@ def test_items_of_different_lengths_are_padded_and_say_so(start: Start) -> None:
     batch = client.sample("t", 2)
     assert batch.data["x"].tolist() == [[4, 5, 0, 0], [2, 3, 4, 5]]
     assert batch.info.lengths is not None and batch.info.lengths["x"].tolist() == [2, 4]
+
+
+def test_values_given_whole_and_selections_of_steps_share_a_batch(start: Start) -> None:
+    _, client = start(replay.Table("t", replay.Fifo(), max_times_sampled=1, signature={"x": replay.Array((None,), np.int64)}))
+    wanted = [[7, 8, 9, 10], [0, 1, 2], [10, 11, 12], [5]]
+    for order in (wanted, wanted[::-1]):
+        for values in order:
+            if values == [10, 11, 12]:
+                with client.writer(max_history=3) as writer:
+                    for value in values:
+                        writer.append({"x": value})
+                    writer.create_item("t", 1.0, {"x": writer.history["x"][-3:]})
+            else:
+                client.insert({"x": np.array(values)}, {"t": 1.0})
+        batch = client.sample("t", 4)
+        assert batch.data["x"].tolist() == [values + [0] * (4 - len(values)) for values in order]
+        assert batch.info.lengths is not None and batch.info.lengths["x"].tolist() == [len(values) for values in order]
+
+
+def test_only_the_first_axis_may_vary() -> None:
+    with replay.Server([replay.Table("t", signature={"x": replay.Array((None, None), np.int64)})]) as server:
+        client = server.client()
+        client.insert({"x": np.zeros((2, 3), np.int64)}, {"t": 1.0})
+        client.insert({"x": np.zeros((5, 3), np.int64)}, {"t": 1.0})
+        with pytest.raises(replay.SignatureMismatch, match=r"'x'.*only the first axis may vary"):
+            client.insert({"x": np.zeros((2, 4), np.int64)}, {"t": 1.0})
 
 
 def test_64_threads() -> None:

@@ -1,14 +1,16 @@
 """`make bench-replay`: shoal's replay against dm-reverb, cpprb, TorchRL and SB3, the same work in the same run, in turn.
 
-    python -m shoal.bench.replay [--only WORD] [--rounds N] [--seconds S] [--no-save]
+    python -m shoal.bench.replay [--only WORD] [--rounds N] [--seconds S] [--no-save] [--report]
 
-Peers live in environments of their own under .peers/. Medians over the rounds go to docs/results/replay.json.
+Peers live in environments of their own under .peers/. All rounds go to docs/results/bench_replay.json, and the tables made of them
+into docs/replay.md. Scenes that were not measured this time keep their earlier results, each with the date and load of its own run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,7 @@ import numpy as np
 from shoal.bench import machine
 from shoal.bench.__main__ import say
 from shoal.bench.peers.install import FOLDER
+from shoal.bench.report import insert
 from shoal.bench.tables import markdown, short, spread
 
 __all__ = ["main"]
@@ -49,6 +52,7 @@ PEERS = (
 CASES = (("small", 10_000), ("small", 100_000), ("small", 1_000_000), ("frames", 10_000), ("sequences", 1_000))
 WAYS = ("inline", "ipc", "tcp")
 HERE = Path(__file__).parent
+RESULTS, PAGE = "bench_replay.json", machine.ROOT / "docs" / "replay.md"
 
 TARGETS = (
     ("small 100k", "sample+update", ("shoal inline", "sample+update"), ("cpprb", "sample+update"), 1.0),
@@ -136,6 +140,17 @@ def runners(kind: str, size: int, able: Sequence[Peer], seconds: float, recordin
     return found
 
 
+def tables(results: dict[str, Any]) -> str:
+    """Everything that was measured, as docs/replay.md shows it."""
+    cpu = results["machine"]
+    parts = [f"Median of the rounds (lowest - highest), items/s, on {cpu['cores']} cores of {cpu['cpu']}.",
+             "\n".join(f"- {name}: {words}" for name, words in results["peers"].items())]
+    for name, scene in results["scenes"].items():
+        measured = f"{scene['date']}, commit {scene['commit'][:10]}, load {scene['load']:g} at the start, {scene['rounds']} rounds."
+        parts += [f"### {name}", measured, scene_table(scene["runs"])]
+    return "\n\n".join([*parts, "### Targets", target_table(results["scenes"])])
+
+
 def scene_table(runs: dict[str, list[dict[str, Any]]]) -> str:
     """Operations down, who across; medians with their range."""
     rows = list(dict.fromkeys(name for results in runs.values() for result in results for name in result if name != "error"))
@@ -149,7 +164,7 @@ def _cell(values: list[float]) -> str:
 
 
 def _middle(scenes: dict[str, Any], scene: str, who: str, what: str) -> float | None:
-    values = [result[what] for result in scenes.get(scene, {}).get(who, []) if what in result]
+    values = [result[what] for result in scenes.get(scene, {}).get("runs", {}).get(who, []) if what in result]
     return float(np.median(values)) if values else None
 
 
@@ -184,14 +199,18 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--who", default="", help="only those whose name holds this word")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="of every measurement")
-    parser.add_argument("--no-save", action="store_true", help="do not write docs/results/replay.json")
+    parser.add_argument("--no-save", action="store_true", help="write neither docs/results/bench_replay.json nor docs/replay.md")
+    parser.add_argument("--report", action="store_true", help="measure nothing, only write docs/replay.md from what is saved")
     given = parser.parse_args(words)
-    started, results = time.monotonic(), machine.describe()
-    results["peers"] = {peer.name: install(peer) for peer in PEERS if given.who in peer.name}
-    able = [peer for peer in PEERS if results["peers"].get(peer.name, "could not").startswith("could not") is False]
-    for name, found in results["peers"].items():
+    if given.report:
+        return report(machine.load(RESULTS))
+    started, earlier, results = time.monotonic(), machine.load(RESULTS), machine.describe()
+    installed = {peer.name: install(peer) for peer in PEERS if given.who in peer.name}
+    able = [peer for peer in PEERS if installed.get(peer.name, "could not").startswith("could not") is False]
+    for name, found in installed.items():
         say(f"{name}: {found}")
-    results["scenes"] = {}
+    results["peers"] = {**earlier.get("peers", {}), **installed}
+    results["scenes"] = dict(earlier.get("scenes", {}))
     with tempfile.TemporaryDirectory() as folder:
         recording = Path(folder) / "pong.npy"
         results["recorded_pong"] = record_pong(recording)
@@ -200,15 +219,28 @@ def main(words: Sequence[str] | None = None) -> int:
                 taking = runners(kind, size, able, given.seconds, recording if results["recorded_pong"] else None)
                 chosen = {who: command for who, command in taking.items() if given.who in who}
                 runs: dict[str, list[dict[str, Any]]] = {who: [] for who in chosen}
+                load = round(os.getloadavg()[0], 2)
                 for _ in range(given.rounds):
                     for who, command in chosen.items():
                         runs[who].append(measure(command, given.seconds))
-                results["scenes"][name_of(kind, size)] = runs
+                results["scenes"][name_of(kind, size)] = {
+                    "date": results["date"], "commit": results["commit"], "load": load, "rounds": given.rounds,
+                    "seconds": given.seconds, "runs": runs,
+                }  # fmt: skip
                 say(f"\n### {name_of(kind, size)}\n\n{scene_table(runs)}")
     results["seconds"] = round(time.monotonic() - started, 1)
     say(f"\n### Targets\n\n{target_table(results['scenes'])}\n\nmeasured in {results['seconds']:.0f} s")
     if not given.no_save:
-        say(f"wrote {machine.save('replay.json', results)}")
+        say(f"wrote {machine.save(RESULTS, results)}")
+        return report(results)
+    return 0
+
+
+def report(results: dict[str, Any]) -> int:
+    """Put the tables into docs/replay.md; what was not measured is said, not guessed."""
+    shown = tables(results) if results else "Not measured yet: run `make bench-replay` on a quiet machine."
+    PAGE.write_text(insert(PAGE.read_text(encoding="utf-8"), "bench", shown), encoding="utf-8")
+    say(f"wrote {PAGE}")
     return 0
 
 

@@ -17,7 +17,14 @@ from shoal.replay.core import Core
 from shoal.replay.errors import Closed, InvalidItem, NotFound, Refused, ReplayError, SignatureMismatch, Timeout
 from shoal.replay.expressions import Expression, apply, column, concat, n_step
 from shoal.replay.limiters import MinSize, Queue, RateLimiter, SampleToInsertRatio, Stack
-from shoal.replay.recipes import EpisodeWriter, SequenceWriter, TransitionWriter, VectorTransitionWriter
+from shoal.replay.recipes import (
+    EpisodeWriter,
+    SequenceWriter,
+    TransitionWriter,
+    VectorEpisodeWriter,
+    VectorSequenceWriter,
+    VectorTransitionWriter,
+)
 from shoal.replay.selectors import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform
 from shoal.replay.server import Server
 from shoal.replay.table import Table
@@ -57,6 +64,8 @@ __all__ = [
     "Timeout",
     "TransitionWriter",
     "Uniform",
+    "VectorEpisodeWriter",
+    "VectorSequenceWriter",
     "VectorTransitionWriter",
     "Writer",
     "apply",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.replay.columns import Column, unflatten
+from shoal.replay.columns import Column, Spec, unflatten
 
 __all__ = ["Batch", "BatchLayout", "Buffers", "Info"]
 
@@ -54,7 +54,7 @@ class BatchLayout:
     shapes: tuple[tuple[int, ...], ...] = field(init=False)
     nbytes: int = field(init=False)
     geometry: npt.NDArray[np.int64] = field(init=False, compare=False)
-    """int64[3, C]: bytes of a cell, bytes of an item, offset."""
+    """int64[2, C]: bytes of an item, offset."""
 
     def __post_init__(self) -> None:
         offsets, shapes, at = [], [], 0
@@ -67,7 +67,7 @@ class BatchLayout:
         object.__setattr__(self, "shapes", tuple(shapes))
         object.__setattr__(self, "nbytes", at)
         sizes = np.array([column.spec.cell_bytes for column in self.columns], np.int64)
-        geometry = np.stack([sizes, sizes * np.array(self.lengths, np.int64), np.array(offsets, np.int64)])
+        geometry = np.stack([sizes * np.array(self.lengths, np.int64), np.array(offsets, np.int64)])
         object.__setattr__(self, "geometry", geometry)
 
     def views(self, memory: npt.NDArray[np.uint8], offset: int = 0) -> Any:
@@ -108,6 +108,16 @@ def _mapped(nbytes: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
 
 
-def padded_lengths(columns: Sequence[Column], lengths: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.int64]]:
-    """The lengths int64[B, C] of the columns that have a time axis."""
-    return {c.spec.path: lengths[:, i].copy() for i, c in enumerate(columns) if not c.squeeze}
+def padded_lengths(columns: Sequence[Column], extents: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.int64]]:
+    """The extents int64[C, B] of the columns that have a time axis."""
+    return {c.spec.path: n.copy() for c, n in zip(columns, extents, strict=True) if not c.squeeze or (n != n[0]).any()}
+
+
+def reaching(column: Column, extent: int) -> tuple[Column, int]:
+    """The column and length of a batch whose items have a first axis up to an extent."""
+    if not column.squeeze:
+        return column, extent
+    if column.extent == extent:
+        return column, 1
+    spec = column.spec
+    return Column(Spec(spec.path, spec.dtype, spec.shape[1:]), extent, False), extent

@@ -31,7 +31,7 @@ from shoal.replay.local import Local
 from shoal.replay.selectors import selector_from
 from shoal.replay.table import Table
 
-__all__ = ["load", "newest", "save", "saved_tables"]
+__all__ = ["fill", "load", "newest", "packed", "save", "saved_tables", "snapshot", "unpacked"]
 
 FORMAT = 1
 NAME = re.compile(r"checkpoint-(\d{6,})")
@@ -69,10 +69,10 @@ def save(local: Local, directory: Path, keep: int) -> Path:
         draft.mkdir()
         with open(draft / "chunks.bin", "wb") as file:
             for data in blocks:
-                file.write(data)
+                file.write(data if isinstance(data, bytes) else np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
             _sync(file)
         with open(draft / "index.msgpack", "wb") as file:
-            file.write(msgpack.packb(index))
+            file.write(packed(index))
             _sync(file)
         _sync_directory(draft)
         final = directory / f"checkpoint-{number:06d}"
@@ -126,7 +126,8 @@ def snapshot(core: Core) -> tuple[dict[str, Any], list[Any]]:
                 described.append(None)
                 continue
             spec, rows, codec, data = core.store.stored(chunk)
-            described.append([spec.path, spec.dtype.str, list(spec.shape), rows, codec, len(data)])
+            size = data.nbytes if codec == "none" else len(data)
+            described.append([spec.path, spec.dtype.str, list(spec.shape), rows, codec, size])
             blocks.append(data)
         groups.append([first, described])
     index = {
@@ -137,6 +138,11 @@ def snapshot(core: Core) -> tuple[dict[str, Any], list[Any]]:
         "tables": [_table_to_data(table) for table in core.tables.values()],
     }
     return index, blocks
+
+
+def packed(index: dict[str, Any]) -> bytes:
+    data: bytes = msgpack.packb(index)
+    return data
 
 
 def _columns_to_data(columns: tuple[Column, ...]) -> list[Any]:
@@ -167,26 +173,29 @@ def _table_to_data(table: TableCore) -> dict[str, Any]:
                 path: [list(a.shape), a.dtype.str] for path, a in config.signature.items()
             },
         },
-        "layouts": [[_columns_to_data(c), bool(g)] for c, g in zip(table.columns, table.groups, strict=True)],
+        "layouts": [[_columns_to_data(c), bool(g)] for c, g in zip(table.columns, state.groups, strict=True)],
         "keys": items[:, k.KEY].tobytes(),
         "times": items[:, k.TIMES].tobytes(),
         "shapes": items[:, k.SHAPE].tobytes(),
         "priorities": state.values[slots, k.PRIORITY].tobytes(),
-        "born": state.born[slots].tobytes(),
+        "born": state.values[slots, k.BORN].tobytes(),
         "stamps": state.stamps[slots].tobytes(),
-        "records": _records(table, items).tobytes(),
+        "records": _records(table, slots).tobytes(),
         "counters": [table.limiter.inserts, table.limiter.samples, table.limiter.deletes],
         "next_key": int(state.meta[k.NEXT_KEY]),
         "rng": int(table.rng[0]),
     }  # fmt: skip
 
 
-def _records(table: TableCore, items: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+def _records(table: TableCore, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
     """The records of all items, one after the other."""
-    counts = items[:, k.SHAPE] & 0xFFFFFFFF
+    counts = table.state.items[slots, k.SHAPE] & 0xFFFFFFFF
     ends = np.cumsum(counts)
     within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
-    records: npt.NDArray[np.int32] = table.state.records[np.repeat(items[:, k.REC], counts) + within]
+    records = np.empty((len(within), 4), np.int32)
+    alone = np.repeat(counts == 1, counts)
+    records[alone] = table.state.words[slots[counts == 1], k.RECORD : k.RECORD + 4]
+    records[~alone] = table.state.records[(np.repeat(table.state.items[slots, k.REC], counts) + within)[~alone]]
     return records
 
 
@@ -195,11 +204,20 @@ def _records(table: TableCore, items: npt.NDArray[np.int64]) -> npt.NDArray[np.i
 
 def read_index(path: Path) -> dict[str, Any]:
     try:
-        index = msgpack.unpackb((path / "index.msgpack").read_bytes(), strict_map_key=False)
-    except (OSError, ValueError, msgpack.UnpackException) as error:
+        data = (path / "index.msgpack").read_bytes()
+    except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return unpacked(data, str(path))
+
+
+def unpacked(data: bytes, where: str) -> dict[str, Any]:
+    """What `packed` made an index into; `where` names it in an error."""
+    try:
+        index = msgpack.unpackb(data, strict_map_key=False)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise CheckpointError(f"{where} cannot be read: {error}") from error
     if not isinstance(index, dict) or index.get("format") != FORMAT:
-        raise CheckpointError(f"{path} has format {index.get('format')!r}, this version reads {FORMAT}")
+        raise CheckpointError(f"{where} has format {index.get('format')!r}, this version reads {FORMAT}")
     return index
 
 
@@ -228,9 +246,14 @@ def saved_tables(path: Path) -> list[Table]:
 def load(core: Core, path: Path) -> None:
     """Fill an empty core. Items beyond the limits of the core's own tables go to their removers."""
     index = read_index(path)
-    ids: dict[int, int] = {}
     with open(path / "chunks.bin", "rb") as file:
-        opened = [_load_group(core, file, first, members, ids) for first, members in index["groups"]]
+        fill(core, index, file, file.name)
+
+
+def fill(core: Core, index: dict[str, Any], chunks: BinaryIO, where: str) -> None:
+    """Fill an empty core from an index and the chunks it speaks of, one after the other."""
+    ids: dict[int, int] = {}
+    opened = [_load_group(core, chunks, first, members, ids, where) for first, members in index["groups"]]
     for saved in index["tables"]:
         if saved["name"] in core.tables:
             _load_table(core.tables[saved["name"]], saved, ids)
@@ -240,7 +263,9 @@ def load(core: Core, path: Path) -> None:
     core.lost = int(index["lost"])
 
 
-def _load_group(core: Core, file: BinaryIO, first: int, members: list[Any], ids: dict[int, int]) -> list[int]:
+def _load_group(
+    core: Core, file: BinaryIO, first: int, members: list[Any], ids: dict[int, int], where: str
+) -> list[int]:
     """Chunks of one group, held by the loader; returns their ids."""
     specs = [None if m is None else Spec(m[0], np.dtype(m[1]), tuple(m[2])) for m in members]
     rows = [0 if m is None else m[3] for m in members]
@@ -251,7 +276,7 @@ def _load_group(core: Core, file: BinaryIO, first: int, members: list[Any], ids:
             continue
         data = file.read(member[5])
         if len(data) != member[5]:
-            raise CheckpointError(f"{file.name} is shorter than its index says")
+            raise CheckpointError(f"{where} is shorter than its index says")
         core.store.fill(start + at, member[4], data)
         ids[first + at] = start + at
         kept.append(start + at)

@@ -2,6 +2,7 @@
 
 A writer opens a *group*, one chunk for each of its columns with the same number of rows and consecutive ids, and fills the
 rows in place. Tables refer to rows as soon as they are written. `close` drops the writer's hold and may encode the rows.
+Small columns of a group lie side by side in one block: a step of them is then one cache miss, not one for each.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import numpy.typing as npt
 
 from shoal.replay.codec import decode, encode
 from shoal.replay.columns import Spec
-from shoal.replay.items import Chunks
-from shoal.replay.pool import Block, Pool, block_bytes
+from shoal.replay.ledger import Chunks
+from shoal.replay.pool import Block, Pool
 
 __all__ = ["ChunkStore", "Group"]
 
 FIRST_CHUNKS = 1024
 DECODED_CHUNKS = 256
+SMALL_BYTES = 64
+"""Cells up to this size lie side by side with the other small ones of their step."""
 
 
 class Group(NamedTuple):
@@ -31,6 +34,22 @@ class Group(NamedTuple):
     specs: tuple[Spec, ...]
     rows: int
     arrays: tuple[npt.NDArray[Any], ...]
+
+
+class Place(NamedTuple):
+    """Where the rows of a chunk lie: in a block of their own, or side by side with those of other columns."""
+
+    block: Block
+    offset: int
+    stride: int
+
+    @property
+    def address(self) -> int:
+        return self.block.address + self.offset
+
+    def array(self, rows: int, spec: Spec) -> npt.NDArray[Any]:
+        """The rows; the array keeps the block's memory mapped."""
+        return self.block.array((rows, *spec.shape), spec.dtype, self.offset, self.stride)
 
 
 class Encoded(NamedTuple):
@@ -47,6 +66,7 @@ class ChunkStore:
         self.compression = dict(compression or {})
         self.arrays = Chunks(
             address=np.zeros(FIRST_CHUNKS, np.int64),
+            stride=np.zeros(FIRST_CHUNKS, np.int64),
             nbytes=np.zeros(FIRST_CHUNKS, np.int64),
             holders=np.zeros(FIRST_CHUNKS, np.int32),
             freed=np.zeros(FIRST_CHUNKS, np.int64),
@@ -54,12 +74,12 @@ class ChunkStore:
         )
         self.specs: list[Spec | None] = []
         self.rows: list[int] = []
-        self._blocks: list[Block | None] = []
+        self._places: list[Place | None] = []
         self._first: list[int] = []  # of every id: the first id of its group
         self._left: dict[int, tuple[int, int]] = {}  # first id -> (ids in use, ids)
         self._free: dict[int, list[int]] = {}  # ids -> first ids of groups of that many
         self._encoded: dict[int, Encoded] = {}
-        self._decoded: OrderedDict[int, Block] = OrderedDict()
+        self._decoded: OrderedDict[int, Place] = OrderedDict()
         self._tables: list[Any] = []
         self._limbo: deque[tuple[int, Block]] = deque()
         self._readers: dict[int, int] = {}
@@ -88,61 +108,77 @@ class ChunkStore:
         self._left[first] = (count, count)
         self.live += count
         arrays = []
-        for at, spec in enumerate(specs):
-            block = self._place(first + at, spec, rows, first)
-            arrays.append(block.array((rows, *spec.shape), spec.dtype))
+        for at, (spec, place) in enumerate(zip(specs, self._take(specs, rows), strict=True)):
+            self._put(first + at, spec, rows, first, place)
+            arrays.append(place.array(rows, spec))
         return Group(first, tuple(specs), rows, tuple(arrays))
 
-    def _place(self, chunk: int, spec: Spec, rows: int, first: int) -> Block:
-        """Memory for one chunk, held once."""
-        block = self.pool.take(spec.cell_bytes * rows)
-        self._blocks[chunk], self.specs[chunk], self.rows[chunk] = block, spec, rows
-        self._first[chunk] = first
-        arrays = self.arrays
-        arrays.address[chunk], arrays.holders[chunk] = block.address, 1
-        arrays.nbytes[chunk] = spec.cell_bytes * rows
-        return block
+    def _take(self, specs: Sequence[Spec], rows: int) -> list[Place]:
+        """Memory for the chunks of one group."""
+        small = [at for at, spec in enumerate(specs) if spec.cell_bytes <= SMALL_BYTES and spec.path not in self.compression]
+        small.sort(key=lambda at: -specs[at].dtype.alignment)  # the strictest first: every cell is then aligned
+        found: dict[int, Place] = {}
+        if len(small) > 1:
+            width = specs[small[0]].dtype.alignment
+            stride = -(-sum(specs[at].cell_bytes for at in small) // width) * width
+            block, offset = self.pool.take(stride * rows), 0
+            block.users = len(small)
+            for at in small:
+                found[at] = Place(block, offset, stride)
+                offset += specs[at].cell_bytes
+        return [found.get(at) or Place(self.pool.take(spec.cell_bytes * rows), 0, spec.cell_bytes) for at, spec in enumerate(specs)]
+
+    def _put(self, chunk: int, spec: Spec, rows: int, first: int, place: Place) -> None:
+        """A new chunk, held once."""
+        self.specs[chunk], self._first[chunk] = spec, first
+        self.arrays.holders[chunk], self.arrays.nbytes[chunk] = 1, spec.cell_bytes * rows
+        self._move(chunk, place, rows)
+
+    def _move(self, chunk: int, place: Place, rows: int) -> None:
+        self._places[chunk], self.rows[chunk] = place, rows
+        self.arrays.address[chunk], self.arrays.stride[chunk] = place.address, place.stride
 
     def _extend(self, count: int) -> int:
         first = len(self.specs)
         if first + count > self.capacity:
             grown = max(2 * self.capacity, first + count)
             self.arrays = Chunks(*(np.resize(a, grown) if a.shape[0] > 1 else a for a in self.arrays))
-            for array in self.arrays[:3]:
+            for array in self.arrays[:4]:
                 array[first:] = 0
             for table in self._tables:
                 table.grow_refs(grown)
         self.specs += [None] * count
         self.rows += [0] * count
-        self._blocks += [None] * count
+        self._places += [None] * count
         self._first += [0] * count
         return first
 
     def close(self, group: Group, filled: int) -> None:
         """The writer has filled so many rows and is done: unused chunks are freed, others shrunk or compressed."""
         holders = self.arrays.holders
+        kept = []
         for chunk in range(group.first, group.first + len(group.specs)):
             holders[chunk] -= 1
             if holders[chunk] == 0:
                 self._free_chunk(chunk)
-                continue
-            if filled < group.rows:
-                self._shrink(chunk, filled)
-            if self.compression and (codec := self.compression.get(group.specs[chunk - group.first].path)):
-                self._compress(chunk, codec)
+            else:
+                kept.append(chunk)
+        if kept and filled <= 0.75 * group.rows:
+            self._shrink(kept, [group.specs[chunk - group.first] for chunk in kept], filled)
+        if self.compression:
+            for chunk in kept:
+                if codec := self.compression.get(group.specs[chunk - group.first].path):
+                    self._compress(chunk, codec)
 
-    def _shrink(self, chunk: int, filled: int) -> None:
-        """Move the filled rows of a half-empty chunk to a smaller block."""
-        spec, block = self.specs[chunk], self._blocks[chunk]
-        assert spec is not None and block is not None
-        if block_bytes(filled * spec.cell_bytes) > 0.75 * block.slab.size:
-            return
-        smaller = self.pool.take(filled * spec.cell_bytes)
-        smaller.array((filled, *spec.shape), spec.dtype)[...] = self.array(chunk)[:filled]
-        self._blocks[chunk], self.rows[chunk] = smaller, filled
-        self.arrays.address[chunk] = smaller.address
-        self._resize(chunk, filled * spec.cell_bytes)
-        self._retire(block)
+    def _shrink(self, chunks: Sequence[int], specs: Sequence[Spec], filled: int) -> None:
+        """Move the filled rows of chunks with much room to smaller blocks."""
+        for chunk, spec, place in zip(chunks, specs, self._take(specs, filled), strict=True):
+            place.array(filled, spec)[...] = self.array(chunk)[:filled]
+            old = self._places[chunk]
+            assert old is not None
+            self._move(chunk, place, filled)
+            self._resize(chunk, filled * spec.cell_bytes)
+            self._retire(old)
 
     def drop(self, chunks: Iterable[int]) -> None:
         """Let go of chunks held one by one."""
@@ -160,10 +196,10 @@ class ChunkStore:
                 self._free_chunk(chunk)
 
     def _free_chunk(self, chunk: int) -> None:
-        block = self._blocks[chunk]
-        if block is not None:
-            self._retire(block)
-            self._blocks[chunk] = None
+        place = self._places[chunk]
+        if place is not None:
+            self._retire(place)
+            self._places[chunk] = None
         else:
             self._encoded.pop(chunk, None)
             decoded = self._decoded.pop(chunk, None)
@@ -193,7 +229,11 @@ class ChunkStore:
         while self._limbo and (oldest is None or self._limbo[0][0] < oldest):
             self.pool.give(self._limbo.popleft()[1])
 
-    def _retire(self, block: Block) -> None:
+    def _retire(self, place: Place) -> None:
+        block = place.block
+        block.users -= 1
+        if block.users:
+            return
         if self._readers:
             self._limbo.append((self._clock, block))
             self._clock += 1
@@ -204,20 +244,20 @@ class ChunkStore:
         """The rows of a chunk, decompressed where needed."""
         spec = self.specs[chunk]
         assert spec is not None, f"chunk {chunk} was freed"
-        block = self._blocks[chunk] or self._decoded.get(chunk) or self._decompress(chunk)
-        return block.array((self.rows[chunk], *spec.shape), spec.dtype)
+        place = self._places[chunk] or self._decoded.get(chunk) or self._decompress(chunk)
+        return place.array(self.rows[chunk], spec)
 
     def _compress(self, chunk: int, codec: str) -> None:
         array = self.array(chunk)
         data = encode(array, codec)
-        block = self._blocks[chunk]
-        if block is None or len(data) >= array.nbytes:
+        place = self._places[chunk]
+        if place is None or len(data) >= array.nbytes:
             return
         self._encoded[chunk] = Encoded(codec, data, self.rows[chunk])
         self._resize(chunk, len(data))
         self.arrays.address[chunk] = 0
-        self._blocks[chunk] = None
-        self._retire(block)
+        self._places[chunk] = None
+        self._retire(place)
 
     def _resize(self, chunk: int, nbytes: int) -> None:
         """Correct the bytes that tables count for a chunk."""
@@ -226,14 +266,14 @@ class ChunkStore:
         for table in self._tables:
             table.chunk_resized(chunk, change)
 
-    def _decompress(self, chunk: int) -> Block:
+    def _decompress(self, chunk: int) -> Place:
         spec, encoded = self.specs[chunk], self._encoded[chunk]
         assert spec is not None
-        block = self.pool.take(spec.cell_bytes * encoded.rows)
-        decode(encoded.data, encoded.codec, block.array((encoded.rows, *spec.shape), spec.dtype))
-        self._decoded[chunk] = block
-        self.arrays.address[chunk] = block.address
-        return block
+        place = Place(self.pool.take(spec.cell_bytes * encoded.rows), 0, spec.cell_bytes)
+        decode(encoded.data, encoded.codec, place.array(encoded.rows, spec))
+        self._decoded[chunk] = place
+        self.arrays.address[chunk], self.arrays.stride[chunk] = place.address, place.stride
+        return place
 
     # Checkpoints see groups of chunks, some of whose members may be gone.
 
@@ -243,14 +283,13 @@ class ChunkStore:
             yield first, [c if self.specs[c] is not None else None for c in range(first, first + count)]
 
     def stored(self, chunk: int) -> tuple[Spec, int, str, Any]:
-        """A chunk's cell, rows, codec and bytes; the bytes stay valid while a reader is registered."""
+        """A chunk's cell, rows, codec, and bytes or an array; its rows stay valid while a reader is registered."""
         spec = self.specs[chunk]
         assert spec is not None
         encoded = self._encoded.get(chunk)
         if encoded is not None:
             return spec, encoded.rows, encoded.codec, encoded.data
-        raw: Any = self.array(chunk).reshape(-1).view(np.uint8)
-        return spec, self.rows[chunk], "none", memoryview(raw)
+        return spec, self.rows[chunk], "none", self.array(chunk)
 
     def restore(self, specs: Sequence[Spec | None], rows: Sequence[int]) -> int:
         """A group as `groups` described it, its live members held by the caller; returns its first id."""
@@ -258,19 +297,21 @@ class ChunkStore:
         live = [at for at, spec in enumerate(specs) if spec is not None]
         self._left[first] = (len(live), len(specs))
         self.live += len(live)
-        for at in live:
-            spec = specs[at]
-            assert spec is not None
-            self._place(first + at, spec, rows[at], first)
+        for count in {rows[at] for at in live}:
+            alike = [(at, spec) for at, spec in enumerate(specs) if spec is not None and rows[at] == count]
+            for (at, spec), place in zip(alike, self._take([spec for _, spec in alike], count), strict=True):
+                self._put(first + at, spec, count, first, place)
         return first
 
     def fill(self, chunk: int, codec: str, data: bytes) -> None:
         """Write the rows of a restored chunk."""
         array = self.array(chunk)
         if codec == "none":
-            array.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
+            array[...] = np.frombuffer(data, array.dtype).reshape(array.shape)
             return
-        decode(data, codec, array)
+        rows = np.empty_like(array, order="C")
+        decode(data, codec, rows)
+        array[...] = rows
         if self.compression.get(self.specs[chunk].path) == codec:  # type: ignore[union-attr]
             self._compress(chunk, codec)
 
@@ -285,6 +326,6 @@ class ChunkStore:
     def trim(self) -> None:
         """Forget the longest unused decompressed copies."""
         while len(self._decoded) > DECODED_CHUNKS:
-            chunk, block = self._decoded.popitem(last=False)
+            chunk, place = self._decoded.popitem(last=False)
             self.arrays.address[chunk] = 0
-            self._retire(block)
+            self._retire(place)

@@ -70,6 +70,11 @@ class Column:
         """The shape as sampled, without the batch axis."""
         return self.spec.shape if self.squeeze else (self.length, *self.spec.shape)
 
+    @property
+    def extent(self) -> int:
+        """The length of the first axis as sampled; 1 where there is none."""
+        return self.shape[0] if self.shape else 1
+
 
 def flatten(tree: Tree) -> dict[str, Any]:
     """Paths and leaves in the order of the keys."""

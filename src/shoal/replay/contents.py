@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.replay import items as k
-from shoal.replay.batch import BatchLayout, Info, padded_lengths
+from shoal.replay.batch import BatchLayout, Info, padded_lengths, reaching
 from shoal.replay.chunks import ChunkStore
 from shoal.replay.columns import Array, Column, check_signature, signature_of
-from shoal.replay.errors import InvalidItem
+from shoal.replay.errors import InvalidItem, SignatureMismatch
+from shoal.replay.ledger import ITEM_FIELDS, LINKS, META, State, write_ledger
 from shoal.replay.limiters import Rates
 from shoal.replay.orders import bounds
-from shoal.replay.plan import chunks_of, lay_out, longest, plan_rows
+from shoal.replay.plan import encoded_chunks, lay_out
+from shoal.replay.pool import zeros
 from shoal.replay.selectors import MAX_HEAP, MIN_HEAP, PRIORITIZED
 from shoal.replay.table import Table
 from shoal.replay.tree import rebuild, total, tree_arrays
@@ -31,7 +34,10 @@ __all__ = ["Drawn", "TableCore"]
 
 FIRST_SLOTS = 1024
 DIRTY_LEAVES = 4096
+REMEMBERED_BATCHES, REMEMBERED_DRAWS = 4, 4096
+"""Batches whose slots are remembered for the updates that follow, and the largest of them."""
 NO_LIMIT = 1 << 62
+NONE_DRAWN = np.empty((3, 0), np.int64)
 
 
 class Drawn(NamedTuple):
@@ -41,6 +47,7 @@ class Drawn(NamedTuple):
     layout: BatchLayout
     slots: npt.NDArray[np.int64]
     doomed: int
+    rows: int
 
 
 class TableCore:
@@ -53,10 +60,10 @@ class TableCore:
         self._layouts: dict[tuple[tuple[Column, ...], bool], int] = {}
         self._last_layout: tuple[tuple[Column, ...], bool, int] = ((), False, -1)
         self.columns: list[tuple[Column, ...]] = []
-        self.groups = np.zeros(0, np.int64)
-        self.lengths = np.zeros((0, 0), np.int64)
         self._scratch: dict[str, Any] = {}
         self._batch_layouts: dict[Any, BatchLayout] = {}
+        self._recent: deque[npt.NDArray[np.int64]] = deque(maxlen=REMEMBERED_BATCHES)
+        self._last_batch: tuple[tuple[Column, ...], BatchLayout, npt.NDArray[np.int64]] | None = None
         self.first_key = first_key
         self._most = NO_LIMIT if table.soft else table.max_size
         self._most_bytes = NO_LIMIT if table.soft or table.max_bytes is None else table.max_bytes
@@ -69,7 +76,7 @@ class TableCore:
 
     def _reset_arrays(self) -> None:
         slots = min(self._most + 1, FIRST_SLOTS)
-        meta = np.zeros(k.META, np.int64)
+        meta = np.zeros(META, np.int64)
         meta[[k.HEAD, k.TAIL, k.FREE]] = -1
         meta[k.REC_FREE :] = -1
         meta[k.NEXT_KEY] = self.first_key
@@ -77,22 +84,32 @@ class TableCore:
         chosen = (self.table.selector, self.table.remover)
         meta[k.STAMPED] = any(order.kind in (MIN_HEAP, MAX_HEAP) for order in chosen)
         drawn = [order.power for order in chosen if order.kind == PRIORITIZED]
-        self.state = k.State(
+        state = State(
             meta=meta,
             powers=np.array([*(order.power for order in chosen), *bounds(*drawn), self.table.selector.uniform_mix]),
             **_item_arrays(slots, None),
-            born=np.zeros(slots),
+            links=np.zeros((slots, LINKS), np.int32),
             stamps=np.zeros(slots, np.int64),
             dense=np.zeros(slots, np.int64),
             index=_empty_index(slots),
-            records=np.zeros((slots, 4), np.int32),
+            records=np.zeros((0, 4), np.int32),
             refs=np.zeros(self.store.capacity, np.int32),
             **self._orders(slots, None),
             dirty=np.zeros(DIRTY_LEAVES, np.int64),
             rng=self.rng,
+            groups=np.zeros(0, np.int64),
+            lengths=np.zeros((0, 0), np.int64),
+            extents=np.zeros((0, 0), np.int64),
+            sizes=np.zeros((0, 0), np.int64),
         )
+        self._take(state)
 
-    def _orders(self, slots: int, old: k.State | None) -> dict[str, Any]:
+    def _take(self, state: State) -> None:
+        """Use these arrays from now on."""
+        self.state = state
+        self._ledger = write_ledger(state, self.store.arrays)
+
+    def _orders(self, slots: int, old: State | None) -> dict[str, Any]:
         """Trees and heaps for selector and remover with room for so many slots, filled from the old ones."""
         made: dict[str, Any] = {}
         for role, selector in (("sel", self.table.selector), ("rem", self.table.remover)):
@@ -110,7 +127,7 @@ class TableCore:
     def grow_refs(self, chunks: int) -> None:
         refs = np.zeros(chunks, np.int32)
         refs[: self.state.refs.shape[0]] = self.state.refs
-        self.state = self.state._replace(refs=refs)
+        self._take(self.state._replace(refs=refs))
 
     def chunk_resized(self, chunk: int, change: int) -> None:
         if self.state.refs[chunk] > 0:
@@ -118,22 +135,23 @@ class TableCore:
 
     def _make_room(self, count: int, records: int) -> None:
         """Room in the arrays for `count` more items with so many records in all."""
-        meta, state = self.state.meta, self.state
-        slots = state.items.shape[0]
-        wanted = min(int(meta[k.SIZE]) + count, self._most) + 1
+        state = self.state
+        meta, slots = state.meta, state.items.shape[0]
+        wanted = slots if slots > self._most else min(int(meta[k.SIZE]) + count, self._most) + 1
         if wanted > slots:
             grown = min(max(2 * slots, wanted), self._most + 1)
             index = _empty_index(grown)
-            k.reindex(state, index)
+            k.reindex(self._ledger, index)
             state = state._replace(
-                **_item_arrays(grown, state.items), born=_grown(state.born, grown),
+                **_item_arrays(grown, state.items), links=_grown(state.links, grown),
                 stamps=_grown(state.stamps, grown), dense=_grown(state.dense, grown), index=index,
                 **self._orders(grown, state),
             )  # fmt: skip
-        if meta[k.REC_TOP] + records > state.records.shape[0]:
+        if records and meta[k.REC_TOP] + records > state.records.shape[0]:
             grown = max(2 * state.records.shape[0], int(meta[k.REC_TOP]) + records)
             state = state._replace(records=_grown(state.records, grown))
-        self.state = state
+        if state is not self.state:
+            self._take(state)
 
     # -- layouts
 
@@ -151,11 +169,21 @@ class TableCore:
             check_signature(self.signature, columns, self.table.name)
         if any(a.spec.path >= b.spec.path for a, b in itertools.pairwise(columns)):
             raise InvalidItem("columns must come in the order of their paths, each once")
+        for column, known in zip(columns, self.columns[0] if self.columns else columns, strict=True):
+            if column.shape[1:] != known.shape[1:] or len(column.shape) != len(known.shape):
+                raise SignatureMismatch(
+                    f"table {self.table.name!r}, column {column.spec.path!r}: items of shapes {list(known.shape)} and "
+                    f"{list(column.shape)} cannot be in one batch; only the first axis may vary"
+                )
         number = len(self.columns)
         self._layouts[(columns, grouped)] = number
         self.columns.append(columns)
-        self.groups = np.append(self.groups, len(columns) if grouped else 0)
-        self.lengths = np.vstack([self.lengths.reshape(number, len(columns)), [[c.length for c in columns]]])
+        groups = np.append(self.state.groups, len(columns) if grouped else 0)
+        by_column = list(zip(*self.columns, strict=True))
+        lengths = np.array([[column.length for column in layouts] for layouts in by_column], np.int64)
+        extents = np.array([[column.extent for column in layouts] for layouts in by_column], np.int64)
+        sizes = np.array([[column.spec.cell_bytes for column in layouts] for layouts in by_column], np.int64)
+        self._take(self.state._replace(groups=groups, lengths=lengths, extents=extents, sizes=sizes))
         return number
 
     # -- operations
@@ -183,10 +211,11 @@ class TableCore:
         keys: npt.NDArray[np.int64],
         status: npt.NDArray[np.int8],
         first: int = 0,
+        fresh: bool = False,
     ) -> int:
         """Insert items first.. as far as the limiter allows; returns how many were handled (status says how).
 
-        records is int32[n, k, 4]; keys[i] < 0 asks for a new key, which is written back.
+        records is int32[n, k, 4]; keys are those of the items, or with fresh=True new ones are written there.
         """
         n, limiter, handled = len(priorities), self.limiter, 0
         if self.signature is None:
@@ -194,10 +223,10 @@ class TableCore:
         while first + handled < n:
             rest = n - first - handled
             allowed = limiter.insertable(rest)
-            self._make_room(rest, rest * _power_of_two(records.shape[1]))
+            self._make_room(rest, _record_rows(records))
             done, used, removed, refused = k.insert(
-                self.state, self.store.arrays, keys, priorities, records, first + handled, allowed, time.time(),
-                layout, self.groups, self._most, self._most_bytes, status,
+                self._ledger, keys, fresh, priorities, records, first + handled, allowed, time.time(), layout, self._most,
+                self._most_bytes, status,
             )  # fmt: skip
             self.refused_items += refused
             limiter.inserts += used
@@ -215,10 +244,10 @@ class TableCore:
         """Insert items of a checkpoint past the limiter."""
         status = np.empty(len(keys), np.int8)
         self.signature = self.signature or signature_of(self.columns[layout])
-        self._make_room(len(keys), len(keys) * _power_of_two(records.shape[1]))
+        self._make_room(len(keys), _record_rows(records))
         k.insert(
-            self.state, self.store.arrays, keys, priorities, records, 0, len(keys), time.time(), layout, self.groups,
-            self._most, self._most_bytes, status,
+            self._ledger, keys, False, priorities, records, 0, len(keys), time.time(), layout, self._most,
+            self._most_bytes, status,
         )  # fmt: skip
         self.store.collect()
 
@@ -231,22 +260,21 @@ class TableCore:
         priorities: npt.NDArray[np.float64],
     ) -> None:
         """After the last `restore`: counts, ages, and the order in which priorities were last touched."""
-        k.restore(self.state, keys, times, born)
+        k.restore(self._ledger, keys, times, born)
         order = np.argsort(stamps, kind="stable")
-        k.update(self.state, keys[order], priorities[order])
+        k.update(self._ledger, keys[order], priorities[order], self._slots_drawn(keys[:0]))
 
     def try_draw(self, n: int, counted: bool = True) -> Drawn | None:
         """Draw up to n items; None when the limiter allows none. The caller copies, then calls `finish`."""
         allowed = self.limiter.sampleable(n)
         if allowed <= 0:
             return None
-        slots = np.empty(allowed, np.int64)
-        keys, times = np.empty(allowed, np.int64), np.empty(allowed, np.int64)
-        numbers, size = np.empty((2, allowed)), self.size
+        counts, numbers, size = np.empty((3, allowed), np.int64), np.empty((2, allowed)), self.size
         doomed = self._buffer("doomed", allowed if self.table.max_times_sampled else 1, 1, np.int64)
-        drawn, gone = k.draw(
-            self.state, allowed, self.limiter.min_size, self.table.max_times_sampled, counted, slots, keys, numbers,
-            times, doomed[:, 0],
+        longest = np.empty(self.state.lengths.shape[0], np.int64)
+        drawn, gone, rows, alike = k.draw(
+            self._ledger, allowed, self.limiter.min_size, self.table.max_times_sampled, counted, counts, numbers,
+            doomed[:, 0], longest,
         )  # fmt: skip
         if drawn == 0:
             return None
@@ -256,66 +284,81 @@ class TableCore:
             self.limiter.reserved += drawn
         self.limiter.deletes += gone
         self.rates.note()
-        info = Info(keys[:drawn], numbers[0, :drawn], numbers[1, :drawn], times[:drawn], size)
-        return Drawn(info, self._batch_layout(slots, drawn, info), slots, gone)
+        if drawn < allowed:
+            counts, numbers = counts[:, :drawn].copy(), numbers[:, :drawn].copy()
+        info = Info(counts[1], numbers[0], numbers[1], counts[2], size)
+        if drawn <= REMEMBERED_DRAWS:
+            self._recent.appendleft(counts)
+        return Drawn(info, self._batch_layout(counts[0], longest, info, alike), counts[0], gone, rows)
 
     def consume(self, keys: npt.NDArray[np.int64]) -> None:
         """Uncounted draws were consumed after all."""
         self.limiter.reserved -= len(keys)
         self.limiter.samples += len(keys)
-        k.count_sampled(self.state, keys)
+        k.count_sampled(self._ledger, keys)
 
     def release(self, count: int) -> None:
         """Uncounted draws will not be consumed."""
         self.limiter.reserved -= count
 
-    def _batch_layout(self, slots: npt.NDArray[np.int64], count: int, info: Info) -> BatchLayout:
+    def _batch_layout(
+        self, slots: npt.NDArray[np.int64], longest: npt.NDArray[np.int64], info: Info, alike: bool
+    ) -> BatchLayout:
         columns = self.columns[int(self.state.items[slots[0], k.SHAPE]) >> 32]
-        greatest = np.empty(len(columns), np.int64)
-        if not longest(self.state, slots, count, self.lengths, len(columns), greatest):
-            layouts = self.state.items[slots[:count], k.SHAPE] >> 32
-            info.lengths = padded_lengths(columns, self.lengths[layouts])
-        key = (columns, count, greatest.tobytes())
+        if not alike:
+            layouts = self.state.items[slots, k.SHAPE] >> 32
+            info.lengths = padded_lengths(columns, self.state.extents[:, layouts])
+        known = self._last_batch
+        if known is not None and columns is known[0] and len(slots) == known[1].count and (longest == known[2]).all():
+            return known[1]  # hashing the columns costs more than the draw
+        key = (columns, len(slots), longest.tobytes())
         layout = self._batch_layouts.get(key)
         if layout is None:
             if len(self._batch_layouts) > 256:
                 self._batch_layouts.clear()
-            layout = self._batch_layouts[key] = BatchLayout(columns, count, tuple(greatest.tolist()))
+            reached = [reaching(column, extent) for column, extent in zip(columns, longest.tolist(), strict=True)]
+            layout = BatchLayout(tuple(column for column, _ in reached), len(slots), tuple(length for _, length in reached))
+            self._batch_layouts[key] = layout
+        self._last_batch = (columns, layout, longest)
         return layout
 
     def plan(self, drawn: Drawn, address: int) -> tuple[npt.NDArray[np.int64], int]:
         """The copies that gather the drawn items at an address; call before `finish`."""
-        layout, columns, count = drawn.layout, drawn.layout.columns, drawn.layout.count
+        count = drawn.layout.count
         if self.store.compression:
             found = np.empty(1 << 16, np.int64)
-            some = chunks_of(self.state, self.store.arrays, drawn.slots, count, self.groups, found)
+            some = encoded_chunks(self._ledger, drawn.slots, count, found)
             self.store.materialize(set(found[:some].tolist()))
-        sizes, strides = layout.geometry[0], layout.geometry[1]
-        bases = layout.geometry[2] + address
-        rows = plan_rows(self.state, drawn.slots, count, self.groups, len(columns))
-        plan = np.empty((rows, 5), np.int64)
-        lay_out(
-            self.state, self.store.arrays, drawn.slots, count, self.groups, self.lengths, bases, sizes, strides, plan
-        )
-        return plan, rows
+        plan = np.empty((drawn.rows, 5), np.int64)
+        lay_out(self._ledger, drawn.slots, count, address, drawn.layout.geometry, plan)
+        return plan, drawn.rows
 
     def finish(self, drawn: Drawn) -> None:
         """Let go of items whose last sample this was; their chunks stay readable until the reader ends."""
         if drawn.doomed:
             doomed = self._buffer("doomed", drawn.doomed, 1, np.int64)
-            k.release(self.state, self.store.arrays, doomed[:, 0], drawn.doomed, self.groups)
+            k.release(self._ledger, doomed[:, 0], drawn.doomed)
             self.store.collect()
 
     def update(self, keys: npt.NDArray[np.int64], priorities: npt.NDArray[np.float64]) -> tuple[int, int]:
         """Set priorities; returns (unknown keys, refused priorities), both also counted."""
-        unknown, refused = k.update(self.state, keys, priorities)
+        unknown, refused = k.update(self._ledger, keys, priorities, self._slots_drawn(keys))
         self.unknown_updates += unknown
         self.refused_updates += refused
         return unknown, refused
 
+    def _slots_drawn(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Slots and keys of the batch these keys were drawn in (a learner updates what it has just sampled), else of none."""
+        if len(keys):
+            first = keys[0]
+            for counts in self._recent:
+                if counts[1, 0] == first:
+                    return counts
+        return NONE_DRAWN
+
     def delete(self, keys: npt.NDArray[np.int64]) -> int:
         """Delete the items of known keys; returns how many there were."""
-        removed = k.remove(self.state, self.store.arrays, keys, self.groups)
+        removed = k.remove(self._ledger, keys)
         self.limiter.deletes += removed
         self.store.collect()
         return int(removed)
@@ -323,23 +366,27 @@ class TableCore:
     def trim(self) -> int:
         """Let the remover take what is above max_size and max_bytes; returns how many items that were."""
         max_bytes = self.table.max_bytes if self.table.max_bytes is not None else NO_LIMIT
-        removed = int(k.trim(self.state, self.store.arrays, self.groups, self.table.max_size, max_bytes))
+        removed = int(k.trim(self._ledger, self.table.max_size, max_bytes))
         self.limiter.deletes += removed
         self.store.collect()
         return removed
 
     def reset(self) -> None:
         """Remove all items, zero the limiter's counters and forget a signature that was only inferred."""
-        k.remove(self.state, self.store.arrays, self.keys(), self.groups)
+        k.remove(self._ledger, self.keys())
         self.store.collect()
         self.first_key = int(self.state.meta[k.NEXT_KEY])
         self._reset_arrays()
         self.limiter.reset()
         self.signature = self.table.signature
         self._layouts.clear()
+        self._recent.clear()
         self._last_layout = ((), False, -1)
         self.columns = []
-        self.groups, self.lengths = np.zeros(0, np.int64), np.zeros((0, 0), np.int64)
+
+    def number_from(self, key: int) -> None:
+        """Give new items keys from here on, if none of that size was given yet."""
+        self.state.meta[k.NEXT_KEY] = max(int(self.state.meta[k.NEXT_KEY]), key)
 
     def keys(self) -> npt.NDArray[np.int64]:
         """Keys of all items, oldest first."""
@@ -349,7 +396,7 @@ class TableCore:
     def slots(self) -> npt.NDArray[np.int64]:
         """Slots of all items, oldest first."""
         order = np.empty(self.size, np.int64)
-        k.walk(self.state, order)
+        k.walk(self._ledger, order)
         return order
 
     def _buffer(self, name: str, rows: int, columns: int, dtype: Any) -> npt.NDArray[Any]:
@@ -362,7 +409,7 @@ class TableCore:
     def info(self) -> dict[str, Any]:
         """Sizes, counters, ages and priorities."""
         live = self.state.dense[: self.size]
-        priorities, ages = self.state.values[live, k.PRIORITY], time.time() - self.state.born[live]
+        priorities, ages = self.state.values[live, k.PRIORITY], time.time() - self.state.values[live, k.BORN]
         summary = {"min": 0.0, "mean": 0.0, "max": 0.0}
         return {
             "size": self.size,
@@ -385,28 +432,31 @@ def _summary(values: npt.NDArray[np.float64]) -> dict[str, float]:
     return {"min": float(values.min()), "mean": float(values.mean()), "max": float(values.max())}
 
 
+def _record_rows(records: npt.NDArray[np.int32]) -> int:
+    """Rows of the table's records that these items need; a single one lies with its item."""
+    count, width, _ = records.shape
+    return 0 if width == 1 else count * _power_of_two(width)
+
+
 def _power_of_two(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
 def _item_arrays(slots: int, old: npt.NDArray[np.int64] | None) -> dict[str, npt.NDArray[Any]]:
-    """Item rows, each on a cache line of its own, and the same memory as floats."""
-    raw = np.zeros(slots * k.ITEM_FIELDS + k.ITEM_FIELDS, np.int64)
-    shift = (-raw.ctypes.data % 64) // 8
-    items = raw[shift : shift + slots * k.ITEM_FIELDS].reshape(slots, k.ITEM_FIELDS)
+    """Item rows, each on a cache line of its own, and the same memory as floats and as small integers."""
+    items = zeros((slots, ITEM_FIELDS), np.int64)
     if old is not None:
         items[: len(old)] = old
-    return {"items": items, "values": items.view(np.float64)}
+    return {"items": items, "values": items.view(np.float64), "words": items.view(np.int32)}
 
 
 def _empty_index(slots: int) -> npt.NDArray[np.int64]:
-    rows = _power_of_two(2 * slots + 2)
-    raw = np.full(2 * rows + 8, -1, np.int64)
-    shift = (-raw.ctypes.data % 64) // 8
-    return raw[shift : shift + 2 * rows].reshape(rows, 2)
+    index = zeros((_power_of_two(2 * slots + 2), 2), np.int64)
+    index.fill(-1)
+    return index
 
 
 def _grown(array: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
-    grown = np.zeros((rows, *array.shape[1:]), array.dtype)
+    grown = zeros((rows, *array.shape[1:]), array.dtype)
     grown[: array.shape[0]] = array
     return grown

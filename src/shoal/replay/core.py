@@ -43,10 +43,8 @@ class Pending:
         n = len(priorities)
         self.table, self.priorities, self.records = table, priorities, records
         self.layout = table.layout(columns, grouped)
-        if keys is None:
-            keys = np.empty(n, np.int64)
-            keys.fill(-1)
-        self.keys = keys
+        self.fresh = keys is None
+        self.keys = np.empty(n, np.int64) if keys is None else keys
         self.status = np.empty(n, np.int8)
         self.handled = 0
         self._refused_before = table.refused_items
@@ -54,7 +52,7 @@ class Pending:
     def push(self) -> bool:
         """Insert what is allowed now; True when nothing is left to do."""
         self.handled += self.table.try_insert(
-            self.layout, self.priorities, self.records, self.keys, self.status, self.handled
+            self.layout, self.priorities, self.records, self.keys, self.status, self.handled, self.fresh
         )
         return self.handled == len(self.priorities)
 

@@ -33,15 +33,16 @@ class Run(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """A selection from one column: runs of steps, and whether the time axis is dropped."""
+    """A selection from one column: runs of steps, whether the time axis is dropped, and zero cells that follow."""
 
     path: str
     runs: tuple[Run, ...]
     squeeze: bool
+    zeros: int = 0
 
     @property
     def length(self) -> int:
-        return sum(run.cells for run in self.runs)
+        return sum(run.cells for run in self.runs) + self.zeros
 
     @property
     def oldest(self) -> int:
@@ -76,6 +77,7 @@ class History:
         self.open_paths: set[str] = set()  # columns of a step under way
         self.start = 0  # steps before this one were forgotten by end_episode
         self._columns: dict[str, ColumnHistory] = {}
+        self._newest = (Run(-1, 1, 1),)
 
     def __getitem__(self, path: str) -> ColumnHistory:
         found = self._columns.get(path)
@@ -88,6 +90,12 @@ class History:
         if path in self.specs:
             self._columns[path] = column  # what lies under a longer path may still grow
         return column
+
+    def newest(self) -> tuple[Run, ...]:
+        """The newest complete step, the same object as long as it is the newest."""
+        if self._newest[0].start != self.steps - 1:
+            self._newest = (Run(self.steps - 1, 1, 1),)
+        return self._newest
 
     def __len__(self) -> int:
         """Steps that can be referred to, in this episode."""
@@ -189,13 +197,16 @@ class ColumnHistory:
 
     def __init__(self, history: History, path: str) -> None:
         self._history, self._path = history, path
+        self._newest = Cells(path, (), True)
 
     def __getitem__(self, index: Any) -> Any:
         history = self._history
-        if index == -1 and type(index) is int and not history.open_paths and self._path in history.specs:
-            step = history.steps - 1  # the commonest selection, made for every column of every item
-            if step >= history.start:
-                return Cells(self._path, (Run(step, 1, 1),), True)
+        if index == -1 and type(index) is int and not history.open_paths and history.steps > history.start:
+            cells, newest = self._newest, history.newest()  # the commonest selection, made for every column of every item
+            if cells.runs is not newest:
+                cells = self._newest = Cells(self._path, newest, True)
+            if self._path in history.specs:
+                return cells
         return history.select(self._path, index)
 
     def __len__(self) -> int:

@@ -6,7 +6,9 @@ no bounds checks.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -14,25 +16,36 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.arrayobj import make_array, populate_array
 
 __all__ = [
-    "compiled", "copy_bytes", "index_fetch", "index_find", "index_insert", "index_remove", "inlined", "next_uniform",
+    "array_at", "compiled", "copy_bytes", "index_fetch", "index_find", "index_insert", "index_remove", "inlined", "next_uniform",
     "prefetch", "run_plan",
 ]  # fmt: skip
 
 _njit = cast(Any, njit)  # its stubs do not know the option _nrt
 _cgutils = cast(Any, cgutils)
+_make_array, _populate_array = cast(Any, make_array), cast(Any, populate_array)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+COMPILED = ("codec", "heap", "items", "kernels", "ledger", "orders", "plan", "selectors", "tree")
+STAMP = tuple((name, os.stat(Path(__file__).with_name(f"{name}.py")).st_mtime_ns) for name in COMPILED)
+
+
 def compiled(function: Function) -> Function:
-    """njit with an on-disk cache, without the GIL and without reference counts (nothing here allocates)."""
-    return cast(Function, _njit(cache=True, nogil=True, _nrt=False)(function))
+    """njit with an on-disk cache, without the GIL and without reference counts (nothing here allocates).
+
+    Numba takes a cached function to be good as long as its own file is unchanged, but it holds code of the other files as well.
+    """
+    dispatcher = _njit(cache=True, nogil=True, _nrt=False)(function)
+    dispatcher._cache._cache_file._source_stamp = STAMP
+    return cast(Function, dispatcher)
 
 
 def inlined(function: Function) -> Function:
-    """Like compiled, for helpers that take a table's whole state: passing forty arrays by value costs more than they do."""
+    """Like compiled, for helpers that take a table's whole state: passing thirty arrays by value costs more than they do."""
     return cast(Function, _njit(inline="always", cache=True, nogil=True, _nrt=False)(function))
 
 
@@ -50,6 +63,32 @@ def _copy_bytes(typingctx: Any, destination: Any, source: Any, size: Any) -> Any
 
 copy_bytes = cast(Callable[[int, int, int], None], intrinsic(_copy_bytes))
 """Copy `size` bytes between two addresses; only for compiled code."""
+
+
+def _array_at(typingctx: Any, address: Any, shape: Any, dtype: Any) -> Any:
+    kind = types.Array(dtype.dtype, len(shape), "C")
+    signature = kind(types.int64, shape, dtype)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = context.get_value_type(types.intp)
+        item = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+        given = _cgutils.unpack_tuple(builder, arguments[1])
+        lengths = [context.cast(builder, n, came, types.intp) for n, came in zip(given, shape, strict=True)]
+        strides: list[Any] = []
+        at = ir.Constant(number, item)
+        for length in reversed(lengths):
+            strides.insert(0, at)
+            at = builder.mul(at, length)
+        array = _make_array(kind)(context, builder)
+        data = builder.inttoptr(arguments[0], context.get_data_type(kind.dtype).as_pointer())
+        _populate_array(array, data, lengths, strides, ir.Constant(number, item), None)
+        return array._getvalue()
+
+    return signature, codegen
+
+
+array_at = cast(Callable[[int, Any, Any], Any], intrinsic(_array_at))
+"""The array of a shape and dtype that lies at an address; only for compiled code."""
 
 
 def _prefetch(typingctx: Any, address: Any) -> Any:
@@ -78,12 +117,18 @@ def run_plan(plan: Any, count: int) -> None:
     for i in range(count):
         to, come, cells, stride, size = plan[i, 0], plan[i, 1], plan[i, 2], plan[i, 3], plan[i, 4]
         if cells == 1 or stride == size:
-            copy_bytes(to, come, cells * size)
-        else:
-            for _ in range(cells):
+            size, cells = cells * size, 1
+        for _ in range(cells):
+            if size == 8:  # a length known beforehand makes a copy a single move
+                copy_bytes(to, come, 8)
+            elif size == 4:
+                copy_bytes(to, come, 4)
+            elif size == 16:
+                copy_bytes(to, come, 16)
+            else:
                 copy_bytes(to, come, size)
-                to += size
-                come += stride
+            to += size
+            come += stride
 
 
 @compiled

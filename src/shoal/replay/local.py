@@ -26,8 +26,8 @@ class Local:
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self.changed = threading.Condition(threading.Lock())
-        self.lock = self.changed
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
         self.closed = False
         self.on_change: Callable[[], None] | None = None  # tells the socket service that requests may go on
         self._waiters = 0

@@ -1,4 +1,4 @@
-"""A table's arrays, and the two orders kept over its items: the selector's and the remover's.
+"""The two orders kept over a table's items: the selector's and the remover's.
 
 A prioritized order is a sum tree, a heap a binary heap with positions; FIFO, LIFO and uniform need only the list of items.
 """
@@ -6,51 +6,29 @@ A prioritized order is a sum tree, a heap a binary heap with positions; FIFO, LI
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from shoal.replay.heap import heap_fix, heap_push, heap_remove
 from shoal.replay.kernels import inlined, next_uniform
 from shoal.replay.selectors import FIFO, LIFO, MAX_HEAP, MIN_HEAP, PRIORITIZED, UNIFORM
 from shoal.replay.tree import refresh, search, total
 
-__all__ = ["State", "acceptable", "bounds", "order", "pick", "pick_random", "settle"]
+__all__ = ["acceptable", "bounds", "order", "pick", "pick_random", "settle"]
 
 # columns of items
-KEY, TIMES, PREV, NEXT, DENSE, SHAPE, REC, PRIORITY = range(8)
-ITEM_FIELDS = 8  # one cache line
+KEY, TIMES, SHAPE, REC, _, _, BORN, PRIORITY = range(8)
+RECORD = 8  # of words: where an item with one record keeps it
+# columns of links
+PREV, NEXT, DENSE = range(3)
 # entries of meta
 SIZE, HEAD, TAIL, FREE, USED, NEXT_KEY, STAMP, BYTES, REC_TOP, DIRTY = range(10)
 SELECT, REMOVE, STAMPED = 10, 11, 12
 REC_FREE = 16
-META = 64
 # what became of an item of a request
 INSERTED, UPDATED, BAD_PRIORITY, WAITING = 0, 1, 2, 3
 
 LARGEST_LEAF = 1e290
 SMALLEST_LEAF = 1e-300
-
-
-class State(NamedTuple):
-    """The arrays of one table."""
-
-    meta: Any  # int64[META]
-    powers: Any  # float64[5]: exponents of selector and remover, least and greatest priority, the selector's uniform mix
-    items: Any  # int64[N, ITEM_FIELDS]
-    values: Any  # float64[N, ITEM_FIELDS]: the same memory, for the priority
-    born: Any  # float64[N]: time of insertion
-    stamps: Any  # int64[N]
-    dense: Any  # int64[N]: the slots in use, in no order
-    index: Any  # int64[H, 2]: key -> slot
-    records: Any  # int32[R, 4]
-    refs: Any  # int32[chunks]: how many items of this table refer to a chunk
-    sel_tree: Any
-    sel_offsets: Any
-    sel_heap: Any
-    rem_tree: Any
-    rem_offsets: Any
-    rem_heap: Any
-    dirty: Any  # int64[D]: leaves of the selector's tree whose sums wait for refresh
-    rng: Any  # uint64[1]
 
 
 @inlined

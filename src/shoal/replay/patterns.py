@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.replay.chunks import Group
-from shoal.replay.columns import Column, Spec
+from shoal.replay.columns import Column, Spec, Tree, flatten
 from shoal.replay.history import Cells, History, Segment
 
 __all__ = ["Literals", "Pattern", "Patterns", "Record", "chunk_rows"]
@@ -29,9 +29,9 @@ Record = tuple[int, int, int, int]
 
 
 def chunk_rows(specs: Sequence[Spec], envs: int = 1) -> int:
-    """Rows of a chunk: about a megabyte of the whole group, within bounds; small rows of E environments get eight steps."""
+    """Rows of a chunk: about a megabyte of the whole group, within bounds; small rows of E environments get 32 steps."""
     row_bytes = max(1, sum(spec.cell_bytes for spec in specs))
-    return max(FEWEST_STEPS, min(max(MOST_ROWS, 8 * envs), CHUNK_BYTES // row_bytes))
+    return max(FEWEST_STEPS, min(max(MOST_ROWS, 32 * envs), CHUNK_BYTES // row_bytes))
 
 
 class Literals:
@@ -96,6 +96,8 @@ class Pattern(NamedTuple):
     """The oldest step, relative to the end."""
     shifts: dict[int, npt.NDArray[np.int32]]
     """Of so many items: their records as far as they are always the same, int32[n, k, 4]."""
+    last: list[int]
+    """Of a pattern with one source: the chunk and first row that its records have now."""
 
 
 class Patterns:
@@ -113,14 +115,19 @@ class Patterns:
             self._paths = paths if alone else ()
 
     @staticmethod
-    def key(history: History, data: Mapping[str, Any], single: bool) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def key(history: History, data: Tree, single: bool) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """The key of these items and the values given with them; None where no pattern can serve."""
-        end = history.steps
+        if type(data) is not dict:
+            data = flatten(data)
+        end, newest = history.steps, history.newest()
         key: list[tuple[Any, ...]] = []
         values: dict[str, Any] = {}
         for path, leaf in data.items():
             if type(leaf) is Cells:
-                if len(leaf.runs) != 1:
+                if leaf.runs is newest and leaf.squeeze:
+                    key.append((path, leaf.path, -1, 1, 1, True))
+                    continue
+                if len(leaf.runs) != 1 or leaf.zeros:
                     return None
                 start, cells, step = leaf.runs[0]
                 key.append((path, leaf.path, start - end, cells, step, leaf.squeeze))
@@ -128,6 +135,8 @@ class Patterns:
                 value: Any = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
                 values[path] = value
                 key.append((path, value.dtype, value.shape if single else value.shape[1:]))
+            elif isinstance(leaf, Mapping):
+                return Patterns.key(history, flatten(data), single)
             else:
                 return None
         return tuple(key), values
@@ -159,7 +168,7 @@ class Patterns:
         reach = min((min(e[2], e[2] + (e[3] - 1) * e[4]) for e in key if len(e) == 6), default=-1)
         if len(self._known) >= MOST_PATTERNS:
             self._known.clear()
-        self._known[key] = Pattern(columns, grouped, tuple(sources), literals, places, reach, {})
+        self._known[key] = Pattern(columns, grouped, tuple(sources), literals, places, reach, {}, [-1, 0])
 
 
 def one_record(pattern: Pattern, history: History, values: Mapping[str, Any]) -> list[Record]:
@@ -176,9 +185,17 @@ def one_record(pattern: Pattern, history: History, values: Mapping[str, Any]) ->
 
 
 def many_records(pattern: Pattern, history: History, values: Mapping[str, Any], envs: int) -> npt.NDArray[np.int32]:
-    """The records of one item of every environment, int32[E, k, 4]."""
+    """The records of one item of every environment, int32[E, k, 4]; the next call may use the same array again."""
     segment: Segment = history.segments[-1]
     base = pattern.shifts.get(envs)
+    if base is not None and len(pattern.sources) == 1 and pattern.literals is None:
+        path, start, _, _ = pattern.sources[0]
+        chunk, first, last = segment.where[path][0], (history.steps - segment.first + start) * envs, pattern.last  # type: ignore[index]
+        base[:, 0, 1] += first - last[1]
+        if last[0] != chunk:
+            base[:, 0, 0] = chunk
+        last[:] = chunk, first
+        return base
     if base is None:
         base = np.zeros((envs, len(pattern.sources), 4), np.int32)
         base[:, :, 1] = np.arange(envs)[:, None]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Block", "Pool"]
+__all__ = ["Block", "Pool", "zeros"]
 
 SMALLEST_SLAB = 1 << 18
 LARGEST_SLAB = 1 << 25
@@ -30,6 +30,31 @@ def block_bytes(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
+def zeros(shape: int | tuple[int, ...], dtype: Any = np.float64) -> npt.NDArray[Any]:
+    """A zeroed array, on a page of its own, and on huge pages where it is large: random access then spares a table walk."""
+    lengths, kind = (shape,) if isinstance(shape, int) else shape, np.dtype(dtype)
+    nbytes = kind.itemsize
+    for length in lengths:
+        nbytes *= length
+    mapping = _map(max(nbytes, 1))
+    return np.ndarray(lengths, kind, np.frombuffer(mapping, np.uint8))
+
+
+def _map(nbytes: int) -> mmap.mmap:
+    mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if nbytes >= HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE"):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return mapping
+
+
+def _inner_strides(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    strides: list[int] = []
+    for length in reversed(shape):
+        strides.insert(0, size)
+        size *= length
+    return tuple(strides)
+
+
 class Slab:
     """One mapping, cut into equal blocks."""
 
@@ -38,9 +63,7 @@ class Slab:
         self.used = 0
         nbytes = size * count
         if path is None:
-            mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if nbytes >= HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE"):
-                mapping.madvise(mmap.MADV_HUGEPAGE)
+            mapping = _map(nbytes)
         else:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             try:
@@ -59,15 +82,17 @@ class Slab:
 class Block:
     """A piece of a slab."""
 
-    __slots__ = ("address", "offset", "slab")
+    __slots__ = ("address", "offset", "slab", "users")
 
     def __init__(self, slab: Slab, offset: int) -> None:
         self.slab, self.offset = slab, offset
         self.address = slab.address + offset
+        self.users = 1
 
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """The block as an array; it keeps the slab's memory mapped."""
-        return np.ndarray(shape, dtype, self.slab.bytes, self.offset)
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int, stride: int) -> npt.NDArray[Any]:
+        """Rows in the block, so many bytes apart; the array keeps the slab's memory mapped."""
+        rows = np.ndarray(shape, dtype, self.slab.bytes, self.offset + offset, (stride, *_inner_strides(shape[1:], dtype.itemsize)))
+        return rows
 
 
 class Pool:
@@ -94,6 +119,7 @@ class Pool:
         if not free:
             self._grow(size, free)
         block = free.pop()
+        block.users = 1
         block.slab.used += 1
         self.used_bytes += size
         return block

@@ -10,13 +10,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shoal.replay.client import Client
 from shoal.replay.columns import Tree, flatten, unflatten
 from shoal.replay.errors import InvalidItem
 from shoal.replay.writer import Writer
 
-__all__ = ["EpisodeWriter", "SequenceWriter", "TransitionWriter", "VectorTransitionWriter"]
+__all__ = [
+    "EpisodeWriter", "SequenceWriter", "TransitionWriter", "VectorEpisodeWriter", "VectorSequenceWriter", "VectorTransitionWriter",
+]  # fmt: skip
 
 Priority = Callable[[dict[str, Any]], float]
 
@@ -159,7 +162,7 @@ class SequenceWriter:
     Columns begin `burn_in` steps earlier where the episode allows it; the item's "burn_in" says how many there are, and
     "state" is the stored recurrent state at its first step. At the end of an episode: "write" a shorter sequence,
     "pad" it with zero steps (column "valid" tells them apart), "truncate" (drop it), or "continue" into the next
-    episode.
+    episode. priority is given the step of the episode at which the sequence begins.
     """
 
     def __init__(
@@ -173,57 +176,85 @@ class SequenceWriter:
         priority: Callable[[int], float] | None = None,
         timeout: float | None = None,
     ) -> None:
-        if length < 1 or period < 1 or burn_in < 0:
-            raise InvalidItem(f"length {length} and period {period} must be at least 1, burn_in {burn_in} at least 0")
+        begin = None if priority is None else lambda begins: priority(int(begins[0]))
+        self._many = VectorSequenceWriter(client, table, 1, length, period, burn_in, end, begin, timeout)
+        self.writer = self._many.writer
+
+    def append(self, step: Mapping[str, Any], state: Tree | None = None) -> None:
+        """One step with the recurrent state before it."""
+        self._many.append(_of_one(step), None if state is None else _of_one(state))
+
+    def end_episode(self) -> None:
+        """Deal with what is left, then begin anew (unless sequences continue across episodes)."""
+        self._many.end_episodes([True])
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class VectorSequenceWriter:
+    """`SequenceWriter` for E environments at once, without a loop over them; the same items for each environment.
+
+    priority is given the steps [n] of their episodes at which n sequences begin, and returns a number or [n] of them.
+    """
+
+    def __init__(
+        self, client: Client, table: str, envs: int, length: int, period: int, burn_in: int = 0, end: str = "pad",
+        priority: Callable[[npt.NDArray[np.int64]], Any] | None = None, timeout: float | None = None,
+    ) -> None:  # fmt: skip
+        if envs < 1 or length < 1 or period < 1 or burn_in < 0:
+            raise InvalidItem(
+                f"envs {envs}, length {length} and period {period} must be at least 1, burn_in {burn_in} at least 0"
+            )
         if end not in ("write", "pad", "truncate", "continue"):
             raise InvalidItem(f"end must be 'write', 'pad', 'truncate' or 'continue', got {end!r}")
         self._table, self._length, self._period, self._burn_in = table, length, period, burn_in
         self._end, self._priority = end, priority
-        self.writer = client.writer(max_history=burn_in + length + period, timeout=timeout)
-        self._steps = 0  # of the episode
-        self._next = 0  # where the next sequence begins
-        self._zeros: dict[str, Any] = {}
+        self.writer: Writer = client.writer(max_history=burn_in + length + period, timeout=timeout)
+        self._valid = np.ones(envs, bool)
+        self._steps = np.zeros(envs, np.int64)  # of the episode
+        self._next = np.zeros(envs, np.int64)  # where the next sequence begins
 
-    def append(self, step: Mapping[str, Any], state: Tree | None = None) -> None:
-        """One step with the recurrent state before it."""
-        columns = {"steps": {**step, "valid": np.bool_(True)}}
+    def append(self, step: Mapping[str, Any], state: Tree | None = None, ended: Any = None) -> None:
+        """One step of all environments, [E, ...] each, with the recurrent states before it; ended says whose last it was."""
+        columns: dict[str, Any] = {"steps": {**step, "valid": self._valid}}
         if state is not None:
             columns["state"] = state
-        if not self._zeros:
-            self._zeros = {path: np.zeros_like(np.asarray(leaf)) for path, leaf in flatten(columns).items()}
-        self.writer.append(columns)
+        self.writer.append_batch(columns)
         self._steps += 1
-        if self._steps == self._next + self._length:
-            self._create(self._length)
+        self._create(self._steps == self._next + self._length)
+        if ended is not None:
+            self.end_episodes(ended)
 
-    def end_episode(self) -> None:
-        """Deal with what is left, then begin anew (unless sequences continue across episodes)."""
-        if self._end == "continue":
+    def end_episodes(self, ended: Any) -> None:
+        """The newest step was the last of these environments' episodes, [E]: deal with what is left of each."""
+        over = np.asarray(ended, bool)
+        if self._end == "continue" or not over.any():
             return
-        begun = self._steps - self._next
-        covered = self._next > 0 and self._next + self._length - self._period >= self._steps
-        if begun > 0 and not covered:
-            if self._end == "pad":
-                for _ in range(self._length - begun):
-                    self.writer.append(unflatten(self._zeros))
-                self._steps += self._length - begun
-                self._create(self._length)
-            elif self._end == "write":
-                self._create(begun)
-        self._steps = self._next = 0
-        self.writer.end_episode()
+        covered = (self._next > 0) & (self._next + self._length - self._period >= self._steps)
+        if self._end != "truncate":
+            self._create(over & (self._steps > self._next) & ~covered)
+        self._steps[over] = self._next[over] = 0
+        self.writer.end_episode(np.flatnonzero(over))
 
-    def _create(self, length: int) -> None:
-        """The sequence that begins at _next and ends with the newest step."""
-        before = min(self._burn_in, self._next)
+    def _create(self, chosen: npt.NDArray[np.bool_]) -> None:
+        """The sequences of these environments that begin at their _next and end with the newest step."""
+        if not chosen.any():
+            return
         history = self.writer.history
-        span = before + length
-        data = {**history["steps"][-span:], "burn_in": np.int32(before)}
-        if any(path == "state" or path.startswith("state/") for path in history.specs):
-            data["state"] = history["state"][len(history) - span]
-        priority = 1.0 if self._priority is None else self._priority(self._next)
-        self.writer.create_item(self._table, priority, data)
-        self._next += self._period
+        before, begun = np.minimum(self._burn_in, self._next), self._steps - self._next
+        stateful = any(path == "state" or path.startswith("state/") for path in history.specs)
+        for early, whole in sorted(set(zip(before[chosen].tolist(), begun[chosen].tolist(), strict=True))):
+            envs = np.flatnonzero(chosen & (before == early) & (begun == whole))
+            span, missing = early + whole, self._length - whole if self._end == "pad" else 0
+            steps = flatten(history["steps"][-span:])
+            data = unflatten({path: cells._replace(zeros=missing) for path, cells in steps.items()})
+            data["burn_in"] = np.full(len(envs), early, np.int32)
+            if stateful:
+                data["state"] = history["state"][-span]
+            priority = 1.0 if self._priority is None else self._priority(self._next[envs])
+            self.writer.create_items(self._table, priority, data, where=envs)
+        self._next[chosen] += self._period
 
     def close(self) -> None:
         self.writer.close()
@@ -233,20 +264,55 @@ class EpisodeWriter:
     """Whole episodes as items, of any length up to max_steps."""
 
     def __init__(self, client: Client, table: str, max_steps: int, timeout: float | None = None) -> None:
-        self._table, self._max_steps = table, max_steps
-        self.writer = client.writer(max_history=max_steps, timeout=timeout)
+        self._many = VectorEpisodeWriter(client, table, 1, max_steps, timeout)
+        self.writer = self._many.writer
 
     def append(self, step: Mapping[str, Any]) -> None:
-        if len(self.writer.history) == self._max_steps:
-            raise InvalidItem(f"the episode has more than max_steps = {self._max_steps} steps")
-        self.writer.append(step)
+        self._many.append(_of_one(step))
 
     def end_episode(self, priority: float = 1.0) -> None:
-        history = self.writer.history
-        if len(history):
-            data = {path: history[path][:] for path in history.specs}
-            self.writer.create_item(self._table, priority, unflatten(data))
-        self.writer.end_episode()
+        self._many.end_episodes([True], priority)
 
     def close(self) -> None:
         self.writer.close()
+
+
+class VectorEpisodeWriter:
+    """`EpisodeWriter` for E environments at once: an item whenever an episode ends, with a loop over lengths, not environments."""
+
+    def __init__(self, client: Client, table: str, envs: int, max_steps: int, timeout: float | None = None) -> None:
+        if envs < 1 or max_steps < 1:
+            raise InvalidItem(f"envs {envs} and max_steps {max_steps} must be at least 1")
+        self._table, self._max_steps = table, max_steps
+        self.writer: Writer = client.writer(max_history=max_steps, timeout=timeout)
+        self._steps = np.zeros(envs, np.int64)  # of the episode
+
+    def append(self, step: Mapping[str, Any], ended: Any = None, priority: Any = 1.0) -> None:
+        """One step of all environments, [E, ...] each; ended says whose last it was, priority is a number or [E] of them."""
+        if (self._steps == self._max_steps).any():
+            late = int(np.argmax(self._steps == self._max_steps))
+            raise InvalidItem(f"the episode of environment {late} has more than max_steps = {self._max_steps} steps")
+        self.writer.append_batch(step)
+        self._steps += 1
+        if ended is not None:
+            self.end_episodes(ended, priority)
+
+    def end_episodes(self, ended: Any, priority: Any = 1.0) -> None:
+        """The newest step was the last of these environments' episodes, [E]."""
+        over, history = np.asarray(ended, bool), self.writer.history
+        priorities = np.broadcast_to(np.asarray(priority, np.float64), len(self._steps))
+        for length in np.unique(self._steps[over & (self._steps > 0)]).tolist():
+            envs = np.flatnonzero(over & (self._steps == length))
+            data = unflatten({path: history[path][-length:] for path in history.specs})
+            self.writer.create_items(self._table, priorities[envs], data, where=envs)
+        if over.any():
+            self._steps[over] = 0
+            self.writer.end_episode(np.flatnonzero(over))
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def _of_one(tree: Tree) -> Tree:
+    """The step of a single environment as that of E = 1."""
+    return unflatten({path: np.asarray(leaf)[None] for path, leaf in flatten(tree).items()})

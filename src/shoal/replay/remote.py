@@ -17,7 +17,7 @@ import zmq
 from shoal.errors import ConfigError
 from shoal.replay.batch import Batch, Buffers, Info
 from shoal.replay.columns import Tree, unflatten
-from shoal.replay.errors import Closed, Timeout
+from shoal.replay.errors import Closed, Refused, Timeout
 from shoal.replay.expressions import transform_to
 from shoal.replay.wire import MOST_MESSAGE_BYTES, Key, is_loopback, pack, raise_error, unpack
 
@@ -187,6 +187,7 @@ class RemoteBackend:
         self._idle: list[Line] = []
         self._all: list[Line] = []
         self._owner = secrets.randbits(62)
+        self._maps = address.startswith("ipc://")
         self._closed = False
         self._limited: frozenset[str] | None = None
         self._put(self._take())
@@ -231,11 +232,8 @@ class RemoteBackend:
         }  # fmt: skip
         line = self._take()
         try:
-            shared = None
-            if self._address.startswith("ipc://") and transform is None:
-                if line.connection.incarnation is None:
-                    line.connection.request({"op": "hello"}, (), timeout if timeout is not None else DEAD_SECONDS)
-                shared = line.take()
+            shared = self._shared(line, timeout) if self._maps and transform is None else None
+            if shared is not None:
                 header["into"] = shared.number
             fields, parts = line.connection.request(header, (), timeout)
             batch = read_batch(fields, parts, None if shared is None else shared.array)
@@ -244,6 +242,16 @@ class RemoteBackend:
             return batch
         finally:
             self._put(line)
+
+    def _shared(self, line: Line, timeout: float | None) -> Shared | None:
+        """Memory for a batch; None where the server cannot map it, and batches go through the socket."""
+        if line.connection.incarnation is None:
+            line.connection.request({"op": "hello"}, (), timeout if timeout is not None else DEAD_SECONDS)
+        try:
+            return line.take()
+        except Refused:
+            self._maps = False
+            return None
 
     def consume(self, table: str, keys: npt.NDArray[np.int64], consumed: bool) -> None:
         header = {"op": "consume", "table": table, "owner": self._owner, "count": len(keys), "consumed": consumed}

@@ -6,6 +6,7 @@ whatever way that ends.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 
@@ -26,7 +27,8 @@ class SharedBlocks:
         self._blocks: dict[int, tuple[int, npt.NDArray[np.uint8]]] = {}  # number -> pid of the owner, memory
 
     def attach(self, number: int, pid: int, fd: int, nbytes: int) -> None:
-        """Map a client's memory. Only anonymous memory of a process of this user is accepted."""
+        """Map a client's memory. Only anonymous memory of a process of this user is accepted, and only if it cannot shrink:
+        touching a page that its owner has cut off would end the server (SIGBUS)."""
         if len(self._blocks) >= MOST_BLOCKS:
             raise Refused(f"at most {MOST_BLOCKS} shared blocks")
         path = f"/proc/{pid}/fd/{fd}"
@@ -37,6 +39,8 @@ class SharedBlocks:
         except OSError as error:
             raise Refused(f"the shared block cannot be opened: {error.strerror}") from error
         try:
+            if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                raise Refused("the shared block could be shortened by its owner: seal it with F_SEAL_SHRINK before offering it")
             if os.fstat(descriptor).st_size < nbytes:
                 raise Refused("the shared block is smaller than announced")
             memory = mmap.mmap(descriptor, nbytes)

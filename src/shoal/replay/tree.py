@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.replay.kernels import compiled, prefetch
+from shoal.replay.pool import zeros
 
 __all__ = ["descend", "rebuild", "refresh", "search", "total", "tree_arrays"]
 
@@ -31,9 +32,7 @@ def tree_arrays(leaves: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.in
         if padded == FANOUT:
             break
         count = padded // FANOUT
-    raw = np.zeros(offsets[-1] + FANOUT, np.float64)
-    shift = (-raw.ctypes.data % 64) // 8
-    return raw[shift : shift + offsets[-1]], np.array(offsets, np.int64)
+    return zeros(offsets[-1]), np.array(offsets, np.int64)
 
 
 @compiled

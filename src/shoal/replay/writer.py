@@ -23,7 +23,7 @@ from shoal.replay.patterns import FEWEST_STEPS, Literals, Patterns, Record, chun
 __all__ = ["Sink", "Writer"]
 
 SHORT_SEGMENT, SHORT_BYTES = 128, 1 << 15
-"""Steps and bytes that a chunk may have however short the history is; a longer history makes for longer chunks."""
+"""Steps and bytes (of one environment) that a chunk may have however short the history is; a longer one makes for longer chunks."""
 
 
 class Sink(Protocol):
@@ -61,6 +61,7 @@ class Writer:
         self._envs: int | None = None
         self._literals: dict[Any, Literals] = {}
         self._last_literals: Literals | None = None
+        self._zeros: dict[str, Group] = {}
         self._patterns = Patterns()
         self._all_envs = np.arange(1)
         self._begun = np.zeros(1, np.int64)  # of every environment: the first step of its episode
@@ -150,7 +151,7 @@ class Writer:
         segment = history.segments[-1] if history.segments else None
         if segment is None or segment.steps == segment.capacity:
             specs = tuple(history.specs.values())
-            row_bytes = envs * max(1, sum(spec.cell_bytes for spec in specs))
+            row_bytes = max(1, sum(spec.cell_bytes for spec in specs))
             short = min(SHORT_SEGMENT, SHORT_BYTES // row_bytes)
             capacity = max(FEWEST_STEPS, min(chunk_rows(specs, envs) // envs, max(short, 4 * history.max_history)))
             segment = Segment(history.steps, capacity, envs)
@@ -202,14 +203,13 @@ class Writer:
             raise InvalidItem("this writer appends batches: use create_items")
         self._check_open()
         wait = self.timeout if timeout is not None and timeout < 0 else timeout
-        nested = type(data) is not dict or any(isinstance(leaf, dict) for leaf in data.values())
-        found = self._patterns.key(self.history, flatten(data) if nested else data, True)
+        found = self._patterns.key(self.history, data, True)
         pattern = None if found is None else self._patterns.find(found[0], self.history, self._begun_last)
         if found is not None and pattern is not None:
             records = one_record(pattern, self.history, found[1])
             self.items_created += 1
             return self._sink.insert_one(table, pattern.columns, pattern.grouped, records, float(priority), wait)
-        keys = self._create_items(table, [priority], flatten(data), self._all_envs, wait, True)
+        keys = self._create_items(table, [priority], data, self._all_envs, wait, True)
         return int(keys[0]) if len(keys) else None
 
     def create_items(
@@ -221,26 +221,28 @@ class Writer:
         """
         self._check_open()
         wait = self.timeout if timeout is not None and timeout < 0 else timeout
-        return self._create_items(table, priorities, flatten(data), self._chosen(where), wait, False)
+        return self._create_items(table, priorities, data, self._chosen(where), wait, False)
 
     def _create_items(
-        self, table: str, priorities: Any, data: Mapping[str, Any], envs: npt.NDArray[np.int64], timeout: float | None,
-        single: bool,
+        self, table: str, priorities: Any, data: Tree, envs: npt.NDArray[np.int64], timeout: float | None, single: bool
     ) -> npt.NDArray[np.int64]:  # fmt: skip
         values = np.asarray(priorities, np.float64)
         if values.shape != envs.shape:
             values = np.broadcast_to(values, len(envs))
         found = self._patterns.key(self.history, data, single)
         pattern = None
-        if found is not None and envs is self._all_envs and all(len(v) == len(envs) for v in found[1].values() if not single):
+        if found is not None and envs is self._all_envs and (
+            single or not found[1] or all(len(value) == len(envs) for value in found[1].values())
+        ):
             pattern = self._patterns.find(found[0], self.history, self._begun_last)
         if found is not None and pattern is not None and not single:
             columns, grouped = pattern.columns, pattern.grouped
             records = many_records(pattern, self.history, found[1], len(envs))
         else:
-            columns, grouped, records, literals = self._resolve(data, envs, single)
+            flat = flatten(data)
+            columns, grouped, records, literals = self._resolve(flat, envs, single)
             if found is not None:
-                self._patterns.learn(found[0], columns, grouped, data, literals)
+                self._patterns.learn(found[0], columns, grouped, flat, literals)
         self.items_created += len(envs)
         return self._sink.insert(table, columns, grouped, records, np.ascontiguousarray(values), timeout)
 
@@ -266,7 +268,7 @@ class Writer:
                 spec = self.history.specs[leaf.path]
                 self._check_episodes(leaf, envs)
                 column = Column(Spec(path, spec.dtype, spec.shape), leaf.length, leaf.squeeze)
-                found[path] = (column, self.history.locate(leaf))
+                found[path] = (column, self.history.locate(leaf) + self._zero_records(leaf))
             elif isinstance(leaf, Expression):
                 literals[path] = self._evaluate(leaf, envs)
             else:
@@ -289,6 +291,16 @@ class Writer:
                 np.stack([shifts[path] for path in used], 1), [len(found[path][1]) for path in used], axis=1
             )
         return columns, grouped, records, store
+
+    def _zero_records(self, cells: Cells) -> list[tuple[int, int, int, int]]:
+        """Zero cells after a selection: one row for each environment, stored once and referred to again and again."""
+        if not cells.zeros:
+            return []
+        group = self._zeros.get(cells.path)
+        if group is None:
+            group = self._zeros[cells.path] = self._sink.open([self.history.specs[cells.path]], self._envs or 1)
+            group.arrays[0][...] = np.zeros((), group.arrays[0].dtype)
+        return [(group.first, 0, cells.zeros, 0 if cells.zeros > 1 else 1)]
 
     @staticmethod
     def _grouped(records: list[list[tuple[int, int, int, int]]]) -> bool:
@@ -378,6 +390,9 @@ class Writer:
         if self._closed:
             return
         self.end_episode()
+        for group in self._zeros.values():
+            self._sink.close(group, group.rows)
+        self._zeros.clear()
         self._closed = True
         self._sink.finish(self.timeout if timeout is not None and timeout < 0 else timeout)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,9 +96,12 @@ class Layout:
 
         return Layout(map_tree(widen, self.fields))
 
-    def gather(self, into: Any, position: int, tree: Any) -> None:
-        """Copy one slot's tree to its place in a batch of the joined layout: the one copy on the way to the learner."""
+    def gather(self, into: Any, position: int, tree: Any, without: Collection[str] = ()) -> None:
+        """Copy one slot's tree, `without` some of its fields, to its place in a batch of the joined layout: the one copy on the
+        way to the learner."""
         for path, field, _ in self._leaves:
+            if path and path[0] in without:
+                continue
             target, source = into, tree
             for key in path:
                 target, source = target[key], source[key]

@@ -26,6 +26,7 @@ import numpy as np
 __all__ = ["Channel", "Inline", "Local", "Medium", "Memory", "fence"]
 
 FD_NUMBERS: dict[int, int] = {}  # the supervisor's descriptor numbers -> this process's, after they were passed on
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 TOKEN = struct.Struct("<qq")
 PIPE_TOKENS = 65536 // TOKEN.size  # what a pipe holds by default
 X86 = os.uname().machine in ("x86_64", "i686")
@@ -134,8 +135,9 @@ class LocalMemory:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.fd = os.memfd_create("shoal")
+        self.fd = os.memfd_create("shoal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, nbytes)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)  # no process can take mapped pages away from another
         self._map: mmap.mmap | None = None
 
     def array(self) -> np.ndarray:
