@@ -1,4 +1,4 @@
-"""E1 of policy.md, T15 of value.md, and equality with torch.optim over many steps."""
+"""E1 of policy.md, T15 and T17 of value.md, and equality with torch.optim over many steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_rmsprop_golden_epsilon_inside_the_root():
     assert float(-params) == pytest.approx(0.00374166, abs=5e-9)  # outside it would be 0.00466667
 
 
-def test_centred_rmsprop_golden():
+def test_T15_centred_rmsprop():
     params, square, mean = one(0.0), one(0.0), one(0.0)
     optimise.rmsprop_(params, one(1.0), square, lr=2.5e-4, decay=0.95, eps=0.01, mean=mean)
     assert float(-params) == pytest.approx(1.0425721e-3, abs=1e-9)  # torch's placement gives 1.0967561e-3
@@ -86,3 +86,15 @@ def test_clip_by_global_norm():
     torch.testing.assert_close(grad, torch.tensor([0.3, 0.4]))
     assert float(optimise.clip_by_global_norm_(torch.zeros(3), 0.5)) == 0
     assert not torch.isfinite(optimise.clip_by_global_norm_(torch.tensor([torch.nan]), 0.5))
+
+
+def test_T17_adagrad():
+    params, square, steps = one(0.0), one(0.0), []
+    for gradient in (2.0, 1.0, -3.0):
+        before = float(params)
+        optimise.adagrad_(params, one(gradient), square, lr=0.1)
+        steps.append(float(params) - before)
+    assert steps == pytest.approx([-0.1, -0.04472136, 0.08017837], abs=1e-7)
+    params, square = one(0.0), one(0.1)
+    optimise.adagrad_(params, one(2.0), square, lr=0.1)
+    assert float(params) == pytest.approx(-0.09877296, abs=1e-7)

@@ -24,6 +24,8 @@ ALGORITHMS = {
     "ppo": ("shoal.algorithms.ppo", "PPO"),
     "vtrace": ("shoal.algorithms.vtrace", "VTrace"),
     "appo": ("shoal.algorithms.appo", "APPO"),
+    "dqn": ("shoal.algorithms.dqn", "DQN"),
+    "r2d2": ("shoal.algorithms.r2d2", "R2D2"),
 }
 """Name -> (module, class). The module's `Config` belongs to it."""
 

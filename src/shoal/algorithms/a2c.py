@@ -89,6 +89,7 @@ class A2C:
 
     name = "a2c"
     tolerates = Tolerance.LAG
+    runs_on_gpu = True
 
     def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
         config.validate()

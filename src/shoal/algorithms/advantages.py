@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from shoal.ops import losses, returns
@@ -28,15 +27,15 @@ class Advantages:
     target: torch.Tensor
     """What the value function regresses to."""
 
-    def sums(self, valid: torch.Tensor | None) -> np.ndarray:
+    def sums(self, valid: torch.Tensor | None) -> torch.Tensor:
         """Sum and sum of squares of the advantages: two numbers that learners add up."""
         x = (self.advantage if valid is None else self.advantage[valid]).double()
-        return np.array([float(x.sum()), float(x.square().sum())])
+        return torch.stack([x.sum(), x.square().sum()])
 
     def normalised(self, totals: Totals) -> Advantages:
         """With mean 0 and population deviation 1 over the decisions of all learners."""
-        mean, square = totals.extra / max(totals.decisions, 1.0)
-        deviation = max(square - mean * mean, 0.0) ** 0.5
+        mean, square = torch.as_tensor(totals.extra, device=self.advantage.device) / max(totals.decisions, 1.0)
+        deviation = (square - mean * mean).clamp(min=0.0).sqrt()
         return Advantages(losses.normalise(self.advantage, mean, deviation), self.value, self.target)
 
     def flattened(self) -> Advantages:

@@ -119,6 +119,7 @@ class APPO:
 
     name = "appo"
     tolerates = Tolerance.BOUNDED_REUSE
+    runs_on_gpu = True
 
     def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
         config.validate()

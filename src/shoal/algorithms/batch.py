@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ from shoal.core import Tree
 from shoal.slots import map_tree
 
 __all__ = ["Batch", "Finals"]
+
+ABSENT = ("observation_moments", "return_moments", "weights_version", "time", "truncated", "final_index")  # no loss needs them
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,15 @@ class Finals:
     observation: Tree  # [K, ...]
     prev_action: torch.Tensor | None  # what led to it
     prev_reward: torch.Tensor | None
+    where: torch.Tensor | None = None  # [T, B]: then row i belongs to column i, which has at most one, if it has one at all
+
+    def put(self, values: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+        """`values` [T, B] with the values of the true last observations in their places."""
+        if self.where is not None:  # always the same shapes, as a CUDA graph needs them
+            return torch.where(self.where, found, values)
+        values = values.clone()
+        values[self.t, self.b] = found
+        return values
 
 
 @dataclass
@@ -42,6 +53,7 @@ class Batch:
     keep: torch.Tensor  # [T, B]: 0 where an episode ended, so that no trace crosses
     valid: torch.Tensor | None  # [T, B]; None where all are
     finals: Finals | None
+    moments: Tree = field(default_factory=dict)  # of observations and returns, where a Batch was made without a slot
 
     @property
     def length(self) -> int:
@@ -49,11 +61,9 @@ class Batch:
         return self.action.shape[0]
 
     @classmethod
-    def of(cls, tree: Tree, seats: int, final_rows: int) -> Batch:
-        """From joined slots of `seats` columns and `final_rows` rows of final observations each."""
-        tensors = map_tree(
-            torch.from_numpy, {name: part for name, part in tree.items() if not name.endswith("moments")}
-        )
+    def of(cls, tree: Tree, seats: int, final_rows: int, tensor: Callable[[np.ndarray], torch.Tensor] = torch.from_numpy) -> Batch:
+        """From joined slots of `seats` columns and `final_rows` rows of final observations each; `tensor` may move them."""
+        tensors = map_tree(tensor, {name: part for name, part in tree.items() if name not in ABSENT})
         return cls(
             observation=tensors["observation"],
             first=tensors["first"],
@@ -96,7 +106,7 @@ class Batch:
     def columns(self) -> np.ndarray:
         """The columns that hold a valid step."""
         width = self.action.shape[1]
-        return np.arange(width) if self.valid is None else np.flatnonzero(self.valid.any(0).numpy())
+        return np.arange(width) if self.valid is None else np.flatnonzero(self.valid.any(0).cpu().numpy())
 
     def _each_column(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         def each(x: torch.Tensor | None) -> torch.Tensor | None:
@@ -127,8 +137,9 @@ def _finals(tree: Tree, tensors: Tree, seats: int, final_rows: int) -> Finals | 
     t, b = np.nonzero(tree["final_index"] >= 0)
     if not len(t):
         return None
-    rows = torch.from_numpy(tree["final_index"][t, b] + (b // seats) * final_rows)  # each slot counts from 0
-    t, b = torch.from_numpy(t), torch.from_numpy(b)
+    device = tensors["first"].device
+    rows = torch.from_numpy(tree["final_index"][t, b] + (b // seats) * final_rows).to(device)  # each slot counts from 0
+    t, b = torch.from_numpy(t).to(device), torch.from_numpy(b).to(device)
     previous = "prev_action" in tensors
     return Finals(
         t,

@@ -9,8 +9,8 @@ all`, and the mean of the learners' gradients is exactly the gradient of the mea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,11 +18,13 @@ import torch
 
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.blueprint import Blueprint
+from shoal.algorithms.hardware import Hardware
 from shoal.algorithms.normaliser import Normaliser
+from shoal.algorithms.pinning import Outbox, Pinned
 from shoal.algorithms.training import Optimiser, annealed
 from shoal.core import Progress, Tree
 
-__all__ = ["Descent", "Learner", "Objective", "Totals"]
+__all__ = ["Descent", "Learner", "Objective", "Readings", "Totals"]
 
 REWARD_CLIP = 10.0  # of scaled rewards, in standard deviations of the return
 
@@ -33,12 +35,35 @@ class Totals:
 
     learners: float
     decisions: float
-    extra: np.ndarray
+    extra: np.ndarray | torch.Tensor
     """The algorithm's own sums."""
 
     def weight(self, parts: int = 1, reduction: str = "mean") -> float:
         """What a learner multiplies its sum over one of `parts` minibatches with."""
         return self.learners if reduction == "sum" else self.learners * parts / max(self.decisions, 1.0)
+
+
+class Readings(Mapping[str, float]):
+    """Numbers that lie on a device until somebody looks: then they are fetched, all at once."""
+
+    def __init__(self, numbers: Mapping[str, torch.Tensor]) -> None:
+        self._names = tuple(numbers)
+        self._values = torch.stack([value.detach() for value in numbers.values()])
+
+    def read(self) -> dict[str, float]:
+        return dict(zip(self._names, self._values.tolist(), strict=True))
+
+    def __getitem__(self, name: str) -> float:
+        return self.read()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def items(self) -> Any:
+        return self.read().items()
 
 
 class Learner:
@@ -53,6 +78,22 @@ class Learner:
         self._weights = ("params", *self.state)  # before the optimiser adds its moments
         self.optimiser = Optimiser(optimiser, self.model.params, self.state, epsilon=epsilon, grad_norm=grad_norm)
         self._seats, self._final_rows = plan.seats, plan.record.final_capacity
+        self._waits = True  # for a gradient's numbers, before it returns them
+        self._tensor: Any = torch.from_numpy
+        self._outbox: Outbox | None = None
+
+    def to(self, hardware: Hardware) -> None:
+        """Learn there from now on, in tensors: gradients and metrics stay there until somebody asks for a number."""
+        self._waits = False
+        self.model.to(hardware)
+        if hardware.on_gpu:
+            self._tensor = Pinned(hardware.device).tensor if hardware.gpu.pinned else self.model.tensor
+        for name, tensor in self.state.items():
+            if name != "params":
+                tensor.data = tensor.data.to(hardware.device)  # the same object: whoever holds it holds the moved one
+        self.state["params"] = self.optimiser.params = self.model.params
+        if self.observations is not None:
+            self.model.watch(self.observations.mean, self.observations.scale)
 
     @classmethod
     def of(cls, config: Any, plan: Blueprint, seed: int) -> Learner:
@@ -65,29 +106,40 @@ class Learner:
         return {name: self.state[name] for name in self._weights}
 
     def batch(self, tree: Tree) -> Batch:
-        """The staging buffer as tensors, without a copy; rewards scaled if returns are normalised."""
-        batch = Batch.of(tree, self._seats, self._final_rows)
+        """The staging buffer as tensors, without a copy where it is; rewards scaled if returns are normalised.
+
+        What is a Batch already (of the device architecture) was never an array.
+        """
+        batch = replace(tree) if isinstance(tree, Batch) else Batch.of(tree, self._seats, self._final_rows, self._tensor)
         if self.returns is not None:
             batch.reward = (batch.reward * self.returns.scale).clamp_(-REWARD_CLIP, REWARD_CLIP)
         return batch
 
     # -------------------------------------------------------------------------------- statistics that learners share
-    def sums(self, tree: Tree, extra: np.ndarray | tuple[float, ...] = ()) -> np.ndarray:
-        return np.concatenate([[1.0, np.count_nonzero(tree["valid"])], np.asarray(extra, np.float64)])
+    def sums(self, tree: Tree, extra: torch.Tensor | tuple[float, ...] = ()) -> Any:
+        """One vector that learners add up; of a Batch on a device, which has no others, the totals themselves."""
+        if isinstance(tree, Batch):
+            return Totals(1.0, float(tree.reward.numel()), torch.as_tensor(extra))
+        return np.concatenate([[1.0, np.count_nonzero(tree["valid"])], np.asarray(torch.as_tensor(extra).cpu(), np.float64)])
 
-    def totals(self, sums: np.ndarray, extra: int = 0) -> Totals:
+    def totals(self, sums: Any, extra: int = 0) -> Totals:
+        if isinstance(sums, Totals):
+            return sums
         return Totals(float(sums[0]), float(sums[1]), sums[2 : 2 + extra])
 
-    def moments(self, tree: Tree) -> np.ndarray:
+    def moments(self, tree: Tree) -> Any:
         """Sums of the batch's observations and returns, around the running means: what all learners add up and absorb."""
-        parts = [np.zeros(0)]
+        source = tree.moments if isinstance(tree, Batch) else tree
+        parts = []
         if self.observations is not None:
-            parts.append(self.observations.sums(tree["observation_moments"]))
+            parts.append(self.observations.sums(source["observation_moments"]))
         if self.returns is not None:
-            parts.append(self.returns.sums(tree["return_moments"]))
-        return np.concatenate(parts)
+            parts.append(self.returns.sums(source["return_moments"]))
+        if isinstance(tree, Batch) and parts:
+            return torch.cat(parts)
+        return np.concatenate([np.zeros(0), *parts])
 
-    def absorb(self, moments: np.ndarray) -> None:
+    def absorb(self, moments: np.ndarray | torch.Tensor) -> None:
         """Merge everybody's moments and use them from now on. Called after the last minibatch, before publication."""
         start = 0
         for normaliser in (self.observations, self.returns):
@@ -108,12 +160,17 @@ class Learner:
             self.model.watch(self.observations.mean, self.observations.scale)
 
     # -------------------------------------------------------------------------------- gradients
-    def descend(self, loss: torch.Tensor, metrics: dict[str, torch.Tensor]) -> tuple[np.ndarray, dict[str, float]]:
+    def descend(self, loss: torch.Tensor, metrics: dict[str, torch.Tensor]) -> tuple[Any, Mapping[str, float]]:
         """The flat gradient (a view, valid until the next call) and the metrics as numbers, read in one go."""
         grad = self.model.grad
         grad.zero_()
         loss.backward()
         metrics = {"loss": loss, **metrics, "grad_norm": torch.linalg.vector_norm(grad)}
+        if not self._waits:
+            finite = torch.isfinite(metrics["loss"].detach()) & torch.isfinite(metrics["grad_norm"])
+            grad.add_(torch.where(finite, 0.0, math.nan))
+            lr = grad.new_zeros(()) + self.optimiser.lr
+            return grad, Readings({**metrics, "learning_rate": lr, "skipped": (~finite).float()})
         values = torch.stack([value.detach() for value in metrics.values()]).tolist()
         numbers = dict(zip(metrics, values, strict=True))
         numbers["learning_rate"] = self.optimiser.lr
@@ -123,12 +180,23 @@ class Learner:
             grad.fill_(math.nan)  # so that every learner of a group leaves this update out
         return grad.numpy(), numbers
 
+    def snapshot(self, progress: Progress) -> Callable[[], Tree]:
+        """What `published` gives at this moment, fetched from the GPU when it is called for: the next update may already run."""
+        if self._outbox is None:
+            self._outbox = Outbox(self.model.params)
+        turn, outbox = self._outbox.put(self.model.params.detach()), self._outbox
+        norm: Tree = {}
+        if self.observations is not None:
+            norm = {"mean": self.observations.mean.clone(), "scale": self.observations.scale.clone()}
+        numbers = np.array([progress.env_steps, progress.learner_steps, progress.fraction])
+        return lambda: {"params": outbox.get(turn), "norm": {key: x.cpu().numpy() for key, x in norm.items()}, "progress": numbers}
+
     def published(self, progress: Progress) -> Tree:
         norm = {}
         if self.observations is not None:
-            norm = {"mean": self.observations.mean.numpy(), "scale": self.observations.scale.numpy()}
+            norm = {"mean": self.observations.mean.cpu().numpy(), "scale": self.observations.scale.cpu().numpy()}
         numbers = np.array([progress.env_steps, progress.learner_steps, progress.fraction])
-        return {"params": self.model.params.detach().numpy(), "norm": norm, "progress": numbers}
+        return {"params": self.model.params.detach().cpu().numpy(), "norm": norm, "progress": numbers}
 
 
 class Objective(Protocol):
@@ -148,6 +216,7 @@ class Descent:
         self.config, self.learner, self.objective = config, learner, objective
         self.state, self.sums, self.gradients = learner.state, objective.sums, objective.gradients
         self.moments, self.absorb, self.bind, self.published = learner.moments, learner.absorb, learner.bind, learner.published
+        self.to, self.snapshot = learner.to, learner.snapshot
 
     @property
     def weights(self) -> Mapping[str, torch.Tensor]:
@@ -160,5 +229,5 @@ class Descent:
         self.anneal(progress)
         return self.objective.minibatches(batch, sums, progress, rng)
 
-    def apply(self, gradient: np.ndarray, phase: str) -> bool:
+    def apply(self, gradient: np.ndarray | torch.Tensor, phase: str) -> bool | torch.Tensor:
         return self.learner.optimiser.step(gradient)

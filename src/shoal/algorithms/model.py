@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shoal.algorithms.hardware import Hardware
 from shoal.core import StepView, Tree
 from shoal.nets import NetConfig, Output, build, flat_grad, flatten
 from shoal.nets.flat import adopt
@@ -41,6 +42,9 @@ class Model:
         self.recurrent = self.net.recurrent
         self.params = flatten(self.net)
         self._grad: torch.Tensor | None = None
+        self._hardware: Hardware = Hardware()
+        self._compiled: Any = None
+        self._convolutional = any(p.dim() == 4 for p in self.net.parameters())
         self._space, self._norm_size = spec.observation_space, norm_size
         self.watch(*(statistics or (torch.zeros(norm_size), torch.ones(norm_size))))
 
@@ -52,6 +56,21 @@ class Model:
     def move(self, into: torch.Tensor) -> None:
         """Let the parameters live in `into`, with the values that are there."""
         self.params = adopt(self.net, into)
+
+    def to(self, hardware: Hardware) -> None:
+        """Compute there from now on."""
+        self._hardware, self._grad = hardware, None
+        self.move(self.params.to(hardware.device))
+        self.watch(self.mean.to(hardware.device), self.scale.to(hardware.device))
+        if hardware.on_gpu:
+            torch.backends.cudnn.benchmark = True  # batches have few sizes: the fastest convolution of each is looked for once
+        if hardware.on_gpu and hardware.gpu.compile:
+            self._compiled = torch.compile(self.net.unroll, dynamic=False)
+
+    def tensor(self, x: Any) -> torch.Tensor:
+        """Where the parameters are; an array there is only looked at, not copied."""
+        x = x if isinstance(x, torch.Tensor) else torch.from_numpy(x)
+        return x.to(self.params.device) if self._hardware.on_gpu else x
 
     @property
     def grad(self) -> torch.Tensor:
@@ -68,29 +87,35 @@ class Model:
 
     # -------------------------------------------------------------------------------- acting
     def step(self, view: StepView, state: Tree) -> Output:
-        """One step of B seats from NumPy; the state may come as arrays or as the tensors that the last step gave."""
-        observation = self.see(map_tree(torch.from_numpy, view.observation))
+        """One step of B seats, from arrays or tensors; so may the state be."""
+        if self._hardware.on_gpu:
+            with self._hardware.precision(self._convolutional):
+                return _full(self._step(view, state))
+        return self._step(view, state)
+
+    def _step(self, view: StepView, state: Tree) -> Output:
+        observation = self.see(map_tree(self.tensor, view.observation))
         if not state and view.prev_action is None:
             return self.net.step(observation, None, state)
-        first = torch.from_numpy(view.first)
-        state = {name: torch.as_tensor(x) for name, x in state.items()}
+        first = self.tensor(view.first)
+        state = {name: self.tensor(x) for name, x in state.items()}
         if view.prev_action is None:
             return self.net.step(observation, first, state)
-        return self.net.step(
-            observation, first, state, torch.from_numpy(view.prev_action), torch.from_numpy(view.prev_reward)
-        )
+        return self.net.step(observation, first, state, self.tensor(view.prev_action), self.tensor(view.prev_reward))
 
     # -------------------------------------------------------------------------------- learning
     def unroll(self, batch: Batch) -> Output:
         """All rows of a batch, from its initial recurrent state."""
-        return self.net.unroll(
-            self.see(batch.observation),
-            batch.first,
-            batch.state,
-            batch.prev_action,
-            batch.prev_reward,
-            all_states=self.recurrent and batch.finals is not None,
-        )
+        with self._hardware.precision(self._convolutional):
+            output = (self._compiled or self.net.unroll)(
+                self.see(batch.observation),
+                batch.first,
+                batch.state,
+                batch.prev_action,
+                batch.prev_reward,
+                all_states=self.recurrent and batch.finals is not None,
+            )
+        return _full(output) if self._hardware.on_gpu else output
 
     def judge(self, output: Output, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability of the actions that were taken, and entropy, both [T, B]."""
@@ -107,11 +132,14 @@ class Model:
         if finals is None:
             return values
         states = {name: x[finals.t, finals.b] for name, x in (output.states or {}).items()}
-        values = values.clone()
-        values[finals.t, finals.b] = self.net.final_values(
-            self.see(finals.observation), states, finals.prev_action, finals.prev_reward
-        )
-        return values
+        with self._hardware.precision(self._convolutional):
+            found = self.net.final_values(self.see(finals.observation), states, finals.prev_action, finals.prev_reward)
+        return finals.put(values, found.float())
+
+
+def _full(output: Output) -> Output:
+    """Losses and samples are computed in float32 whatever the net was computed in."""
+    return output._replace(params=output.params.float(), value=output.value.float())
 
 
 def _slices(space: Any, mean: torch.Tensor, scale: torch.Tensor) -> Tree:

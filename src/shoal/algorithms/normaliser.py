@@ -10,6 +10,8 @@ the weights are published: the policy and the loss always see observations scale
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -36,24 +38,25 @@ class Normaliser:
         """Length of what `sums` gives."""
         return 1 + 2 * self.size
 
-    def sums(self, moments: dict[str, np.ndarray]) -> np.ndarray:
+    def sums(self, moments: dict[str, Any]) -> Any:
         """Count, sum and sum of squares around this normaliser's running mean, over all slots of a batch."""
         count = moments["count"]  # [slots, 1]
-        offset = moments["shift"] - self._moments.mean.numpy()
+        tensors = isinstance(count, torch.Tensor)
+        offset = moments["shift"] - (self._moments.mean if tensors else self._moments.mean.cpu().numpy())
         s1 = moments["sum"] + count * offset
         s2 = moments["square"] + 2 * offset * moments["sum"] + count * offset**2
-        return np.concatenate([count.sum(0), s1.sum(0), s2.sum(0)])
+        parts = [count.sum(0), s1.sum(0), s2.sum(0)]
+        return torch.cat(parts) if tensors else np.concatenate(parts)
 
-    def merge(self, total: np.ndarray) -> None:
+    def merge(self, total: np.ndarray | torch.Tensor) -> None:
         """Add the (summed) result of `sums`; in place, because the tensors are the learner's state."""
-        added = running.unpack(torch.from_numpy(total), (self.size,))
+        added = running.unpack(torch.as_tensor(total).to(self.mean.device), (self.size,))
         merged = running.merge_sums(self._moments, added, self._moments.mean)
         for mine, new in zip(self._moments, merged, strict=True):
             mine.copy_(new)
 
     def freeze(self) -> None:
         """Use the running moments from now on."""
-        if self._moments.count < 2:
-            return
-        self.mean.copy_(self._moments.mean)
-        self.scale.copy_(torch.rsqrt(running.variance(self._moments) + EPSILON))
+        enough = self._moments.count >= 2  # a GPU is not asked
+        self.mean.copy_(torch.where(enough, self._moments.mean.float(), self.mean))
+        self.scale.copy_(torch.where(enough, torch.rsqrt(running.variance(self._moments) + EPSILON).float(), self.scale))

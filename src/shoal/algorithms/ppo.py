@@ -109,6 +109,7 @@ class PPO:
 
     name = "ppo"
     tolerates = Tolerance.BOUNDED_REUSE
+    runs_on_gpu = True
 
     def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
         config.validate()

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -84,8 +84,7 @@ class Passes:
             if config.minibatches == 1:
                 yield whole
                 continue
-            for chosen in np.array_split(rng.permutation(columns), config.minibatches):
-                index = torch.from_numpy(chosen)
+            for index in shuffled(columns, config.minibatches, rng, whole.batch.action.device):
                 yield replace(whole, batch=whole.batch.select(index), advantages=whole.advantages.select(index))
 
     def _prepare(self, batch: Tree) -> tuple[Tree, Batch, Advantages]:
@@ -94,6 +93,13 @@ class Passes:
             tensors = self.learner.batch(batch)
             self._prepared = batch, tensors, self.estimate(tensors)
         return self._prepared
+
+
+def shuffled(columns: np.ndarray, parts: int, rng: Any, device: torch.device) -> Iterable[torch.Tensor]:
+    """The columns in `parts` parts, at random; with a generator of the device none of it leaves it."""
+    if isinstance(rng, torch.Generator):
+        return torch.rand(len(columns), generator=rng, device=device).argsort().tensor_split(parts)
+    return [torch.from_numpy(part).to(device) for part in np.array_split(rng.permutation(columns), parts)]
 
 
 def descend(

@@ -112,6 +112,7 @@ class VTrace:
 
     name = "vtrace"
     tolerates = Tolerance.REPLAY
+    runs_on_gpu = True
 
     def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
         config.validate()

@@ -44,8 +44,9 @@ def masked_mean_std(x: Tensor, valid: Tensor | None = None, ddof: int = 0) -> tu
     """Mean and standard deviation over the valid elements (``ddof`` 0: population, 1: sample)."""
     mean = masked_mean(x, valid)
     square = masked_sum((x - mean).square(), valid)
-    count = x.numel() if valid is None else valid.bool().expand_as(x).sum()
-    divisor = torch.as_tensor(count - ddof, dtype=x.dtype, device=x.device).clamp(min=1)
+    if valid is None:
+        return mean, (square / max(x.numel() - ddof, 1)).sqrt()
+    divisor = (valid.bool().expand_as(x).sum() - ddof).clamp(min=1)
     return mean, (square / divisor).sqrt()
 
 

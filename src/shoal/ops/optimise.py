@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["adam_", "clip_by_global_norm_", "rmsprop_", "sgd_"]
+__all__ = ["adagrad_", "adam_", "clip_by_global_norm_", "rmsprop_", "sgd_"]
 
 _FUSED_DEVICES = ("cpu", "cuda") if hasattr(torch, "_fused_adam_") else ()
 
@@ -25,7 +25,7 @@ def adam_(
     m: Tensor,
     v: Tensor,
     count: Tensor,
-    lr: float,
+    lr: float | Tensor,
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
@@ -56,7 +56,7 @@ def adam_(
     m.lerp_(grad, 1 - b1)
     v.mul_(b2).addcmul_(grad, grad, value=1 - b2)
     root = v.sqrt().mul_((1 - b2**steps) ** -0.5).add_(eps)
-    params.addcdiv_(m, root, value=-lr / (1 - b1**steps))
+    params.addcdiv_(m, root, value=float(-lr / (1 - b1**steps)))
 
 
 @torch.no_grad()
@@ -64,7 +64,7 @@ def rmsprop_(
     params: Tensor,
     grad: Tensor,
     square: Tensor,
-    lr: float,
+    lr: float | Tensor,
     decay: float = 0.99,
     eps: float = 0.01,
     mean: Tensor | None = None,
@@ -77,17 +77,35 @@ def rmsprop_(
         mean.lerp_(grad, 1 - decay)
         # Rounding may leave E[g^2] - E[g]^2 below 0 where the gradient hardly varies.
         variance = torch.addcmul(square, mean, mean, value=-1).clamp_(min=0).add_(eps)
-    params.addcmul_(grad, variance.rsqrt_(), value=-lr)
+    if isinstance(lr, Tensor):
+        params.addcmul_(grad * -lr, variance.rsqrt_())
+    else:
+        params.addcmul_(grad, variance.rsqrt_(), value=-lr)
 
 
 @torch.no_grad()
-def sgd_(params: Tensor, grad: Tensor, lr: float, velocity: Tensor | None = None, momentum: float = 0.0) -> None:
+def adagrad_(params: Tensor, grad: Tensor, square: Tensor, lr: float, eps: float = 1e-8) -> None:
+    """AdaGrad (Duchi et al. 2011), epsilon inside the root. ``square`` starts at 0 (torch) or 0.1 (TensorFlow)."""
+    square.addcmul_(grad, grad)
+    params.addcmul_(grad, (square + eps).rsqrt_(), value=-lr)
+
+
+@torch.no_grad()
+def sgd_(params: Tensor, grad: Tensor, lr: float | Tensor, velocity: Tensor | None = None, momentum: float = 0.0) -> None:
     """Gradient descent; with ``velocity`` with momentum, as `torch.optim.SGD`."""
     if velocity is None:
-        params.add_(grad, alpha=-lr)
+        _descend(params, grad, lr)
     else:
         velocity.mul_(momentum).add_(grad)
-        params.add_(velocity, alpha=-lr)
+        _descend(params, velocity, lr)
+
+
+def _descend(params: Tensor, direction: Tensor, lr: float | Tensor) -> None:
+    """A step size that is a tensor stays on its device."""
+    if isinstance(lr, Tensor):
+        params.addcmul_(direction, -lr)
+    else:
+        params.add_(direction, alpha=-lr)
 
 
 @torch.no_grad()

@@ -1,0 +1,128 @@
+"""Copies between host memory and a GPU, in the background, from memory that is locked: at the full speed of the bus.
+
+    Pinned   staging buffer --> GPU, all fields of a batch
+    Direct   slots of a stream --> GPU, the large fields: they are never gathered on the host
+    Outbox   parameters --> host, to be published while the next update runs
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+
+from shoal.core import Tree
+from shoal.slots import Layout, map_tree
+
+__all__ = ["Direct", "Outbox", "Pinned"]
+
+MOST = 16  # buffers that are locked; a stream has three for each size of batch
+LARGE = 1 << 16
+STAGES = 3
+
+
+class Locks:
+    """Locks the large buffers behind arrays, once each, and keeps them alive: so no address is ever another buffer's."""
+
+    def __init__(self) -> None:
+        self._locked: dict[int, np.ndarray] = {}
+
+    def lock(self, array: np.ndarray) -> None:
+        root: Any = array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        address = root.ctypes.data
+        if address in self._locked or len(self._locked) >= MOST or root.nbytes < LARGE:
+            return
+        self._locked[address] = root
+        refused = int(torch.cuda.cudart().cudaHostRegister(address, root.nbytes, 0))
+        if refused:  # copies are slower, and still right
+            sys.stderr.write(f"{root.nbytes:,} bytes could not be locked in memory (CUDA error {refused}): copies will be slower\n")
+
+
+class Pinned:
+    """Moves arrays to a device on a stream of its own; whoever uses them next waits for them there, not here."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._locks = device, Locks()
+        self._side = torch.cuda.Stream(device)
+
+    def tensor(self, array: np.ndarray | torch.Tensor) -> torch.Tensor:
+        if isinstance(array, torch.Tensor):
+            return array.to(self._device)
+        self._locks.lock(array)
+        main = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._side):
+            moved = torch.from_numpy(array).to(self._device, non_blocking=True)
+        main.wait_stream(self._side)
+        moved.record_stream(main)
+        return moved
+
+
+class Direct:
+    """Takes the large fields of a batch from the slots themselves. A Source calls it: begin, copy for each slot, finish,
+    and wait before it gives the slots back."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.fields = tuple(name for name in ("observation",) if name in layout.fields)
+        self._layout, self._device, self._locks = layout, device, Locks()
+        self._side = torch.cuda.Stream(device)
+        self._stages: dict[int, deque[Tree]] = {}
+        self._stage: Tree = None
+        self._copied = torch.cuda.Event(blocking=True)
+
+    def begin(self, count: int) -> None:
+        """The next of three sets of buffers: two earlier batches stay whole."""
+        stages = self._stages.setdefault(count, deque())
+        if len(stages) < STAGES:
+            joined = self._layout.joined(count).fields
+            stages.append({name: map_tree(self._blank, joined[name]) for name in self.fields})
+        else:
+            stages.rotate(-1)
+        self._stage = stages[-1]
+
+    def _blank(self, field: Any) -> torch.Tensor:
+        return torch.from_numpy(np.empty(0, field.dtype)).new_empty(field.shape, device=self._device)
+
+    def copy(self, position: int, slot: Tree) -> None:
+        def put(target: torch.Tensor, source: np.ndarray) -> None:
+            self._locks.lock(source)
+            width = source.shape[1]  # of a sequence [T + 1, B, ...], joined along B
+            target[:, position * width : (position + 1) * width].copy_(torch.from_numpy(source), non_blocking=True)
+
+        with torch.cuda.stream(self._side):
+            for name in self.fields:
+                map_tree(put, self._stage[name], slot[name])
+
+    def finish(self) -> Tree:
+        """The batch's fields; whoever computes with them waits for the copies on the GPU."""
+        self._copied.record(self._side)
+        torch.cuda.current_stream(self._device).wait_event(self._copied)
+        return self._stage
+
+    def wait(self) -> None:
+        """Until nothing reads from the slots any more."""
+        self._copied.record(self._side)
+        self._copied.synchronize()
+
+
+class Outbox:
+    """A tensor's value of one moment, on its way to the host: `get` waits for it. Two of them take turns."""
+
+    def __init__(self, like: torch.Tensor) -> None:
+        self._host = [torch.empty(like.shape, dtype=like.dtype, pin_memory=True) for _ in range(2)]
+        self._events = [torch.cuda.Event(blocking=True) for _ in range(2)]
+        self._turn = 0
+
+    def put(self, tensor: torch.Tensor) -> int:
+        self._turn = 1 - self._turn
+        self._host[self._turn].copy_(tensor, non_blocking=True)
+        self._events[self._turn].record()
+        return self._turn
+
+    def get(self, turn: int) -> np.ndarray:
+        self._events[turn].synchronize()
+        return self._host[turn].numpy()

@@ -1,0 +1,53 @@
+"""Prioritised replay in numbers: who is drawn, how much it weighs, and what a sequence is worth. NumPy, for actors too.
+
+Papers: prioritised replay (Schaul et al. 2016, 1511.05952), Ape-X (Horgan et al. 2018, 1803.00933), R2D2 (Kapturowski et
+al. 2019), R2D3 (Gulcehre et al. 2019, 1909.01387). Priorities are raw everywhere (|td|, plus a little): the table applies
+the exponent, once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["FLOOR", "draw_demonstrations", "importance_weights", "ladder", "probabilities", "sequence_priority"]
+
+Floats = npt.NDArray[Any]
+
+FLOOR = 1e-6  # added to every priority: an error of 0 must not make an item unreachable
+
+
+def probabilities(priority: Floats, exponent: float, uniform_mix: float = 0.0) -> Floats:
+    """P(i) = p_i^exponent / sum, mixed with uniform. A priority of 0 is never drawn by its priority, whatever the exponent."""
+    leaf = np.zeros(len(priority))
+    np.power(priority, exponent, out=leaf, where=np.asarray(priority) > 0)
+    mixed: Floats = (1 - uniform_mix) * leaf / leaf.sum() + uniform_mix / len(leaf)
+    return mixed
+
+
+def importance_weights(
+    probability: Floats, size: Any, exponent: float, normaliser: Literal["batch", "none"] = "batch"
+) -> Floats:
+    """(N P(i))^-exponent, over the largest of the batch. ``size`` is N, one number or one for each item's own table."""
+    raw: Floats = (np.asarray(size) * probability) ** -exponent
+    return raw / raw.max() if normaliser == "batch" else raw
+
+
+def sequence_priority(error: Floats, valid: Floats, eta: float) -> Floats:
+    """eta max + (1 - eta) mean of the errors' sizes over the valid steps: ``[T, ...]`` -> ``[...]``."""
+    size = np.where(valid, np.abs(error), 0.0)
+    mean = size.sum(0) / np.maximum(np.count_nonzero(valid, axis=0), 1)
+    mixed: Floats = eta * size.max(0) + (1 - eta) * mean
+    return mixed
+
+
+def ladder(count: int, epsilon: float = 0.4, alpha: float = 7.0) -> Floats:
+    """Ape-X: actor i of ``count`` explores with epsilon^(1 + alpha i / (count - 1)) for the whole run; alone, with epsilon."""
+    return epsilon ** (1 + alpha * np.arange(count) / max(count - 1, 1))
+
+
+def draw_demonstrations(rng: np.random.Generator, count: int, ratio: float) -> npt.NDArray[np.bool_]:
+    """R2D3: which elements of a batch come from the demonstrations, each on its own with this probability."""
+    return rng.random(count) < ratio

@@ -1,0 +1,485 @@
+"""dqn and r2d2: gradients against literal transcriptions, targets, exploration; T13 and T30 of specs/value.md."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from replay_loop import Actor, batch_of, gradient, greedy_return, train
+from toys import toy_env, toy_spec
+
+from shoal import envs
+from shoal.algorithms import dqn, make, r2d2
+from shoal.core import Progress, StepView, Tolerance
+from shoal.errors import ConfigError
+from shoal.nets import NetConfig
+from shoal.ops import priorities, value
+from shoal.slots import map_tree
+
+LSTM = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=8)
+LOOKING_BACK = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=8, prev_action_reward=True)
+SMALL = NetConfig(hidden=(16,))
+WINDOW = {"burn_in": 2, "length": 4, "stride": 2}
+
+
+def made(algorithm, config, net, seats=4, steps=60, **toy):
+    """An algorithm for a toy environment, its learner, and a batch of what an actor with its weights recorded."""
+    algorithm = algorithm(config, toy_spec(**toy), net, seats)
+    learn = algorithm.learn(3)
+    actor = Actor(algorithm, toy_env(seats, **toy), 5)
+    actor.policy.load(learn.published(Progress()))
+    actor.play(steps)
+    return (algorithm, learn, *actor.items())
+
+
+def shake(learn):
+    """A target net that differs from the net."""
+    learn.target.params.add_(0.1 * torch.randn(learn.target.params.shape, generator=torch.Generator().manual_seed(1)))
+
+
+# ---------------------------------------------------------------------------------------------- gradients of dqn
+def literal_transition(config, learn, item):
+    """(loss, |td|) of one transition, by the book."""
+    item = map_tree(lambda x: torch.from_numpy(np.asarray(x))[None], item)
+    net, target = learn.model.net, learn.target.net
+    with torch.no_grad():
+        online_q, target_q = net(item["next_observation"])[0], target(item["next_observation"])[0]
+    legal = item["next_action_mask"][0] if "next_action_mask" in item else torch.ones(len(online_q), dtype=torch.bool)
+    actions = [a for a in range(len(online_q)) if legal[a]]
+    judge = online_q if config.double else target_q
+    worth = float(target_q[max(actions, key=lambda a: judge[a])])
+    h, inverse = (value.rescale, value.unrescale) if config.rescale else (lambda x: x, lambda x: x)
+    goal = h(item["reward"] + item["discount"] * inverse(torch.tensor(worth)))
+    error = goal - net(item["observation"])[0, item["action"]]
+    size = error.abs()
+    if config.loss == "squared" or float(size.detach()) <= config.huber_delta:
+        return error.square() / 2, float(size.detach())
+    return config.huber_delta * (size - config.huber_delta / 2), float(size.detach())
+
+
+@pytest.mark.parametrize(
+    ("config", "toy"),
+    [
+        (dqn.Config(), {}),
+        (dqn.Config(double=False, loss="squared"), {"observations": "dict"}),
+        (dqn.Config(double=False), {"masked": True}),
+        (dqn.Config(n_step=3, dueling=True, rescale=True, huber_delta=0.1, importance=1.0), {"masked": True}),
+    ],
+)
+def test_the_gradient_is_that_of_the_weighted_mean(config, toy):
+    _, learn, items, _ = made(dqn.DQN, config, SMALL, **toy)
+    shake(learn)
+    count = len(items["reward"])
+    probability = np.random.default_rng(0).random(count) + 0.1
+    grad, metrics = gradient(learn, batch_of(items, probability / probability.sum(), 500))
+    weight = (500 * probability / probability.sum()) ** -config.importance
+    weight /= weight.max()
+    losses = [literal_transition(config, learn, map_tree(lambda x: x[i], items)) for i in range(count)]  # noqa: B023
+    total = sum(w * loss.sum() for w, (loss, _) in zip(weight.tolist(), losses, strict=True)) / count
+    want = torch.autograd.grad(total, list(learn.model.net.parameters()))
+    flat = learn.model.grad.clone()
+    learn.model.grad.zero_()
+    for parameter, part in zip(learn.model.net.parameters(), want, strict=True):
+        parameter.grad.copy_(part)
+    np.testing.assert_allclose(grad, learn.model.grad.numpy(), rtol=1e-4, atol=1e-5)
+    assert torch.equal(flat, torch.from_numpy(grad))
+    assert metrics["loss"] == pytest.approx(float(total.detach()), rel=1e-4)
+    np.testing.assert_allclose(learn.priorities, [size + priorities.FLOOR for _, size in losses], rtol=1e-3, atol=1e-5)
+    assert metrics["skipped"] == 0 and metrics["importance_min"] == pytest.approx(weight.min(), rel=1e-5)
+
+
+def test_T13_weights_multiply_the_loss():
+    config = dqn.Config(loss="squared", importance=1.0)
+    _, learn, items, _ = made(dqn.DQN, config, SMALL)
+    two = map_tree(lambda x: x[:2].copy(), items)
+    with torch.no_grad():
+        q = value.chosen(learn.model.net(torch.from_numpy(two["observation"])), torch.from_numpy(two["action"])).numpy()
+    two["discount"][:] = 0
+    two["reward"][:] = q + np.float32([1, -2])  # errors of 1 and -2, weights of 1 and 0.5
+    _, metrics = gradient(learn, batch_of(two, np.array([0.1, 0.2])))
+    assert metrics["loss"] == pytest.approx(0.75, rel=1e-4)
+    np.testing.assert_allclose(learn.priorities, [1, 2], rtol=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------- gradients of r2d2
+def literal_window(config, learn, item, gamma, n):
+    """(loss, priority) of one window, step by step with the acting side of the net, from its state."""
+
+    def walk(net):
+        state = {name: torch.from_numpy(x)[None] for name, x in item["state"].items()}
+        if config.state == "zero":
+            state = map_tree(torch.zeros_like, state)
+        out = []
+        for s in range(len(item["first"])):
+            look = (torch.as_tensor(item["prev_action"][s])[None], torch.as_tensor(item["prev_reward"][s])[None])
+            previous = look if "prev_action" in item else ()
+            q, state, _ = net.step(torch.from_numpy(item["observation"][s])[None], torch.as_tensor(item["first"][s])[None], state,
+                                   *previous)  # fmt: skip
+            out.append(q[0])
+        return torch.stack(out)
+
+    l, m = config.burn_in, config.length  # noqa: E741
+    online, target = walk(learn.model.net), walk(learn.target.net)
+    errors = []
+    end = l + int(item["valid"][l:].sum())
+    for s in range(l, end):
+        total, product, k = 0.0, 1.0, s
+        while True:
+            total += product * item["reward"][k]
+            product *= gamma * item["discount"][k]
+            k += 1
+            if k - s == n or k == end:
+                break
+        legal = item["action_mask"][k] if "action_mask" in item else np.ones(online.shape[1], bool)
+        chosen = online if config.double else target
+        best = max(np.flatnonzero(legal), key=lambda a: float(chosen[k, a]))
+        worth = target[k, best]
+        goal = value.rescale(total + product * value.unrescale(worth)) if config.rescale else total + product * worth
+        errors.append(float(goal - online[s, item["action"][s]]))
+    sizes = np.abs(errors)
+    assert len(sizes) <= m
+    return sum(e * e / 2 for e in errors), config.eta * sizes.max() + (1 - config.eta) * sizes.mean()
+
+
+@pytest.mark.parametrize(
+    ("config", "toy"),
+    [
+        (r2d2.Config(**WINDOW), {}),
+        (r2d2.Config(**WINDOW, state="zero", double=False, rescale=False, n_step=2), {}),
+        (r2d2.Config(burn_in=0, length=3, stride=3, dueling=False, n_step=1), {"masked": True}),
+        (r2d2.Config(burn_in=4, length=2, stride=1, n_step=3, state="zero"), {"masked": True}),
+        (r2d2.Config(burn_in=2, length=5, stride=2, n_step=3), {}),  # an episode that is truncated after 6 steps is padded
+    ],
+)
+def test_the_errors_of_windows_are_those_of_acting_through_them(config, toy):
+    _, learn, items, _ = made(r2d2.R2D2, config, LOOKING_BACK, **toy)
+    shake(learn)
+    _, metrics = gradient(learn, batch_of(items))
+    one_by_one = [
+        literal_window(config, learn, map_tree(lambda x: x[i], items), config.gamma, config.n_step)  # noqa: B023
+        for i in range(len(items["valid"]))
+    ]
+    assert not items["valid"].all()  # some are padded
+    if config.length == 5:
+        assert ((items["discount"][:, -2] == 1) & ~items["valid"][:, -1]).any()
+    assert metrics["loss"] == pytest.approx(np.mean([loss for loss, _ in one_by_one]), rel=1e-4)
+    np.testing.assert_allclose(learn.priorities, [p + priorities.FLOOR for _, p in one_by_one], rtol=1e-4)
+
+
+def test_the_gradient_of_windows_is_the_slope_of_their_loss():
+    """Along random directions, with a target that does not follow: targets and burn-in are constants of the loss."""
+    config = r2d2.Config(burn_in=0, length=4, stride=2, n_step=2, double=False)
+    _, learn, items, _ = made(r2d2.R2D2, config, LSTM, steps=30)
+    shake(learn)
+    grad, _ = gradient(learn, batch_of(items))
+    g = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        direction = torch.randn(learn.model.params.shape, generator=g)
+        direction /= direction.norm()
+        losses = []
+        for sign in (1, -1):
+            learn.model.params.add_(direction, alpha=sign * 1e-2)
+            losses.append(gradient(learn, batch_of(items))[1]["loss"])
+            learn.model.params.add_(direction, alpha=-sign * 1e-2)
+        slope = (losses[0] - losses[1]) / 2e-2
+        assert slope == pytest.approx(float(grad @ direction.numpy()), rel=0.02, abs=2e-3)
+
+
+def tensors(items):
+    return map_tree(lambda x: torch.from_numpy(x.copy()), items)
+
+
+def test_no_gradient_flows_through_burn_in_state_or_target():
+    config = r2d2.Config(**WINDOW)
+    algorithm, learn, items, _ = made(r2d2.R2D2, config, LSTM)
+    errors, parts = r2d2.WindowErrors(config), tensors(items)
+    parts["observation"].requires_grad_()
+    for leaf in parts["state"].values():
+        leaf.requires_grad_()
+    judged = errors(learn.model, learn.target, parts)
+    judged.loss.sum().backward()
+    seen = parts["observation"].grad.abs().sum(-1)
+    assert float(seen[:, : config.burn_in].sum()) == 0
+    assert float(seen[:, config.burn_in : -1].sum()) > 0
+    assert float(seen[:, -1].sum()) == 0  # only to bootstrap from
+    assert all(leaf.grad is None for leaf in parts["state"].values())
+    assert all(parameter.grad is None for parameter in learn.target.net.parameters())
+    assert not judged.target.requires_grad and not judged.priority.requires_grad
+    del algorithm
+
+
+def test_burn_in_matters_to_both_nets():
+    config = r2d2.Config(**WINDOW)
+    _, learn, items, _ = made(r2d2.R2D2, config, LSTM)
+    late = map_tree(lambda x: x[items["valid"][:, 0]], items)  # windows with a whole burn-in
+    errors, parts, other = r2d2.WindowErrors(config), tensors(late), tensors(late)
+    other["observation"][:, : config.burn_in] += 1
+    for model in (learn.model, learn.target):
+        assert float((errors.unroll(model, parts).q - errors.unroll(model, other).q).detach().abs().max()) > 1e-3
+
+
+def test_padding_changes_nothing():
+    config = r2d2.Config(**WINDOW)
+    _, learn, items, _ = made(r2d2.R2D2, config, LOOKING_BACK)
+    grad, metrics = gradient(learn, batch_of(items))
+    known = learn.priorities
+    noise, spoilt = np.random.default_rng(0), map_tree(np.copy, items)
+    for i, valid in enumerate(items["valid"]):
+        real = np.flatnonzero(valid)
+        before, after = np.arange(real[0]), np.arange(real[-1] + 2, len(valid) + 1)  # the row behind the last is bootstrapped from
+        for rows in (before, after):
+            spoilt["observation"][i, rows] = noise.normal(size=(len(rows), 3)) * 10
+            spoilt["prev_reward"][i, rows] = 1
+            spoilt["action"][i, rows[rows < len(valid)]] = 2
+        spoilt["reward"][i, ~valid] = 100
+    again, more = gradient(learn, batch_of(spoilt))
+    np.testing.assert_allclose(again, grad, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(learn.priorities, known, rtol=1e-5)
+    assert more["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------- actor and learner agree
+def fresh_windows(name, config, net, **kwargs):
+    algorithm = r2d2.R2D2(config, envs.describe(name, **kwargs), net, 4)
+    learn = algorithm.learn(1)
+    with torch.no_grad():
+        learn.model.net.value_out.bias.fill_(1.0)  # differences are measured against the size of values
+    learn.refresh_target()
+    actor = Actor(algorithm, envs.make(name, 4, **kwargs), 2)
+    actor.policy.load(learn.published(Progress()))
+    actor.play(120)
+    return (learn, *actor.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [("shoal/TMaze-v0", {"length": 8}), ("shoal/CartPolePOMDP-v0", {}), ("shoal/TMaze-v0", {"max_episode_steps": 5})],
+)
+@pytest.mark.parametrize("burn_in", [0, 2])
+def test_T30_the_learner_sees_the_q_values_that_the_actor_had(name, kwargs, burn_in):
+    config = r2d2.Config(burn_in=burn_in, length=4, stride=2, diagnose=True)
+    learn, items, _ = fresh_windows(name, config, LOOKING_BACK, **kwargs)
+    errors, parts = r2d2.WindowErrors(config), tensors(items)
+
+    def gap(parts):
+        with torch.no_grad():
+            q = errors.unroll(learn.model, parts).q[:-1].transpose(0, 1)
+        valid, stored = parts["valid"][:, burn_in:], parts["q"][:, burn_in:-1]
+        delta = value.delta_q(q, stored, q.amax((1, 2))[:, None])
+        return float((q - stored)[valid].abs().max()), float(delta[valid].max())
+
+    difference, delta = gap(parts)
+    assert difference < 1e-5 and delta < 1e-6
+    later = parts["observation"][:, 0].clone(), parts["valid"][:, 0] & ~parts["first"][:, 0]
+    if bool(later[1].any()):  # and it can fail: the state after the window's first observation
+        parts["state"] = {name: torch.where(later[1][:, None], x[:, 1], x[:, 0]) for name, x in parts["states"].items()}
+        assert gap(parts)[0] > 1e-3
+
+
+def test_how_wrong_a_state_is():
+    """With the actor's own weights: stored states are exact, burn-in brings zero ones nearer, and errors fade."""
+    found = {}
+    for state, burn_in in (("stored", 0), ("stored", 2), ("zero", 0), ("zero", 2)):
+        config = r2d2.Config(burn_in=burn_in, length=4, stride=2, diagnose=True, state=state)
+        learn, items, _ = fresh_windows("shoal/CartPolePOMDP-v0", config, LOOKING_BACK)
+        later = map_tree(lambda x: x[~items["first"].any(1)], items)  # noqa: B023  # those that do not begin with an episode
+        _, metrics = gradient(learn, batch_of(later))
+        found[state, burn_in] = metrics["delta_q_first"], metrics["delta_q_last"]
+    assert max(found["stored", 0] + found["stored", 2]) < 1e-6
+    assert found["zero", 0][0] > found["zero", 2][0] > 1e-5
+    assert found["zero", 0][0] > found["zero", 0][1]
+
+
+@pytest.mark.parametrize("config", [dqn.Config(), dqn.Config(n_step=3, dueling=True, rescale=True, reward_clip=1.0)])
+def test_the_actors_priority_is_the_learners_first_of_transitions(config):
+    _, learn, items, found = made(dqn.DQN, config, SMALL, masked=True)
+    gradient(learn, batch_of(items))
+    ended = items["next_action_mask"].all(1) & (items["discount"] > 0)  # perhaps truncated: the actor had to guess
+    np.testing.assert_allclose(learn.priorities[~ended], found[~ended], rtol=1e-3, atol=1e-4)
+    assert 0 < ended.sum() < len(ended) / 2
+
+
+@pytest.mark.parametrize("rescale", [True, False])
+def test_the_actors_priority_is_the_learners_first_of_windows(rescale):
+    config = r2d2.Config(**WINDOW, rescale=rescale)
+    learn, items, found = fresh_windows("shoal/TMaze-v0", config, LOOKING_BACK, length=8)
+    gradient(learn, batch_of(items))
+    np.testing.assert_allclose(learn.priorities, found, rtol=1e-3, atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------- updates
+def updated(config, count=5):
+    _, learn, items, _ = made(dqn.DQN, config, SMALL)
+    targets = [learn.target.params.clone()]
+    params = [learn.model.params.clone()]
+    for _ in range(count):
+        assert learn.apply(gradient(learn, batch_of(items))[0], "all")
+        targets.append(learn.target.params.clone())
+        params.append(learn.model.params.clone())
+    return learn, params, targets
+
+
+def test_the_target_is_copied_after_so_many_updates():
+    _, params, targets = updated(dqn.Config(target_period_updates=2))
+    for k in range(6):
+        assert torch.equal(targets[k], params[k - k % 2])
+
+
+def test_the_target_moves_softly():
+    _, params, targets = updated(dqn.Config(target_tau=0.1))
+    want = params[0]
+    for k in range(1, 6):
+        want = 0.9 * want + 0.1 * params[k]
+        torch.testing.assert_close(targets[k], want)
+
+
+def test_the_target_stays_or_is_the_net_itself():
+    _, params, targets = updated(dqn.Config(target_period_updates=0))
+    assert torch.equal(targets[5], params[0])
+    learn, params, targets = updated(dqn.Config(target_period_updates=1))
+    assert torch.equal(targets[5], params[5])
+    learn.model.params.add_(1)
+    learn.refresh_target()
+    assert torch.equal(learn.target.params, learn.model.params)
+
+
+def test_a_bad_gradient_changes_nothing():
+    _, learn, items, _ = made(dqn.DQN, dqn.Config(target_period_updates=1), SMALL)
+    before = {name: tensor.clone() for name, tensor in learn.state.items()}
+    items["reward"][0] = np.nan
+    grad, metrics = gradient(learn, batch_of(items))
+    assert metrics["skipped"] == 1 and np.isnan(grad).all()
+    assert not learn.apply(grad, "all")
+    assert all(torch.equal(before[name], learn.state[name]) for name in before)
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "rmsprop", "rmsprop_centred", "adagrad", "sgd"])
+def test_the_whole_state_can_live_elsewhere(optimiser):
+    """A learner that is bound to a copy of another's state goes on exactly like it."""
+    config = dqn.Config(optimiser=optimiser, target_period_updates=3, optimiser_epsilon=0.01)
+    algorithm, learn, items, _ = made(dqn.DQN, config, SMALL)
+    for _ in range(4):
+        learn.apply(gradient(learn, batch_of(items))[0], "all")
+    other = algorithm.learn(99)
+    arrays = {name: tensor.numpy().copy() for name, tensor in learn.state.items()}
+    other.bind(arrays)
+    for _ in range(4):
+        for one in (learn, other):
+            assert one.apply(gradient(one, batch_of(items))[0], "all")
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, learn.state[name].numpy(), err_msg=name)
+    assert set(learn.weights) == {"params", "target"}
+    assert int(learn.state["updates"]) == 8
+
+
+def test_two_learners_make_the_update_of_the_joined_batch():
+    _, learn, items, _ = made(dqn.DQN, dqn.Config(), SMALL)
+    count = len(items["reward"]) // 2 * 2
+    whole = map_tree(lambda x: x[:count], items)
+    parts = [map_tree(lambda x: x[: count // 4], whole), map_tree(lambda x: x[count // 4 :], whole)]
+    sums = sum(learn.sums(batch_of(part)) for part in parts)
+    grads = []
+    for part in parts:
+        (minibatch,) = learn.minibatches(batch_of(part), sums, Progress(), np.random.default_rng(0))
+        grads.append(learn.gradients(minibatch, "all")[0].copy())
+    np.testing.assert_allclose(sum(grads) / 2, gradient(learn, batch_of(whole))[0], rtol=1e-4, atol=1e-6)
+
+
+def test_beta_is_annealed():
+    _, learn, items, _ = made(dqn.DQN, dqn.Config(importance=0.4, importance_final=1.0), SMALL)
+    probability = np.full(len(items["reward"]), 0.001)
+    probability[0] = 0.004
+    for fraction, beta in ((0.0, 0.4), (0.5, 0.7), (1.0, 1.0)):
+        _, metrics = gradient(learn, batch_of(items, probability), Progress(fraction=fraction))
+        assert metrics["importance_min"] == pytest.approx(4**-beta, rel=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------- acting
+def test_epsilon_greedy_and_its_extras():
+    algorithm = dqn.DQN(dqn.Config(), toy_spec(masked=True), SMALL, 4)
+    policy, rng = algorithm.policy(), torch.Generator().manual_seed(0)
+    seats = 40_000
+    view = StepView(np.zeros((seats, 3), np.float32), np.zeros(seats, bool), np.tile([True, True, True, False], (seats, 1)))
+    greedy, _, extras = policy.act(view, {}, None, rng)
+    assert (extras["q"][:, 3] == -np.inf).all() and (greedy == extras["q"].argmax(1)).all()
+    action, _, _ = policy.act(view, {}, np.full(seats, 0.3, np.float32), rng)
+    share = np.bincount(action, minlength=4) / seats
+    want = np.array([0.1, 0.1, 0.1, 0.0])
+    want[greedy[0]] = 0.8
+    assert (np.abs(share - want) <= 4 * np.sqrt(want * (1 - want) / seats)).all()
+
+
+def test_zero_heads_begin_with_the_first_action():
+    for config, net, algorithm in ((dqn.Config(zero_head=True), SMALL, dqn.DQN), (r2d2.Config(zero_head=True), LSTM, r2d2.R2D2)):
+        policy = algorithm(config, toy_spec(), net, 2).policy()
+        view = StepView(np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32), np.ones(5, bool))
+        action, _, extras = policy.act(view, policy.initial_state(5), None, torch.Generator())
+        assert (extras["q"] == 0).all() and (action == 0).all()
+
+
+def test_exploration_by_schedule_and_by_ladder():
+    schedule = dqn.DQN(dqn.Config(epsilon=1.0, epsilon_final=0.1, epsilon_steps=100), toy_spec(), SMALL, 3)
+    for steps, epsilon in ((0, 1.0), (50, 0.55), (100, 0.1), (1000, 0.1)):
+        np.testing.assert_allclose(schedule.explore(1, 2, 3, Progress(steps)), [epsilon] * 3, rtol=1e-6)
+    ladder = r2d2.R2D2(r2d2.Config(), toy_spec(), LSTM, 4)
+    rungs = np.concatenate([ladder.explore(index, 2, 4, Progress()) for index in range(2)])
+    np.testing.assert_allclose(rungs, priorities.ladder(8), rtol=1e-6)
+    np.testing.assert_allclose(ladder.explore(0, 1, 1, Progress()), [0.4], rtol=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------- descriptions
+def test_algorithms_pickle_and_are_found_by_name():
+    for name, net in (("dqn", SMALL), ("r2d2", LSTM)):
+        algorithm = pickle.loads(pickle.dumps(make(name, toy_spec(), net, 2)))
+        assert algorithm.name == name and algorithm.tolerates == Tolerance.REPLAY
+        learn = algorithm.learn(4)
+        assert torch.equal(learn.model.params, algorithm.learn(4).model.params)
+        assert not torch.equal(learn.model.params, algorithm.learn(5).model.params)
+        published = learn.published(Progress(3, 2, 0.5))
+        layout = algorithm.published_layout()
+        layout.copy(layout.empty(), published)
+        assert published["progress"].tolist() == [3, 2, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("cls", "config", "net", "toy", "words"),
+    [
+        (dqn.DQN, {}, LSTM, {}, "use r2d2"),
+        (dqn.DQN, {}, NetConfig(prev_action_reward=True), {}, "have no past"),
+        (dqn.DQN, {}, SMALL, {"actions": "box"}, "one value for each action"),
+        (dqn.DQN, {}, NetConfig(separate_value=True), {}, "separate_value"),
+        (dqn.DQN, {"n_step": 0}, SMALL, {}, "n_step=0"),
+        (dqn.DQN, {"epsilon": 1.5}, SMALL, {}, "epsilon=1.5"),
+        (dqn.DQN, {"target_tau": -0.1}, SMALL, {}, "target_tau=-0.1"),
+        (r2d2.R2D2, {}, SMALL, {}, "set it to lstm, or use dqn"),
+        (r2d2.R2D2, {"stride": 90}, LSTM, {}, "set stride=80 or less"),
+        (r2d2.R2D2, {"eta": 2.0}, LSTM, {}, "eta=2.0"),
+    ],
+)
+def test_what_cannot_work_is_refused(cls, config, net, toy, words):
+    module = dqn if cls is dqn.DQN else r2d2
+    with pytest.raises(ConfigError, match=words):
+        cls(module.Config(**config), toy_spec(**toy), net, 2)
+
+
+# ---------------------------------------------------------------------------------------------- learning
+LURE = dqn.Config(zero_head=True, epsilon=0.5, epsilon_final=0.5, n_step=3, lr=2e-3, target_period_updates=20)
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_dqn_leaves_the_lure(flip):
+    """The greedy policy begins with the lure; it must end with the reward at the end, and not if gradients are turned around."""
+    algorithm = dqn.DQN(LURE, envs.describe("shoal/LureChain-v0", length=3), SMALL, 8)
+    learn = train(algorithm, "shoal/LureChain-v0", 40 if flip else 250, length=3, flip=flip)
+    got = greedy_return(algorithm, learn, "shoal/LureChain-v0", length=3)
+    assert (got < 0.5) if flip else (got == pytest.approx(1.0))
+
+
+@pytest.mark.slow
+def test_r2d2_remembers_the_cue():
+    """Episodes of 5 steps in windows of 2 + 2: only the stored state can carry the cue to the junction."""
+    net = NetConfig(hidden=(32,), recurrent="lstm", lstm_size=32, prev_action_reward=True)
+    config = r2d2.Config(burn_in=2, length=2, stride=1, lr=2e-3, target_period_updates=50)
+    algorithm = r2d2.R2D2(config, envs.describe("shoal/TMaze-v0", length=4), net, 8)
+    learn = train(algorithm, "shoal/TMaze-v0", 3000, length=4, exponent=0.9)
+    assert greedy_return(algorithm, learn, "shoal/TMaze-v0", length=4) > 0.9
