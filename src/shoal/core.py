@@ -80,7 +80,7 @@ class Sink(Protocol):
 class Source(Protocol):
     """The consuming end of a **stream**.
 
-        batch = await unrolls.take(8)        # first ready, first served; gathered once, into [T+1, B]; valid for 3 takes
+        batch = await unrolls.take(8)        # producers that have one in turns; gathered once, into [T+1, B]; valid for 3 takes
         batch = await unrolls.take_each()    # one from every living producer, in their order (a barrier)
     """
 
@@ -90,7 +90,6 @@ class Source(Protocol):
 
 class Publisher(Protocol):
     """The writing end of a **broadcast**: one -> many, latest wins; the version lives in the wire and never decreases."""
-
     version: int
     def publish(self, tree: Tree) -> int: ...
 
@@ -104,7 +103,6 @@ class Reader(Protocol):
 
     version: int                             # the newest there is to pull
     age_seconds: float                       # between the publication and the last pull
-
     def newer_than(self, version: int) -> Wait: ...
     def pull(self, into: Tree) -> int: ...
 
@@ -115,7 +113,7 @@ class Call(Protocol):
         reply = await server.ask({"observation": x}, timeout=5.0)      # raises Timeout; a late reply is dropped
         draft = await server.slot()          # or in place: draft.data; pending = draft.send(); await pending.result()
     """
-
+    depth: int
     async def slot(self, timeout: float | None = None) -> Any: ...
     async def ask(self, request: Tree, timeout: float | None = None) -> Tree: ...
 
@@ -124,8 +122,9 @@ class Request(Protocol):
     """One question; may be kept and answered later, in any order. A server's successor is asked what was not answered."""
 
     data: Tree
+    answer: Tree  # the reply's memory: filled in place and passed to `reply`, it is not copied
     client: int
-
+    void: bool    # nobody waits for the reply any more
     def reply(self, tree: Tree) -> None: ...
 
 
@@ -133,6 +132,8 @@ class Server(Protocol):
     """The answering end of a **call**: `requests = await clients.take(most=32)` gives whatever is pending, at least one."""
 
     async def take(self, most: int) -> list[Request]: ...
+    def asked(self) -> Wait: ...  # for one who waits for other things too: `await any_of(...)`, then
+    def pending(self, most: int) -> list[Request]: ...
 
 
 class Group(Protocol):
@@ -152,7 +153,6 @@ class Group(Protocol):
 
 class Shared(Protocol):
     """**shared**: arrays that many read and write; no consistency is promised (Hogwild)."""
-
     data: Tree
 
 

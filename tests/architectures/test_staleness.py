@@ -28,6 +28,12 @@ def test_reuse_is_what_was_asked_for(reuse, tmp_path):
     assert done.published["progress"][0] == taken  # env_steps count once, however often they are learned from
 
 
+def test_an_actor_takes_weights_when_it_has_a_slot_and_not_before(tmp_path):
+    """One slot: the actor waits for it while the learner learns from the last unroll, and begins with what that has made."""
+    _, learner = run(tmp_path, batch_slots=1, buffer_slots=0, slots_per_actor=1)
+    assert learner["policy_lag/max"] == 0
+
+
 def test_a_delay_makes_data_older_and_a_bound_masks_them(tmp_path):
     lags = []
     for delay in (0, 8, 32):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.evidence import actor_critics, faults, learning, mechanisms, replay, sleepers, staleness
+from tests.evidence import actor_critics, bench, central, chaos, faults, learning, mechanisms, replay, sleepers, staleness, values
 from tests.evidence.lines import Line
 
 LINES: list[Line] = [*learning.LINES, *mechanisms.LINES, *actor_critics.LINES,
-                     *staleness.LINES, *sleepers.LINES, *faults.LINES, *replay.LINES]
+                     *staleness.LINES, *sleepers.LINES, *central.LINES, *faults.LINES, *chaos.LINES, *replay.LINES, *values.LINES,
+                     *bench.LINES]
 
 
 def main() -> int:

@@ -43,7 +43,8 @@ def survives(name: str, preset: tuple[str, ...], victims: tuple[str, ...]) -> Li
             if not (done / "summary.json").exists():
                 raise RuntimeError(errors[-2000:])
             summary = json.loads((done / "summary.json").read_text())
-        met = len(kills) == len(victims) and summary["stopped_by"] == "return" and summary["restarts"] >= len(victims)
+        met = len(kills) == len(victims) and summary["stopped_by"] == "return" and summary["restarts"] >= len(victims) \
+            and summary["slots"]["conserved"]
         return {"met": met, "command": "shoal " + " ".join(command), "kills": kills, "exit_code": process.returncode,
                 **{key: summary.get(key) for key in KEPT}}
 
@@ -81,6 +82,9 @@ def _env_steps(metrics: Path) -> int:
 
 
 LINES = [
+    survives("ppo", ("ppo",), ("worker 1", "trainer 0")),
+    survives("a2c", ("a2c",), ("worker 1", "trainer 0")),
+    survives("impala", ("impala",), ("actor 1", "learner 0")),
     survives("a3c", ("a3c",), ("worker 1", "worker 0")),
     survives("a3c-master", ("a3c", "--architecture.mode", "master"), ("worker 1", "server 0")),
     survives("ga3c", ("ga3c",), ("agent 1", "predictor 0 + trainer 0")),

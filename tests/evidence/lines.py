@@ -49,7 +49,7 @@ class Line:
             try:
                 run = self.run(seed)
             except Exception as error:  # a run that breaks is a result too: it is written down and not met
-                run = {"met": False, "error": f"{type(error).__name__}: {error}"}
+                run = {"met": False, "error": f"{type(error).__name__}: {error}".replace(f"{ROOT}/", "")}
             runs.append({"seed": seed, "took_seconds": round(time.time() - started, 1), **run})
             print(f"    seed {seed}: {'met' if run['met'] else 'NOT MET'}  {_short(run)}", flush=True)
         met = all(run["met"] for run in runs)
@@ -90,7 +90,7 @@ def shoal(*arguments: str, timeout: float = 900) -> subprocess.CompletedProcess[
 
 
 KEPT = ("stopped_by", "eval_return", "eval_episodes", "train_return", "env_steps", "learner_steps", "seconds", "startup_seconds",
-        "env_steps_per_second", "learner_idle", "policy_lag", "restarts", "peak_memory_mb")
+        "env_steps_per_second", "learner_idle", "policy_lag", "restarts", "peak_memory_mb", "slots")
 
 
 def train(*arguments: str, seed: int, timeout: float = 900) -> dict[str, Any]:

@@ -68,6 +68,34 @@ def test_every_role_is_restarted_and_totals_never_run_backwards(tmp_path):
     assert time.monotonic() - began < 20
 
 
+class LongBirth(Beater):
+    """Takes its time to come back."""
+
+    def __init__(self, me):
+        super().__init__(me)
+        if me.incarnation and me.index == 0:
+            time.sleep(1.0)
+
+
+def test_the_others_go_on_while_one_is_being_replaced(tmp_path):
+    program = Program("t", seed=3)
+    program.add("actor", LongBirth, replicas=3)
+    seen = {}
+
+    def act(control):
+        rows = control.snapshot()
+        if not seen and up(control) and control.total("env_steps") > 30:
+            seen["pid"] = kill(control, "actor-0")
+        elif "pid" in seen and not rows["actor-0"]["alive"]:  # noticed, and not back yet
+            steps = [rows[name]["env_steps"] for name in ("actor-1", "actor-2")]
+            seen.setdefault("first", steps)
+            seen["last"] = steps
+
+    watch = drive(program, "local", tmp_path, Watch(lambda c: "last" in seen and up(c) and c.snapshot()["actor-0"]["alive"], act))
+    assert watch.reason == "until" and [row["restarts"] for row in watch.final.values()] == [1, 0, 0]
+    assert all(last > first for first, last in zip(seen["first"], seen["last"], strict=True))
+
+
 @pytest.mark.parametrize("kind", RUNTIMES)
 def test_the_same_seed_gives_the_same_streams(kind, tmp_path):
     rows = [drive(beaters(actor=2, learner=1), kind, tmp_path, Watch(lambda c: c.total("alive") == 3)).final for _ in range(2)]
@@ -310,6 +338,28 @@ def test_the_fork_server_is_replaced(tmp_path):
     assert all(map(gone, seen["pids"]))
     assert eventually(lambda: all(map(gone, started(tmp_path, "*-0"))))
     assert any("fork server died" in text for text in watch.texts("restart"))
+
+
+def test_places_that_die_with_the_fork_server_are_not_blamed(tmp_path, monkeypatch):
+    """Not even those that could not start: it is no sign of too little memory."""
+    monkeypatch.setattr("shoal.runtime.local.UNBORN_DEATHS", 1)
+    program = Program("t")
+    program.add("actor", SlowBirth)
+    seen = {}
+
+    def act(control):
+        if not seen and control.children["actor-0"].pid and not control.children["actor-0"].ready:
+            seen["killed"] = control.nursery.process.pid
+            os.kill(seen["killed"], signal.SIGKILL)
+
+    watch = drive(program, "local", tmp_path, Watch(lambda c: seen and c.total("env_steps") > 5, act))
+    assert watch.reason == "until" and watch.final["actor-0"]["restarts"] == 1
+
+
+class SlowBirth(Beater):
+    def __init__(self, me):
+        time.sleep(0.7)
+        super().__init__(me)
 
 
 def test_a_fork_server_that_cannot_start_ends_the_run(tmp_path, capfd):

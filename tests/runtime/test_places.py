@@ -256,7 +256,8 @@ def test_a_pause_does_not_wait_for_a_step_that_needs_a_paused_role(kind, tmp_pat
     program = Program("t", store=Files())
     items, books = program.stream("items", LAYOUT), program.shared("books", Layout(FIELDS))
     script = [("pause", "worker-0"), ("check", remember), ("check", remember), ("pause", "worker"), ("check", remember),
-              ("check", expect(going=[])), ("resume", "worker"), ("check", expect(going=[0, 1])), ("set", "coordinator", {"told": 1})]
+              ("check", expect(going=[])), ("resume", "worker"), ("check", expect(going=[0, 1])),
+              ("set", "coordinator", {"told": 1})]
     program.add("worker", Worker, books=books.view, out=items.sink, replicas=2)
     program.add("barrier", Barrier, source=items.source)
     program.add("coordinator", Coordinator, control=CONTROL, script=script, books=books.view)

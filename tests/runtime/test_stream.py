@@ -8,8 +8,10 @@ import pytest
 from shoal.core import any_of
 from shoal.errors import WireError
 from shoal.runtime import Program
+from shoal.runtime.wires.stream import Stream
 from shoal.slots import Field, Layout
 from tests.runtime.harness import RUNTIMES, Killer, Watch, drive, kill
+from tests.runtime.test_crashes import built, now
 
 LAYOUT = Layout({"number": Field((1,), "i8"), "producer": Field((1,), "i8"), "data": Field((3, 4), "f4", join=1)})
 BIG = Layout({"number": Field((1,), "i8"), "data": Field((1 << 18,), "i8")})
@@ -66,6 +68,38 @@ def test_everything_sent_arrives_whole_and_in_order(kind, producers, consumers, 
     assert watch.reason == "until"
     assert watch.wires["items"]["written"] >= 600
     assert watch.unbalanced == 0
+
+
+@pytest.mark.parametrize(("full", "count"), [("block", 1), ("block", 2), ("drop_oldest", 1)])
+def test_what_arrives_while_another_lane_has_more_is_served_in_its_turn(full, count):
+    """The first producer fills its lane and keeps it full; the second one's only slot is in the next batch."""
+    stream = built(Stream("items", LAYOUT, depth=6, full=full), sink=2, source=1)
+    many, few, source = stream.attach("sink", 0, 0), stream.attach("sink", 1, 0), stream.attach("source", 0, 0)
+    for sink in 6 * [many]:
+        now(sink.slot()).send()
+    assert now(source.take(count)) is not None and source.last_members == count * [0]
+    now(few.slot()).send()
+    now(many.slot()).send()
+    assert now(source.take(count)) is not None and 1 in source.last_members
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_slot_is_taken_within_as_many_batches_as_the_stream_has_slots_for(seed):
+    """ceil(slots / batch) batches begun after it was sent, whoever else sends how much: what bounds the lag of data."""
+    rng = np.random.default_rng(seed)
+    lanes, depth, batch = (int(n) for n in rng.integers((2, 2, 1), (5, 6, 5)))
+    stream = built(Stream("items", LAYOUT, depth=depth), sink=lanes, source=1)
+    sinks, source = [stream.attach("sink", k, 0) for k in range(lanes)], stream.attach("source", 0, 0)
+    zeal, taken, longest = rng.uniform(0.1, 1.0, lanes), 0, 0
+    while taken < 300:
+        for sink, eager in zip(sinks, zeal, strict=True):
+            while rng.random() < eager and (slot := now(sink.slot())) is not None:
+                slot.data["number"][0] = taken  # batches begun before it was sent
+                slot.send()
+        if stream.numbers()["occupied"] >= batch:
+            taken += 1
+            longest = max(longest, taken - int(now(source.take(batch))["number"].min()))
+    assert longest <= -(-lanes * depth // batch)
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)

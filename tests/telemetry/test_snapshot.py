@@ -36,6 +36,23 @@ def test_rates_shares_and_totals():
     assert shot["samples_per_insert"] == pytest.approx(1.0)
 
 
+def test_the_books_of_all_streams_are_one_line():
+    window, pages = run(2, busy=0.5)
+    wires = {"a": {"slots": 4.0, "occupied": 1.0, "written": 9.0, "consumed": 6.0, "dropped": 2.0, "conserved": 1.0},
+             "b": {"slots": 2.0, "occupied": 0.0, "written": 3.0, "consumed": 3.0, "dropped": 0.0, "conserved": 1.0},
+             "c": {"version": 7.0, "conserved": 1.0}}
+    window.push(Reading(3.0, pages.read(), wires))
+    assert window.snapshot()["slots"] == {"written": 12, "consumed": 9, "dropped": 2, "held": 1, "conserved": True}
+    wires["b"]["conserved"] = 0.0
+    assert not window.snapshot()["slots"]["conserved"]
+
+
+def test_bytes_are_counted_per_decision_since_the_first_one():
+    window, pages = run(2, busy=0.5)  # 3000 decisions by now, 1000 of them at the first reading that saw any
+    window.push(Reading(3.0, pages.read(), {"unrolls": {"bytes_moved": 5000.0}, "weights": {"bytes_moved": 3000.0}}))
+    assert window.snapshot(whole_run=True)["bytes_per_env_step"] == pytest.approx(8000 / 2000)
+
+
 def test_the_window_slides():
     window, pages = run(30, busy=0.2)
     for t in range(31, 121):

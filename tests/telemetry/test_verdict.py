@@ -51,9 +51,40 @@ def test_taking_turns_is_not_weight_bound():
     assert judged(busy=0.3, weights=0.6, lag=0.0).startswith("actor-bound")
 
 
+@pytest.mark.parametrize(("publishing", "lag"), [(0.6, 1.0), (0.6, 0.0), (0.3, 1.0)])
+def test_a_learner_that_publishes_more_than_it_learns_is_weight_bound(publishing, lag):
+    pages, window = Pages("actor-0", "actor-1", "learner-0"), Window()
+    for t in range(6):
+        second(pages, busy=0.9, weights=0.7, lag=lag)
+        pages["learner-0"].add("phase_seconds/publish", publishing)
+        window.push(Reading(float(t), pages.read(), WIRES))
+    text = verdict(window.snapshot(), 5.0, "local", 8)
+    assert text.startswith("weight-bound" if publishing > 0.5 else "learner-bound"), text
+
+
+def test_actors_that_spend_their_time_pulling_are_weight_bound():
+    pages, window = Pages("actor-0", "actor-1", "learner-0"), Window()
+    for t in range(6):
+        second(pages, busy=0.3)
+        for name in ("actor-0", "actor-1"):
+            pages[name].add("phase_seconds/pull", 0.6)
+        window.push(Reading(float(t), pages.read(), WIRES))
+    assert "60 %" in (text := verdict(window.snapshot(), 5.0, "local", 8)) and text.startswith("weight-bound")
+
+
 def test_inference_bound():
     wires = {"unrolls": WIRES["unrolls"], "weights": {"asked": 0.0}}  # what actors wait on is a call
     assert judged(wires, busy=0.3, weights=0.6).startswith("inference-bound")
+
+
+def test_actors_that_a_replay_table_holds_back_are_not_waiting_for_inference():
+    pages, window = Pages("actor-0", "actor-1", "learner-0", "replay-0"), Window()
+    wires = {"unrolls": {"asked": 0.0}, "weights": WIRES["weights"]}
+    for t in range(6):
+        second(pages, busy=0.95, blocked=0.6)
+        window.push(Reading(float(t), pages.read(), wires))
+    text = verdict(window.snapshot(), 5.0, "local", 8)
+    assert text.startswith("learner-bound: actors were held back by replay 60 %") and "--replay.samples-per-insert" in text
 
 
 def test_balanced():

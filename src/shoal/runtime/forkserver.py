@@ -186,8 +186,9 @@ class ForkServer:
             report(Line(line), f"{births[0].node}-{births[0].index}", failure)
             return 1
         code = run_place(program, message["place"], line, births)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # a full disk
+            sys.stdout.flush()
+            sys.stderr.flush()
         return code
 
     @staticmethod
@@ -207,7 +208,7 @@ def main() -> None:
     supervisor, control, preload = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # not SIGKILL: later on it takes along what places leave behind
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # at once while it imports; `serve` has to take along what places leave behind
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     if os.getppid() != supervisor:

@@ -340,7 +340,8 @@ class LocalSupervisor(Supervisor):
         outside = -code in OUTSIDE and not child.hung
         child.deaths += 1
         child.fruitless += not outside
-        child.unborn = child.unborn + 1 if outside and not child.ready else 0
+        if not cause:  # else the fork server died, and took it along
+            child.unborn = child.unborn + 1 if outside and not child.ready else 0
         if not outside and not child.hung:
             child.errors.append(now)
         while child.errors and now - child.errors[0] > 60:

@@ -22,8 +22,9 @@ from shoal.slots import Local
 
 __all__ = ["PRELOAD", "Nursery"]
 
-PRELOAD = ("numpy", "cloudpickle", "setproctitle", "gymnasium", "torch", "shoal.envs", "shoal.runtime.place", "shoal.algorithms",
-           "shoal.nets", "shoal.architectures")
+PRELOAD = ("numpy", "cloudpickle", "setproctitle", "gymnasium", "torch", "shoal.envs", "shoal.runtime.place",
+           "shoal.algorithms.learner", "shoal.algorithms.policy", "shoal.nets", "shoal.architectures.roles",
+           "shoal.experiment.checkpoints")  # whatever is not here, every place imports and holds for itself
 START = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from shoal.runtime.forkserver import main; main()"
 DESCRIPTORS = 200  # per message; the kernel allows 253
 CLOSE_SECONDS = 3.0

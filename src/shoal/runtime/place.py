@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -258,7 +259,8 @@ def run_place(program: Program, place: str, connection: socket.socket, births: l
 def report(line: Line, name: str, failure: BaseException) -> None:
     """Last words: into the log, and to the supervisor."""
     text = "".join(traceback.format_exception(failure))
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a full disk
+        sys.stderr.write(text)
+        sys.stderr.flush()
     summary = f"{type(failure).__name__}: {failure}"[:2_000]
     line.send({"kind": "error", "from": name, "traceback": text[-20_000:], "summary": summary})

@@ -84,10 +84,10 @@ class Supervisor:
         return sum(stats.get(counter) for stats in self._stats.values())
 
     def wires(self) -> dict[str, dict[str, float]]:
-        """The numbers of every wire, and whether its books balance; one that does not is reported once."""
+        """The numbers of every wire, and whether its books have always balanced; one whose have not is reported once."""
         rows = {}
         for name, wire in self.program.wires.items():
-            conserved = wire.conserved()
+            conserved = wire.conserved() and name not in self._unbalanced
             rows[name] = {**wire.numbers(), "conserved": float(conserved)}
             if not conserved and name not in self._unbalanced:
                 self._unbalanced.add(name)
@@ -125,7 +125,7 @@ class Supervisor:
             def done(result: Any, error: str | None) -> None:
                 if error:
                     failed.append(error)
-                    self.event("checkpoint failed", name, error)
+                    self.event("checkpoint failed", name, error.removeprefix(f"{name}: "))
                 then(result, error)
 
             return done

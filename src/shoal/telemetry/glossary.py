@@ -26,9 +26,14 @@ DERIVED = {
     "train_length": "Mean length of the same episodes.",
     "learner_idle": "Share of wall time in which the learners did not compute: they waited for data, or for a turn.",
     "samples_per_insert": "samples_consumed over env_steps: how often a decision is used.",
+    "bytes_per_env_step": "Bytes that went through streams, broadcasts, calls and groups, counted once where they are handed over, "
+                          "per decision; memory that `shared` wires hold is not moved and not counted.",
     "roles": "Per role: living instances, busy share, shares of wall time by phase and by wire waited for.",
     "wires": "Per wire: time-weighted occupancy of a stream (1 is full), growth of its counters per second.",
+    "slots": "All streams together, since the last start: slots written, consumed, dropped, held, and `conserved`: whether written "
+             "was consumed + dropped + held in every stream at every look of the supervisor (ten a second).",
     "verdict": "One sentence: what the run waits for, and the knob to turn.",
+    "cpu_seconds": "Processor time of all processes of the run since the first environment step, those that have ended included.",
     "peak_memory_mb": "Largest sum of the proportional set sizes of all processes of the run.",
 }
 

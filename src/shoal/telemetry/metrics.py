@@ -78,6 +78,18 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("weights_version", "gauge", "version", "The newest published version of the weights."),
     Metric("policy_lag", "histogram", "versions", "Version at consumption minus version at generation.", LAGS),
     Metric("data_age_seconds", "histogram", "s", "Time from generation to consumption, per decision.", SECONDS),
+    # replaying
+    Metric("replay_inserts", "counter", "items", "Items that the replay table has taken in."),
+    Metric("replay_samples", "counter", "items", "Items that it has handed out; the same one may be drawn often."),
+    Metric("replay_size", "gauge", "items", "Items in the table now."),
+    Metric("replay_bytes", "gauge", "bytes", "Bytes of their data."),
+    Metric("replay_checkpoint_bytes", "gauge", "bytes", "Size of the table in the last checkpoint; 0 where it is not saved."),
+    Metric("insert_blocked_seconds", "counter", "s", "Time in which actors' items waited for the rate limiter."),
+    Metric("sample_blocked_seconds", "counter", "s", "Time in which a learner's batch waited for the rate limiter or for the "
+           "first items."),
+    Metric("priority_updates", "counter", "items", "Priorities that a learner changed."),
+    Metric("priority_updates_late", "counter", "items", "Priorities that came for items which had left the table; they touch "
+           "nothing."),
     Metric("loss", "gauge", "", "The whole loss of the last update."),
     Metric("policy_loss", "gauge", "", "The policy-gradient term of the last update."),
     Metric("value_loss", "gauge", "", "The value term of the last update, before its weight."),
@@ -87,6 +99,11 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("grad_norm", "gauge", "", "Norm of the last gradient, before clipping."),
     Metric("learning_rate", "gauge", "", "Step size of the last update."),
     Metric("explained_variance", "gauge", "share", "1 - Var(target - value) / Var(target) in the last update."),
+    Metric("td_error", "gauge", "", "Mean size of the temporal-difference errors of the last update."),
+    Metric("q_mean", "gauge", "reward", "Mean q-value of the actions in the last batch."),
+    Metric("q_max", "gauge", "reward", "Largest of them."),
+    Metric("target_mean", "gauge", "reward", "Mean of what they were moved towards."),
+    Metric("importance_min", "gauge", "share", "Smallest importance weight in the last batch; the largest is 1."),
     Metric("mean_rho", "gauge", "ratio", "Mean ratio of the learner's policy to the one that acted; 1 on-policy."),
     # evaluating
     Metric("eval_return", "gauge", "reward", "Mean return of the last evaluation, of one published version."),

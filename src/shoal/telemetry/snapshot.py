@@ -22,7 +22,7 @@ __all__ = ["COUNTERS", "Reading", "Window", "group_of"]
 
 COUNTERS = tuple(metric.name for metric in REGISTRY if metric.kind == "counter" and metric.unit != "s")
 LOSSES = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "learning_rate",
-          "explained_variance", "mean_rho")
+          "explained_variance", "mean_rho", "td_error", "q_mean", "q_max", "target_mean", "importance_min")
 HISTOGRAMS = ("policy_lag", "data_age_seconds", "publish_to_use_seconds", "inference_batch")
 WIRE_COUNTERS = {"written", "dropped", "consumed", "torn", "retries", "asked", "late", "batches", "answered",
                  "discarded"}
@@ -125,10 +125,12 @@ class Window:
             shot[name] = {"mean": shown.mean, "p95": shown.p95, "max": shown.max}
         env_steps = now.sums.get("env_steps", 0.0)
         shot["samples_per_insert"] = now.sums.get("samples_consumed", 0.0) / env_steps if env_steps else math.nan
+        shot["bytes_per_env_step"] = _bytes_per_env_step(now, before)
         shot["learner_idle"] = _idle(now, before, elapsed)
         shot["losses"] = {name: now.gauge(name, "learner_steps") for name in LOSSES}
         shot["roles"] = {role: _role(now, before, elapsed, names) for role, names in _living(now.roles).items()}
         shot["wires"] = self._wires(now, before, elapsed, whole_run)
+        shot["slots"] = _slots(now.wires)
         return shot
 
     def _recent(self) -> dict[str, float] | None:
@@ -156,6 +158,14 @@ class Window:
         return sum(shares) / len(shares) if shares else math.nan
 
 
+def _slots(wires: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """The books of all streams: written = consumed + dropped + held, but for slots that moved while they were read."""
+    streams = [counters for counters in wires.values() if counters.get("slots")]
+    totals = {name: int(sum(counters[name] for counters in streams)) for name in ("written", "consumed", "dropped")}
+    held = int(sum(counters["occupied"] for counters in streams))
+    return {**totals, "held": held, "conserved": all(counters.get("conserved", 1.0) for counters in wires.values())}
+
+
 def _living(roles: Mapping[str, Mapping[str, float]]) -> dict[str, list[str]]:
     """Role -> the instances that run now; elastic graphs have pages for more than there are."""
     groups: dict[str, list[str]] = {}
@@ -168,6 +178,14 @@ def _living(roles: Mapping[str, Mapping[str, float]]) -> dict[str, list[str]]:
 def _rate(now: Reading, before: Reading, name: str) -> float:
     elapsed = now.time - before.time
     return (now.sums.get(name, 0.0) - before.sums.get(name, 0.0)) / elapsed if elapsed > 0 else math.nan
+
+
+def _bytes_per_env_step(now: Reading, before: Reading) -> float:
+    """What went through the wires, each byte counted once where it is handed over, per decision."""
+    steps = now.sums.get("env_steps", 0.0) - before.sums.get("env_steps", 0.0)
+    moved = sum(counters.get("bytes_moved", 0.0) - before.wires.get(wire, {}).get("bytes_moved", 0.0)
+                for wire, counters in now.wires.items())
+    return moved / steps if steps > 0 else math.nan
 
 
 def _share(now: Reading, before: Reading, elapsed: float, word: str, names: Iterable[str]) -> float:

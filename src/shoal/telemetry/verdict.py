@@ -2,7 +2,8 @@
 
 The theoretical limit of a distributed RL system is a learner that always finds its next batch ready. So the first
 question is whether the learner waits; if it does, what the actors wait for says why; if it does not, whether the actors
-wait for it says whether there are too many of them.
+wait for it says whether there are too many of them. Handing weights over is nobody's work: where it takes the time of the
+learner or of the actors, that is what the run waits for.
 """
 
 from __future__ import annotations
@@ -30,19 +31,31 @@ def verdict(shot: Mapping[str, Any], seconds: float, runtime: str = "local", cor
         return f"one thread: {turns}; --runtime local lets them run at once"
     actors = {name: role for name, role in shot["roles"].items() if _acts(role)}
     blocked, weights, calls = (_longest(actors, shot["wires"], kind) for kind in ("stream", "broadcast", "call"))
+    limited = "replay" in shot["roles"] and "inference" not in shot["roles"]  # then actors call a table that holds them back
+    if limited:
+        blocked, calls = blocked + calls, 0.0
     span = "of the last minute" if shot["window_seconds"] >= 59 else f"of the last {shot['window_seconds']:.0f} s"
+    publishing = _publishing(shot["roles"])
+    if publishing >= max(BLOCKED, idle):
+        return (f"weight-bound: the learner spent {_percent(publishing)} {span} publishing weights, more than learning; larger "
+                "batches publish less often, or a smaller network")
     if idle >= IDLE:
+        pulling = max((role["phases"].get("pull", 0.0) for role in actors.values()), default=0.0)
         if calls >= BLOCKED and calls >= weights:
             return (f"inference-bound: actors waited {_percent(calls)} {span} for inference while the learner idled "
                     f"{_percent(idle)}; more environments per actor, or another inference server")
         if weights >= BLOCKED and not _lock_step(shot):
             return (f"weight-bound: actors waited {_percent(weights)} {span} for new weights while the learner idled "
                     f"{_percent(idle)}; let actors go on with older weights, or publish more often")
+        if pulling >= BLOCKED:
+            return (f"weight-bound: actors spent {_percent(pulling)} {span} pulling weights while the learner idled "
+                    f"{_percent(idle)}; longer unrolls pull less often, or a smaller network")
         return f"actor-bound: the learner idled {_percent(idle)} {span}; {_faster_actors(shot, cores)}"
     if max(blocked, weights) >= BLOCKED:
-        what = "blocked on a full queue" if blocked >= weights else "waiting for weights"
+        what = "waiting for weights" if blocked < weights else "held back by replay" if limited else "blocked on a full queue"
+        passes = "fewer --replay.samples-per-insert" if limited else "fewer passes over each batch"
         return (f"learner-bound: actors were {what} {_percent(max(blocked, weights))} {span}; fewer --actors, "
-                "or a smaller network, or fewer passes over each batch")
+                f"or a smaller network, or {passes}")
     return f"balanced: the learner idled {_percent(idle)} and the actors were held up {_percent(blocked)} {span}"
 
 
@@ -60,6 +73,12 @@ def _longest(actors: Mapping[str, Any], wires: Mapping[str, Any], kind: str) -> 
     """The largest share of time that a kind of actor waited on wires of one kind."""
     return max((sum(share for wire, share in role["waits"].items() if _kind(wires.get(wire, {})) == kind)
                 for role in actors.values()), default=0.0)
+
+
+def _publishing(roles: Mapping[str, Any]) -> float:
+    """The share of time that learners spend on handing out weights, if it is more than they compute otherwise; else 0."""
+    shares = {name: role["phases"].get("publish", 0.0) for name, role in roles.items()}
+    return max((share for name, share in shares.items() if share > roles[name]["busy"] - share), default=0.0)
 
 
 def _lock_step(shot: Mapping[str, Any]) -> bool:

@@ -22,6 +22,7 @@ __all__ = ["Broadcast"]
 
 VERSION = 0                                    # the wire's header
 BEFORE, AFTER, STAMP = range(3)                # a buffer's header; STAMP is the time in nanoseconds
+RETRIES, PULLS = range(2)                      # a reader's line
 BUFFERS, HEADER = 3, 64
 
 
@@ -56,8 +57,8 @@ class Broadcast(Wire):
         offset = HEADER + number * (HEADER + self.layout.nbytes)
         return int64_words(self.memory.array(), offset, 8), self.layout.views(self.memory.array(), offset + HEADER)
 
-    def retries(self) -> np.ndarray:
-        """[readers, 8]: each reader's own line, whose first word counts how often it had to read again."""
+    def lines(self) -> np.ndarray:
+        """[readers, 8]: each reader's own line, in which it counts its pulls and how often it had to read again."""
         assert self.memory is not None
         readers = self.members("reader")
         start = HEADER + BUFFERS * (HEADER + self.layout.nbytes)
@@ -68,9 +69,10 @@ class Broadcast(Wire):
 
     def numbers(self) -> dict[str, float]:
         if not self._kept:
-            self._kept.update(header=self.header(), retries=self.retries())
-        return {"version": int(self._kept["header"][VERSION]), "retries": int(self._kept["retries"][:, 0].sum()),
-                "bytes": self.layout.nbytes}
+            self._kept.update(header=self.header(), lines=self.lines())
+        lines = self._kept["lines"]
+        return {"version": int(self._kept["header"][VERSION]), "retries": int(lines[:, RETRIES].sum()),
+                "bytes": self.layout.nbytes, "bytes_moved": int(lines[:, PULLS].sum()) * self.layout.nbytes}
 
 
 class Publisher:
@@ -109,7 +111,7 @@ class Reader:
         self.name, self._layout = wire.name, wire.layout
         self._header, self._channel = wire.header(), wire.channels[member]
         self._buffers = [wire.buffer(number) for number in range(BUFFERS)]
-        self._retries = wire.retries()[member]
+        self._line = wire.lines()[member]
         self.age_seconds = 0.0  # between publication and the last pull
 
     @property
@@ -136,6 +138,7 @@ class Reader:
             fence()
             if int(words[AFTER]) == version and int(words[BEFORE]) == version:
                 self.age_seconds = (time.monotonic_ns() - stamp) / 1e9
+                self._line[PULLS] += 1
                 return version
-            self._retries[0] += 1
+            self._line[RETRIES] += 1
         return 0

@@ -109,7 +109,8 @@ class Call(Wire):
         clients, servers, _ = self._books()
         asked, late, timeouts = (int(n) for n in clients[:, :3].sum(0))
         batches, answered = (int(n) for n in servers[:, :2].sum(0))
-        return {"asked": asked, "late": late, "timeouts": timeouts, "batches": batches, "answered": answered}
+        moved = asked * self.request.nbytes + answered * self.reply.nbytes
+        return {"asked": asked, "late": late, "timeouts": timeouts, "batches": batches, "answered": answered, "bytes_moved": moved}
 
 
 class Pending:
@@ -137,7 +138,7 @@ class Client:
     """The asking end."""
 
     def __init__(self, wire: Call, member: int, incarnation: int) -> None:
-        self.name, self._member, self._wire = wire.name, member, wire
+        self.name, self.depth, self._member, self._wire = wire.name, wire.depth, member, wire
         self._answered = wire.answered[member]
         self._slots = wire.slots(member)
         clients, self._servers = wire.counters()
@@ -233,6 +234,11 @@ class Request:
         words = self._words
         return not words[OPEN] or int(words[IDENTITY]) != self._identity or int(words[REPLY]) == self._identity
 
+    @property
+    def answer(self) -> Any:
+        """The memory that the reply is read from: whoever fills it in place passes it to `reply`, and nothing is copied."""
+        return self._reply
+
     def reply(self, tree: Any) -> None:
         if self._answered:
             raise WireError(f"{self._server.name}: a request of client {self.client} was answered twice")
@@ -272,15 +278,25 @@ class Server:
         """Whatever is pending, at least one and at most `most` requests."""
         if most < 1:
             raise WireError(f"{self.name}: take at least 1 request, not {most}")
-        wait = Wait(self._any, self.name, f"a request on {self.name}", self._channel.fds)
+        wait = self.asked()
         requests: list[Request] = []
         while not requests:
             await wait
-            while self._pending and len(requests) < most:
-                request = Request(self, *self._pending.popleft())
-                if not request.void:
-                    requests.append(request)
-        self._counter[BATCHES] += 1
+            requests = self.pending(most)
+        return requests
+
+    def asked(self) -> Wait:
+        """Ready when there is a request to take: for a server that waits for other things as well."""
+        return Wait(self._any, self.name, f"a request on {self.name}", self._channel.fds)
+
+    def pending(self, most: int) -> list[Request]:
+        """Whatever is pending now, at most `most` requests, perhaps none."""
+        requests: list[Request] = []
+        while self._any() and len(requests) < most:
+            request = Request(self, *self._pending.popleft())
+            if not request.void:
+                requests.append(request)
+        self._counter[BATCHES] += bool(requests)
         return requests
 
     def _answer(self, request: Request, tree: Any) -> None:
@@ -288,7 +304,8 @@ class Server:
         # identity, and this server writes its reply after this one.
         if request.void:
             return
-        self._wire.reply.copy(request._reply, tree)
+        if tree is not request._reply:
+            self._wire.reply.copy(request._reply, tree)
         fence()
         request._words[REPLY] = request._identity
         self._counter[ANSWERED] += 1

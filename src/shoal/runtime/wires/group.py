@@ -28,6 +28,7 @@ __all__ = ["Group"]
 
 EPOCH, SIZE = range(2)                           # the group's header, followed by the ranks
 MEMBER_ROUND, MEMBER_DISCARDED, MEMBER_BYTES = range(3)  # the round holds its epoch; a size for each of the two buffers
+MEMBER_MOVED = MEMBER_BYTES + 2                  # bytes that it has read of the others'
 HEADER = 64
 ROUND_BITS = 40
 
@@ -87,7 +88,8 @@ class Group(Wire):
             self._kept.update(header=self.header(), words=[self.words(member) for member in range(self.members("member"))])
         header = self._kept["header"]
         discarded = sum(int(words[MEMBER_DISCARDED]) for words in self._kept["words"])
-        return {"epoch": int(header[EPOCH]), "members": int(header[SIZE]), "discarded": discarded}
+        moved = sum(int(words[MEMBER_MOVED]) for words in self._kept["words"])
+        return {"epoch": int(header[EPOCH]), "members": int(header[SIZE]), "discarded": discarded, "bytes_moved": moved}
 
 
 class Member:
@@ -161,6 +163,7 @@ class Member:
             raise WireError(f"{self.name}: members bring vectors of different sizes")
         shape = vector.shape
         result = combine([self._buffers[rank][half][: flat.nbytes].view(flat.dtype).reshape(shape) for rank in self._ranks])
+        mine[MEMBER_MOVED] += flat.nbytes * (len(self._ranks) - 1)
         fence()
         self._check("after")
         return result

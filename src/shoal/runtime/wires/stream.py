@@ -173,7 +173,7 @@ class Stream(Wire):
         words = books.counts().sum(0)
         return {"slots": books.states.size, "occupied": int(books.held().sum()), "written": int(words[WRITTEN]),
                 "dropped": int(words[DROPPED]), "consumed": int(words[CONSUMED]), "torn": int(words[TORN]),
-                "slot_bytes": self.layout.nbytes}
+                "slot_bytes": self.layout.nbytes, "bytes_moved": int(words[WRITTEN]) * self.layout.nbytes}
 
     def conserved(self) -> bool:
         return self.books().balance()
@@ -290,8 +290,10 @@ class Source:
         self._ready: list[deque[tuple[int, int]]] = [deque() for _ in lanes]  # per lane: (slot, sequence)
         self._turn = 0
         self._stages: dict[int, deque[Any]] = {}
+        self._lent: list[tuple[Lane, int, int]] = []  # slots that are being copied
         self._fds = [fd for lane in lanes for fd in lane.full.fds]
         self.last_members: list[int] = []  # the producers of the last batch, in its order
+        self.direct: Any = None  # who copies some fields of a batch elsewhere, straight from the slots (a GPU): see pinning.Direct
         for lane, ready in zip(lanes, self._ready, strict=True):
             mine = (READING, FULL) if self._ahead else (READING,)
             found = [(k, int(header[SEQUENCE])) for k, header in enumerate(lane.headers) if header[STATE] in mine]
@@ -338,6 +340,8 @@ class Source:
 
     def _stage(self, count: int) -> Any:
         """One of three staging buffers in turn, so that two earlier batches stay valid."""
+        if self.direct is not None:
+            self.direct.begin(count)
         stages = self._stages.setdefault(count, deque())
         if len(stages) < self.STAGES:
             stages.append(self._layout.joined(count).empty())
@@ -351,20 +355,47 @@ class Source:
         header = lane.headers[number]
         header[STATE] = READING
         lane.words[TAKEN] = sequence
-        self._layout.gather(stage, position, lane.slots[number])
+        if self.direct is None:
+            self._layout.gather(stage, position, lane.slots[number])
+            self._release(lane, number, sequence)
+        else:
+            self._layout.gather(stage, position, lane.slots[number], self.direct.fields)
+            self.direct.copy(position, lane.slots[number])
+            self._lent.append((lane, number, sequence))
+
+    @staticmethod
+    def _release(lane: Lane, number: int, sequence: int) -> None:
         fence()
         lane.words[CONSUMED] = tallied(int(lane.words[CONSUMED]), sequence)
-        header[STATE] = FREE
+        lane.headers[number][STATE] = FREE
         lane.free.put(number)
 
+    def _settle(self) -> None:
+        """Wait for the copies that are under way and give their slots back, in the order they were taken."""
+        if self._lent:
+            self.direct.wait()
+            for lent in self._lent:
+                self._release(*lent)
+            self._lent.clear()
+
+    def waiting(self, count: int) -> bool:
+        """Whether `take(count)` would not have to wait."""
+        self._look()
+        return sum(len(ready) for ready in self._ready) >= count > 0
+
     async def take(self, count: int) -> Any:
-        """`count` slots, first ready first served, side by side; each is freed as soon as it is copied."""
+        """`count` slots side by side, the lanes that have one in turns; each is freed as soon as it is copied."""
         if count < 1:
             raise WireError(f"{self.name}: take at least 1 slot, not {count}")
+        self._settle()
         stage = self._stage(count)
         wait = Wait(self._any, self.name, f"{count} full slots of {self.name}", self._fds)
         members: list[int] = []
+        if self._ahead:
+            self._look()  # once a batch, also while something is ready: or a lane that has much is emptied before the others' turn
         while len(members) < count:
+            if self._lent and not self._any():
+                self._settle()  # or nobody could fill the slots that are still missing
             await wait
             for step in range(len(self._lanes)):
                 lane_number = (self._turn + step) % len(self._lanes)
@@ -374,14 +405,15 @@ class Source:
                     self._turn = (lane_number + 1) % len(self._lanes)
                     break
         self.last_members = members
-        return stage
+        return stage if self.direct is None else {**stage, **self.direct.finish()}
 
     async def take_each(self) -> Any:
         """One slot from every living producer, in the order of the producers: a barrier that goes on without the dead."""
+        self._settle()
         await Wait(self._each, self.name, f"a full slot of {self.name} from every producer", self._fds)
         members = [number for number, ready in enumerate(self._ready) if ready]
         stage = self._stage(len(members))
         for position, lane_number in enumerate(members):
             self._gather(lane_number, stage, position)
         self.last_members = members
-        return stage
+        return stage if self.direct is None else {**stage, **self.direct.finish()}

@@ -1,0 +1,75 @@
+"""The unified benchmark of issue 8, on a quiet machine with two cores: the quick table within ten minutes, all presets, the curve.
+
+Raw results go to docs/results/<suite>/; the quick table also into the README.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shoal.bench import readme
+from shoal.bench.columns import missed
+from shoal.bench.ledger import Ledger
+from shoal.experiment.presets import preset_names
+from tests.evidence.lines import RESULTS, Line
+
+__all__ = ["LINES"]
+
+HOURS = 3600.0
+
+
+def measured(name: str, suite: str, *more: str,
+             judge: Callable[[Ledger, float], dict[str, Any]]) -> Callable[[int], dict[str, Any]]:
+    """Run a suite into a folder of its own, from the beginning."""
+
+    def run(seed: int) -> dict[str, Any]:
+        folder = RESULTS / name
+        shutil.rmtree(folder, ignore_errors=True)
+        words = ["bench", suite, *more, "--out", str(folder)]
+        started = time.monotonic()
+        program = str(Path(sys.executable).parent / "shoal")
+        done = subprocess.run([program, *words], capture_output=True, text=True, timeout=2 * HOURS, check=False)
+        if not (folder / "results.jsonl").exists():
+            raise RuntimeError(done.stderr[-2000:])
+        seconds = time.monotonic() - started
+        failed = [f"{row['group']}, seed {row['seed']}: {row['error']}" for row in Ledger(folder).rows() if row["error"]]
+        return {"command": f"shoal bench {suite} {' '.join(more)}".strip(), "seconds": round(seconds, 1), "failed": failed,
+                **judge(Ledger(folder), seconds)}
+
+    return run
+
+
+def quick(ledger: Ledger, seconds: float) -> dict[str, Any]:
+    readme.write()
+    return {"met": seconds < 600 and not any(row["error"] for row in ledger.rows()), "cases": len(ledger.groups())}
+
+
+def learning(ledger: Ledger, seconds: float) -> dict[str, Any]:
+    rows = ledger.rows()
+    seeds = {preset: len({row["seed"] for row in rows if row["preset"] == preset}) for preset in preset_names()}
+    marked = "🔴" in (ledger.folder / "results.md").read_text(encoding="utf-8")
+    gone = [f"{row['group']}, seed {row['seed']}: {row.get('final_return')} of {row['until_return']}" for row in missed(rows)]
+    return {"met": all(count >= 3 for count in seeds.values()) and marked == bool(gone), "presets": len(seeds), "missed": gone}
+
+
+def scaling(ledger: Ledger, seconds: float) -> dict[str, Any]:
+    groups = {name: [row.get("env_steps_per_second") for row in rows] for name, rows in ledger.groups().items()}
+    counts = {row["asked_actors"] for row in ledger.rows() if not row["error"]}
+    drawn = (ledger.folder / "report.html").read_text(encoding="utf-8").count(">model<")
+    return {"met": counts == {1, 2, 4, 8} and drawn > 0, "env_steps_per_second": groups}
+
+
+LINES = [
+    Line("bench-throughput-quick", 8, "shoal bench throughput --suite quick ends within 10 minutes, every case measured",
+         measured("throughput-quick", "throughput", "--suite", "quick", judge=quick), seeds=(0,)),
+    Line("bench-learning", 8, "the learning suite covers every preset that exists with 3 seeds and marks misses in red",
+         measured("learning-suite", "learning", judge=learning), seeds=(0,)),
+    Line("bench-scaling", 8, "the scaling suite runs 1, 2, 4 and 8 actors and draws the curve beside the model's",
+         measured("scaling-suite", "scaling", judge=scaling), seeds=(0,)),
+]
