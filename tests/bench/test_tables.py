@@ -11,9 +11,11 @@ import pytest
 from shoal.bench import machine, report
 from shoal.bench.cases import CASES
 from shoal.bench.measure import Outcome, Spread, alternate, last_json, phases, rate, reported, start
+from shoal.bench.peers.__main__ import with_earlier
 from shoal.bench.peers.install import PEERS
 from shoal.bench.peers.lineup import DRIVERS, LINEUP, RACE
-from shoal.bench.tables import bench_tables, markdown, peer_tables, short, spread
+from shoal.bench.startup import GOALS
+from shoal.bench.tables import bench_tables, markdown, means_tables, peer_tables, short, spread, startup_tables
 
 RUN = {"env_steps_per_second": 60.0, "error": None, "details": {
     "learner_idle": 0.25, "policy_lag": {"mean": 1.5, "p95": 2.0, "max": 3.0}, "startup_seconds": 2.0, "verdict": "balanced: so",
@@ -31,6 +33,7 @@ def test_rate_leaves_out_the_warm_up():
     marks = [(0.0, 0), (1.0, 5), (2.0, 10), (3.0, 110), (4.0, 210)]
     assert rate(marks, 2.0) == pytest.approx(100.0)
     assert math.isnan(rate(marks, 4.0)) and math.isnan(rate([], 0.0))
+    assert math.isnan(rate([(2.0, 10), (9.0, 10)], 2.0))  # a long update, and nothing else
 
 
 def test_spread_is_median_and_range():
@@ -63,23 +66,61 @@ def test_bench_tables():
 def test_peer_tables_say_what_failed():
     runs = {"shoal impala": [RUN], "SB3 PPO": [{**RUN, "env_steps_per_second": 6.0}],
             "RLlib PPO": [{"env_steps_per_second": None, "error": "could not be installed: no wheel", "details": {}}]}
-    race = {"env": "CartPole-v1", "goal": 475.0, "runs": {"SB3": [
+    ours = [{"seconds": 3.5, "eval_return": 500.0, "error": None}] * 2
+    race = {"env": "CartPole-v1", "goal": 475.0, "runs": {"shoal": ours, "SB3": [
         {"seconds": 7.0, "eval_return": 480.0, "error": None}, {"seconds": None, "eval_return": None, "error": None}]}}
     text = peer_tables(results(peers={"sb3": "stable-baselines3 2.9"}, scenes=[{"name": "CartPole-v1", "runs": runs}], race=race))
     assert "10.00" in next(line for line in text.splitlines() if line.startswith("| SB3 PPO"))
+    assert "0.50, -" in next(line for line in text.splitlines() if line.startswith("| SB3  "))
     assert "no wheel" in text and "7 s, 480, not reached" in text and "nan" not in text
 
 
 def test_the_page_is_generated(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("# P\n<!-- bench: begin -->\nold\n<!-- bench: end -->\nrest\n<!-- peers: begin -->\n<!-- peers: end -->\n")
+    others = "".join(f"<!-- {name}: begin -->\n<!-- {name}: end -->\n" for name in report.SECTIONS if name != "bench")
+    page.write_text(f"# P\n<!-- bench: begin -->\nold\n<!-- bench: end -->\nrest\n{others}")
     report.write(page, tmp_path)
-    assert page.read_text().count("Not measured yet") == 2 and "old" not in page.read_text()
+    assert page.read_text().count("Not measured yet") == len(report.SECTIONS) and "old" not in page.read_text()
     machine.save("bench.json", results(cases=[]), tmp_path)
     report.write(page, tmp_path)
-    assert page.read_text().count("Not measured yet") == 1 and "A CPU" in page.read_text() and "rest" in page.read_text()
+    assert page.read_text().count("Not measured yet") == len(report.SECTIONS) - 1
+    assert "A CPU" in page.read_text() and "rest" in page.read_text()
     with pytest.raises(ValueError, match="needs the lines"):
         report.insert("no markers", "bench", "x")
+
+
+def startup_run(actors, seconds, mb):
+    return {"actors": actors, "seconds": seconds, "error": None, "load": 0.5, "actor_mb": [mb] * actors}
+
+
+def test_startup_tables_judge_by_medians_and_the_largest_actor():
+    runs = [startup_run(2, 3.0, 60.0), startup_run(16, 5.0, 40.0), startup_run(2, 3.5, 60.0), startup_run(16, 9.0, 151.0)]
+    text = startup_tables(results(goals=GOALS, runs=runs, parts={"torch": [1.0, 2.0]}))
+    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
+    few = rows["first environment step, 2 actors (s)"]
+    assert "3.25 (3.00, 3.50)" in few and "yes" in few
+    assert "2.15" in rows["16 actors / 2 actors, medians"] and "no" in rows["16 actors / 2 actors, medians"]
+    assert "151" in rows["largest of 16 actors, MB (PSS)"] and "no " in rows["largest of 16 actors, MB (PSS)"].split("|")[-2]
+
+
+def test_means_tables_have_ratios_of_the_same_round():
+    row = {"name": "threads", "without": "many", "with": "one", "unit": "frames/s", "note": "", "off": [1.0, 10.0],
+           "on": [2.0, 30.0]}
+    assert "2.50 (2.00 - 3.00)" in means_tables(results(means=[row]))
+
+
+def test_parts_measured_apart_are_merged():
+    def of(commit, scenes, race=None):
+        rows = [{"name": name, "runs": {who: [{"commit": commit, "n": n} for n in runs] for who, runs in table.items()}}
+                for name, table in scenes.items()]
+        return {"commit": commit, "scenes": rows, **({"race": {"goal": 1, "runs": race}} if race else {})}
+
+    first = with_earlier(of("a", {"CartPole": {"x": [1], "y": [2]}, "Pong": {"x": [3]}}, {"x": ["r"]}), {})
+    more = with_earlier(of("a", {"CartPole": {"x": [4]}}, {"y": ["s"]}), first)
+    shown = {scene["name"]: {who: [run["n"] for run in runs] for who, runs in scene["runs"].items()} for scene in more["scenes"]}
+    assert shown == {"CartPole": {"x": [1, 4], "y": [2]}, "Pong": {"x": [3]}} and more["race"]["runs"] == {"x": ["r"], "y": ["s"]}
+    other = with_earlier(of("b", {"CartPole": {"x": [5]}}), more)
+    assert [run["n"] for run in other["scenes"][0]["runs"]["x"]] == [5] and other["race"] == more["race"]
 
 
 def test_results_are_plain_json(tmp_path):

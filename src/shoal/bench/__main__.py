@@ -19,7 +19,7 @@ from shoal.bench.tables import bench_tables
 
 __all__ = ["main"]
 
-ROUNDS = {"cartpole": 5, "pong": 3}
+ROUNDS = {"cartpole": 3, "pong": 3}
 
 
 def say(text: str) -> None:
@@ -84,19 +84,25 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="only cases whose name holds these words")
     parser.add_argument("--rounds", type=int, default=0, help=f"rounds of each scene; {ROUNDS} by default")
     parser.add_argument("--scale", type=float, default=1.0, help="shorten all windows, to try it out")
+    parser.add_argument("--list", action="store_true", help="print the cases and stop")
     parser.add_argument("--no-save", action="store_true", help="do not write docs/results/bench.json")
     given = parser.parse_args(words)
     started, results = time.monotonic(), machine.describe()
     chosen = [case for case in CASES if given.only.lower() in case.name.lower()]
+    if given.list:
+        say("\n".join(case.name for case in chosen))
+        return 0
     results["cases"] = []
     for scene in dict.fromkeys(case.scene for case in chosen):
         cases = [case for case in chosen if case.scene is scene]
         results["cases"] += measure_scene(scene, cases, given.rounds or ROUNDS.get(scene.reference, 3), given.scale)
     results["seconds"] = round(time.monotonic() - started, 1)
     say("\n" + bench_tables(results) + f"\n\nmeasured in {results['seconds']:.0f} s")
+    failed = any(run["error"] for case in results["cases"] for run in case["runs"])
     if not given.no_save:
+        results["cases"] = machine.merged(machine.load("bench.json").get("cases", []), results["cases"], "name")
         say(f"wrote {machine.save('bench.json', results)}; `python -m shoal.bench.report` puts it into docs/performance.md")
-    return int(any(run["error"] for case in results["cases"] for run in case["runs"]))
+    return int(failed)
 
 
 if __name__ == "__main__":

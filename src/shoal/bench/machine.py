@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal.telemetry.sinks import jsonable
 
-__all__ = ["RESULTS", "ROOT", "describe", "save"]
+__all__ = ["RESULTS", "ROOT", "describe", "load", "merged", "save"]
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "docs" / "results"
@@ -26,7 +26,8 @@ def describe() -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": _git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "machine": {"cores": len(os.sched_getaffinity(0)), "cpu": _cpu(), "load": [round(x, 2) for x in os.getloadavg()],
+        "machine": {"cores": len(os.sched_getaffinity(0)), "cpu": _cpu(), "memory_gb": _memory_gb(), "gpus": _gpus(),
+                    "load": [round(x, 2) for x in os.getloadavg()],
                     "system": platform.platform(), "python": platform.python_version()},
         "versions": {name: _version(name) for name in PACKAGES},
     }
@@ -38,6 +39,20 @@ def save(name: str, values: dict[str, Any], folder: Path = RESULTS) -> Path:
     path = folder / name
     path.write_text(json.dumps(jsonable(values), indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def load(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """What was saved under this name; nothing if there is none."""
+    path = folder / name
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
+def merged(before: list[dict[str, Any]], now: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """Rows of an earlier file with those of this run in their places, new ones at the end: parts may be measured apart."""
+    new = {row[key]: row for row in now}
+    kept = [new.pop(row[key], row) for row in before]
+    return kept + list(new.values())
 
 
 def _git(*words: str) -> str:
@@ -57,3 +72,15 @@ def _cpu() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor()
+
+
+def _memory_gb() -> float:
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return round(pages * size / 2**30, 1)
+
+
+def _gpus() -> list[str]:
+    """What NVIDIA's driver knows; torch need not be imported for it."""
+    files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]

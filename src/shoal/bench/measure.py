@@ -26,6 +26,7 @@ __all__ = ["Outcome", "Spread", "alternate", "last_json", "rate", "run_reference
 
 Marks = Sequence[Sequence[float]]
 REFERENCE = (sys.executable, "-m", "shoal.bench.reference_loop")
+LEAST_SECONDS = 3.0  # of a window: a run is looked at once a second
 SLACK_SECONDS = 120.0  # beyond a run's own time: start, stop, a busy machine
 
 
@@ -61,9 +62,9 @@ class Outcome:
 
 
 def rate(marks: Marks, warm_seconds: float) -> float:
-    """Env steps/s between the first mark after the warm-up and the last mark."""
+    """Env steps/s between the first mark after the warm-up and the last mark; none where no step falls between them."""
     warm = [mark for mark in marks if mark[0] >= warm_seconds]
-    if len(warm) < 2 or warm[-1][0] <= warm[0][0]:
+    if len(warm) < 2 or warm[-1][0] <= warm[0][0] or warm[-1][1] <= warm[0][1]:
         return math.nan
     return (warm[-1][1] - warm[0][1]) / (warm[-1][0] - warm[0][0])
 
@@ -129,7 +130,8 @@ def run_reference(scene: Scene, scale: float = 1.0) -> Outcome:
 
 def run_shoal(case: Case, scale: float = 1.0, **more: Any) -> Outcome:
     """shoal.train with the case's preset, in a fresh process and a run directory of its own."""
-    warm, seconds = case.scene.warm_seconds * scale, (case.scene.warm_seconds + case.scene.seconds) * scale
+    warm = case.scene.warm_seconds * scale
+    seconds = warm + max(case.scene.seconds * scale, LEAST_SECONDS)
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         directory = Path(folder) / "run"
         arguments = case.arguments(**{"max_seconds": seconds, **more, "run_dir": str(directory)})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.bench.machine import RESULTS, ROOT
-from shoal.bench.tables import bench_tables, peer_tables
+from shoal.bench.tables import bench_tables, means_tables, peer_tables, startup_tables
 
 __all__ = ["SECTIONS", "insert", "write"]
 
@@ -20,6 +20,8 @@ PAGE = ROOT / "docs" / "performance.md"
 SECTIONS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str], str]] = {
     "bench": ("bench.json", bench_tables, "make bench"),
     "peers": ("peers.json", peer_tables, "make bench-peers"),
+    "means": ("means.json", means_tables, "python -m shoal.bench.means"),
+    "startup": ("startup.json", startup_tables, "python -m shoal.bench.startup"),
 }
 """Marker -> (results file, how it is shown, the command that measures it)."""
 

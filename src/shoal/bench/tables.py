@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.bench.measure import Spread
 
-__all__ = ["bench_tables", "markdown", "peer_tables", "short", "spread"]
+__all__ = ["bench_tables", "markdown", "means_tables", "peer_tables", "short", "spread", "startup_tables"]
 
 REFERENCE = "reference loop"
 
@@ -130,9 +130,11 @@ def peer_tables(results: Mapping[str, Any]) -> str:
         parts.append("\n".join(failures(scene["runs"])))
     if results.get("race"):
         parts.append(f"### Seconds of training to {results['race']['goal']:g} on {results['race']['env']}")
-        rows = [[name, spread([run["seconds"] for run in runs]), ", ".join(_race_words(run) for run in runs)]
-                for name, runs in results["race"]["runs"].items()]
-        parts.append(markdown(("who", "seconds", "each seed: seconds, mean over 100 episodes"), rows))
+        races = results["race"]["runs"]
+        ours = next((runs for name, runs in races.items() if name.startswith("shoal")), [])
+        rows = [[name, spread([run["seconds"] for run in runs]), ", ".join(_race_words(run) for run in runs), _shares(ours, runs)]
+                for name, runs in races.items()]
+        parts.append(markdown(("who", "seconds", "each seed: seconds, mean over 100 episodes", "shoal's share of it"), rows))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -141,7 +143,55 @@ def _times(speed: float, other: float) -> str:
     return f"{ratio:.2f}" if math.isfinite(ratio) else "-"
 
 
+def _shares(ours: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> str:
+    """shoal's seconds divided by these, seed by seed."""
+    pairs = [(our["seconds"], run["seconds"]) for our, run in zip(ours, runs, strict=False)]
+    return ", ".join(f"{our / seconds:.2f}" if our is not None and seconds else "-" for our, seconds in pairs) or "-"
+
+
 def _race_words(run: Mapping[str, Any]) -> str:
     if run["error"]:
         return f"failed ({run['error']})"
     return f"{short(run['seconds'])} s, {run['eval_return']:.0f}" if run["seconds"] is not None else "not reached"
+
+
+# ---------------------------------------------------------------------------------------------- start-up and means
+def startup_tables(results: Mapping[str, Any]) -> str:
+    """First step with few and with many actors, their memory, and where the time goes."""
+    good = [run for run in results["runs"] if not run["error"]]
+    few, many = ([run for run in good if run["actors"] == actors] for actors in (2, 16))
+    first, second = (middle([run["seconds"] for run in runs]) for runs in (few, many))
+    most = Spread.of([max(run["actor_mb"]) for run in many if run["actor_mb"]])
+    goals = results["goals"]
+    rows = [["first environment step, 2 actors (s)", _each(few), f"< {goals['seconds']:g}", _met(first < goals["seconds"])],
+            ["first environment step, 16 actors (s)", _each(many), "-", "-"],
+            ["16 actors / 2 actors, medians", f"{second / first:.2f}" if first else "-", f"<= {goals['ratio']:g}",
+             _met(second <= goals["ratio"] * first)],
+            ["largest of 16 actors, MB (PSS)", f"{most.median:.0f} ({most.low:.0f} - {most.high:.0f})" if most.count else "-",
+             f"< {goals['actor_mb']:g}", _met(most.high < goals["actor_mb"])]]
+    parts = [[name, spread(values)] for name, values in results["parts"].items()]
+    broken = "\n".join(f"- {run['actors']} actors: failed: {run['error']}" for run in results["runs"] if run["error"])
+    loads = "Load average during the runs: " + ", ".join(f"{run['load']:g}" for run in good) + "."
+    return "\n\n".join(part for part in (where(results), markdown(("what", "median (all runs)", "goal", "met"), rows), loads,
+                                         markdown(("alone, in a fresh interpreter", "s"), parts), broken) if part)
+
+
+def _each(runs: Sequence[Mapping[str, Any]]) -> str:
+    values = [run["seconds"] for run in runs]
+    return f"{middle(values):.2f} (" + ", ".join(f"{value:.2f}" for value in values) + ")" if values else "-"
+
+
+def _met(yes: bool) -> str:
+    return "yes" if yes else "no"
+
+
+def means_tables(results: Mapping[str, Any]) -> str:
+    """Each means with its ratio; below 1 it costs more than it brings here."""
+    rows = []
+    for row in results["means"]:
+        ratios = Spread.of([on / off for off, on in zip(row["off"], row["on"], strict=True) if off and on])
+        shown = f"{ratios.median:.2f} ({ratios.low:.2f} - {ratios.high:.2f})" if ratios.count else "-"
+        rows.append([row["name"], row["without"], row["with"] + (f": {row['note']}" if row["note"] else ""), row["unit"],
+                     spread(row["off"]), spread(row["on"]), shown])
+    head = ("means", "without", "with", "unit", "without it", "with it", "ratio")
+    return where(results) + "\n\n" + markdown(head, rows)

@@ -6,6 +6,7 @@ an id with a vector_entry_point          vector      the environment's own vecto
 any other id, class or callable          loop        single environments, one after the other, in this process
 a callable that returns a VectorEnv      vector
 a callable that returns a ParallelEnv    loop        one seat per agent
+a callable that takes `device`           tensors     a shoal.envs.device.TensorEnv, as arrays
 backend="envpool"                        envpool     on request only
 """
 
@@ -19,7 +20,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from shoal.envs.atari import AtariStream, load_ale
+from shoal.envs.atari import AtariPoolStream, AtariStream, load_ale
 from shoal.envs.builtin.catalog import CATALOG, plan
 from shoal.envs.loop import LoopEnv
 from shoal.envs.parallel import ParallelStream, is_parallel
@@ -46,7 +47,8 @@ def make(
     """A batch of `num_envs` environments as one canonical stream; see shoal.envs.stream.
 
     env is an id, a gymnasium.Env class, or a callable that returns a gymnasium.Env, a VectorEnv (then it should take
-    `num_envs`, and may take `autoreset_mode`) or a PettingZoo-style ParallelEnv. kwargs go to the environment. `seed`
+    `num_envs`, and may take `autoreset_mode`), a PettingZoo-style ParallelEnv or a TensorEnv (then it takes `num_envs` and
+    `device`). kwargs go to the environment. `seed`
     is used by the first reset() that is given none. check=False leaves out the tests for NaN, inf and ranges.
     The arrays of a Step may be reused by the next call: copy what you keep.
     """
@@ -98,7 +100,8 @@ def describe(env: Source, **kwargs: Any) -> EnvSpec:
 
 def _from_id(name: str, num_envs: int, backend: str, check: bool, seed: int | None, kwargs: dict) -> BatchedEnv:
     if backend == "envpool":
-        return _told(PoolStream(name, num_envs, check=check, seed=seed, **kwargs), "as asked")
+        pool = AtariPoolStream if name.startswith("ALE/") else PoolStream
+        return _told(pool(name, num_envs, check=check, seed=seed, **kwargs), "as asked")
     # CartPole-v1 is gymnasium's: our kernel has the same dynamics and is faster, but is used only when asked for.
     if name in CATALOG and (backend == "compiled" or (backend == "auto" and name != "CartPole-v1")):
         return _compiled(name, num_envs, seed, dict(kwargs))
@@ -132,6 +135,8 @@ def _from_callable(
         extra["num_envs"] = num_envs
     if "autoreset_mode" in accepted:
         extra["autoreset_mode"] = AutoresetMode.SAME_STEP
+    if "device" in accepted and "device" not in kwargs:
+        return _tensors(name, env, num_envs, check, seed, kwargs)
     first = env(**{**extra, **kwargs})
     if isinstance(first, VectorEnv):
         if backend == "loop":
@@ -152,6 +157,17 @@ def _from_callable(
         stream.max_episode_steps = limit if isinstance(limit, int) else None
         return _told(stream, f"{num_envs} in one process with {stream.seats_per_env} agents each")
     raise ConfigError(f"{name} returned a {type(first).__name__}; return a gymnasium.Env, a VectorEnv or a ParallelEnv")
+
+
+def _tensors(name: str, env: Callable[..., Any], num_envs: int, check: bool, seed: int | None, kwargs: dict) -> BatchedEnv:
+    import torch
+
+    from shoal.envs.device.base import make_tensors
+    from shoal.envs.device.host import TensorStream
+
+    where = "cuda" if torch.cuda.device_count() else "cpu"
+    stream = TensorStream(name, make_tensors(env, num_envs, where, **kwargs), check=check, seed=seed)
+    return _told(stream, f"tensor code on {where}, copied to arrays; --architecture device leaves it where it is")
 
 
 def _compiled(name: str, num_envs: int, seed: int | None, kwargs: dict) -> BatchedEnv:

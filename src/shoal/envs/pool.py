@@ -14,10 +14,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from shoal.envs.vector import VectorStream
 from shoal.errors import ConfigError
 
-__all__ = ["PoolStream"]
+__all__ = ["Pool", "PoolStream"]
 
 
-class _Pool(VectorEnv):
+class Pool(VectorEnv):
     """envpool.make(..., env_type="gymnasium") with the few attributes VectorStream reads."""
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
@@ -43,22 +43,19 @@ class _Pool(VectorEnv):
         return observation, {}
 
     def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        observation, reward, terminated, truncated, _ = self._pool.step(actions)
-        return observation, reward, terminated, truncated, {}
+        observation, reward, terminated, truncated, info = self._pool.step(actions)
+        return observation, reward, terminated, truncated, {"lives": info["lives"]} if "lives" in info else {}
 
     def close(self, **kwargs: Any) -> None:
         self._pool.close()
 
 
 class PoolStream(VectorStream):
-    """The stream over envpool. ALE/Pong-v5 is envpool's Pong-v5."""
+    """The stream over envpool, for what is not Atari: that has a protocol of its own in envs/atari.py."""
 
     backend = "envpool"
 
     def __init__(self, name: str, num_envs: int, *, check: bool = True, seed: int | None = None, **kwargs: Any) -> None:
-        task = name.removeprefix("ALE/")
-        super().__init__(name, _Pool(task, num_envs, kwargs), check=check, seed=seed)
-        if name.startswith("ALE/"):
-            self.frame_skip = int(kwargs.get("frame_skip", 4))
+        super().__init__(name, Pool(name, num_envs, kwargs), check=check, seed=seed)
         limit = kwargs.get("max_episode_steps")
         self.max_episode_steps = None if limit is None else int(limit)

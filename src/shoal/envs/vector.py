@@ -93,6 +93,7 @@ class VectorStream(Stream):
             raw, raw_reward, terminated, truncated, info = self._env.step(self.codec.batch(action, self.num_envs))
             arrays = self.layout.batch(raw, self.num_envs)
             self._flags(raw_reward, terminated, truncated)
+            self._informed(info)
             self._chosen(action)
             if info or self.layout.masked:
                 self._masks(raw, info, None)
@@ -133,6 +134,9 @@ class VectorStream(Stream):
         np.logical_not(terminated, out=self._discount)
         np.greater(truncated, terminated, out=self._truncated)
         np.logical_or(terminated, truncated, out=self._last)
+
+    def _informed(self, info: dict[str, Any]) -> None:
+        """For a stream that knows more of its environment than gymnasium says; flags and rewards are in place."""
 
     def _end(self, step: Step, arrays: list[np.ndarray], info: dict[str, Any]) -> None:
         """Some rows ended: their last observations, their reset, their returns."""

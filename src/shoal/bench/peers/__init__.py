@@ -3,5 +3,6 @@
     install.py      each peer into a virtual environment of its own under .peers/ (git-ignored)
     drivers/        our own scripts that run there
     lineup.py       who runs with which settings, per scene
+    search.py       tries a few settings of each peer, to give it its best
     __main__.py     `make bench-peers`: alternating runs, a table, docs/results/peers.json
 """

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from shoal.bench import machine
 from shoal.bench.__main__ import say
@@ -15,7 +16,7 @@ from shoal.bench.peers.install import PEERS, install
 from shoal.bench.peers.lineup import LINEUP, RACE, Runner, race
 from shoal.bench.tables import peer_tables, short
 
-__all__ = ["main"]
+__all__ = ["main", "with_earlier"]
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -24,9 +25,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--who", default="", help="only runners whose name holds these words")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="shorten all windows, to try it out")
+    parser.add_argument("--list", action="store_true", help="print scenes and runners, and stop")
     parser.add_argument("--install-only", action="store_true")
     parser.add_argument("--no-save", action="store_true", help="do not write docs/results/peers.json")
     given = parser.parse_args(words)
+    if given.list:
+        say("\n".join([*(f"{name}: {runner.name}" for name, runners in LINEUP.items() for runner in runners),
+                       *(f"race: {name}" for name in RACE.runners)]))
+        return 0
     started, results = time.monotonic(), machine.describe()
     able = {}
     results["peers"] = {}
@@ -42,14 +48,36 @@ def main(words: Sequence[str] | None = None) -> int:
         if chosen and given.only.lower() in name.lower():
             say(name)
             found = alternate(chosen, given.rounds, say)
-            results["scenes"].append({"name": name, "runs": {who: [o.record() for o in runs] for who, runs in found.items()}})
+            stamp = {key: results[key] for key in ("date", "commit")}
+            results["scenes"].append({"name": name, "runs": {who: [{**outcome.record(), **stamp} for outcome in runs]
+                                                             for who, runs in found.items()}})
     if given.only.lower() in "race":
         results["race"] = _race(given.who, able, results["peers"])
     results["seconds"] = round(time.monotonic() - started, 1)
     say("\n" + peer_tables(results) + f"\n\nmeasured in {results['seconds']:.0f} s")
     if not given.no_save:
+        results = with_earlier(results, machine.load("peers.json"))
         say(f"wrote {machine.save('peers.json', results)}; `python -m shoal.bench.report` puts it into docs/performance.md")
     return 0
+
+
+def with_earlier(results: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """This run's rows beside those of earlier ones: scenes, runners and rounds may be measured apart.
+
+    Rounds of the same commit add up, those of another are replaced. A ratio is taken between rows of one scene, so what is to be
+    compared belongs into one run; each run has its date.
+    """
+    earlier = {scene["name"]: scene["runs"] for scene in before.get("scenes", [])}
+    for scene in results["scenes"]:
+        rows = dict(earlier.get(scene["name"], {}))
+        for who, runs in scene["runs"].items():
+            rows[who] = [run for run in rows.get(who, []) if run["commit"] == results["commit"]] + runs
+        scene["runs"] = rows
+    joined = {**results, "scenes": machine.merged(before.get("scenes", []), results["scenes"], "name")}
+    races = [race for race in (before.get("race"), results.get("race")) if race]
+    if races:
+        joined["race"] = {**races[-1], "runs": {who: runs for race in races for who, runs in race["runs"].items()}}
+    return joined
 
 
 def _run(runner: Runner, able: dict[str, bool], words: dict[str, str], scale: float) -> Outcome:

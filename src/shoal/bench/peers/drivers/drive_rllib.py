@@ -25,11 +25,12 @@ NETS = {
              "vf_share_layers": True},
 }
 SETTINGS = {
-    ("ppo", "cartpole"): {"runners": 2, "envs": 64, "batch": 8192, "minibatch": 4096, "fragment": "auto"},
-    ("impala", "cartpole"): {"runners": 2, "envs": 64, "batch": 2048, "fragment": 32},
-    ("ppo", "pong"): {"runners": 2, "envs": 16, "batch": 512, "minibatch": 256, "fragment": "auto"},
-    ("impala", "pong"): {"runners": 2, "envs": 16, "batch": 512, "fragment": 32},
+    ("ppo", "cartpole"): {"runners": 2, "envs": 64, "batch": 8192, "minibatch": 4096, "fragment": "auto", "threads": 1},
+    ("impala", "cartpole"): {"runners": 2, "envs": 64, "batch": 2048, "fragment": 32, "threads": 1, "broadcast": 1, "in_flight": 1},
+    ("ppo", "pong"): {"runners": 2, "envs": 16, "batch": 512, "minibatch": 256, "fragment": "auto", "threads": 2},
+    ("impala", "pong"): {"runners": 2, "envs": 16, "batch": 512, "fragment": 32, "threads": 1, "broadcast": 1, "in_flight": 1},
 }
+"""`threads` are the learner's, in this process. Their number has not been compared yet: peers/search.py tries others."""
 
 PATIENCE = 90.0  # seconds beyond the run's own: the first steps may be late, a batch may take long
 LEAST_MARKS = 4
@@ -44,8 +45,11 @@ def config_of(order: dict, settings: dict) -> object:
     training = {"train_batch_size_per_learner": settings["batch"], "lr": 5e-4, "grad_clip": 0.5}
     if ppo:
         training |= {"num_epochs": order.get("epochs", 1), "minibatch_size": settings["minibatch"]}
+    else:
+        training["broadcast_interval"] = settings["broadcast"]
+        config = config.env_runners(max_requests_in_flight_per_env_runner=settings["in_flight"])
     config = config.training(**training)
-    return config.reporting(min_time_s_per_iteration=0.5).debugging(log_level="ERROR", seed=order.get("seed", 0))
+    return config.reporting(min_time_s_per_iteration=0).debugging(log_level="ERROR", seed=order.get("seed", 0))
 
 
 def goes_on(marks: list, seconds: float, elapsed: float) -> bool:
@@ -57,6 +61,7 @@ def goes_on(marks: list, seconds: float, elapsed: float) -> bool:
 def main(order: dict) -> None:
     scene = order["scene"]
     settings = {**SETTINGS[order["algorithm"], scene], **order.get("settings", {})}
+    torch.set_num_threads(settings["threads"])
     ray.init(num_cpus=max(4, settings["runners"] + 2), include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     register_env("same", lambda config: same_env.make(scene, "HWC float32"))
     algorithm = config_of(order, settings).build_algo()

@@ -1,5 +1,5 @@
-"""Stable-Baselines3's PPO, timed; with "goal", trained until its mean over 100 episodes is that, the clock stopped while it
-is evaluated."""
+"""Stable-Baselines3's PPO, timed; with "goal", trained until its mean over 100 greedy episodes is that (the rule of the race
+stands in shoal.bench.race): judged every 0.1 s of training, with the clock stopped meanwhile."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import json
 import sys
 import time
 
+import gymnasium as gym
+import numpy as np
 import same_env
 import stable_baselines3
 import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 SETTINGS = {
     "cartpole": {"n_envs": 64, "n_steps": 64, "batch_size": 4096},
@@ -24,8 +25,12 @@ RACES = {
                  "gamma": 0.99},
     "rl-zoo, 20 epochs": {"n_envs": 8, "n_steps": 32, "batch_size": 256, "n_epochs": 20, "learning_rate": 1e-3,
                           "gae_lambda": 0.8, "gamma": 0.98, "ent_coef": 0.0},
+    "tuned": {"n_envs": 16, "n_steps": 32, "batch_size": 512, "n_epochs": 4, "learning_rate": 5e-3, "gae_lambda": 0.95,
+              "gamma": 0.97, "clip_range": 0.3, "ent_coef": 0.01, "max_grad_norm": 1.0, "policy_kwargs": {"net_arch": [32, 32]},
+              "normalise": True},  # the best of three on seeds 101 to 103, on a busy machine
 }
-EVALUATE_EVERY = 2048  # env steps
+EPISODES = 100
+JUDGE_SECONDS = 0.1  # of training, between two evaluations
 LEAST_MARKS = 4  # a slow run goes on until a rate can be taken
 
 
@@ -36,13 +41,12 @@ class Watch(BaseCallback):
         super().__init__()
         self.seconds, self.goal, self.seed = seconds, goal, seed
         self.marks: list[tuple[float, int]] = []
-        self.stopped, self.reached, self.due, self.over = 0.0, None, EVALUATE_EVERY, False
+        self.stopped, self.reached, self.due, self.over = 0.0, None, JUDGE_SECONDS, False
 
     def _on_training_start(self) -> None:
-        self.started = time.perf_counter()
         if self.goal is not None:
-            self.eval_env = DummyVecEnv([same_env.cartpole] * 20)
-            self.eval_env.seed(10_000 + self.seed)
+            self.judges = gym.make_vec("CartPole-v1", EPISODES, vectorization_mode="vector_entry_point")
+        self.started = time.perf_counter()
 
     def clock(self) -> float:
         return time.perf_counter() - self.started - self.stopped
@@ -53,23 +57,31 @@ class Watch(BaseCallback):
     def _on_rollout_start(self) -> None:
         self.marks.append((self.clock(), self.num_timesteps))
         self.over = self.clock() >= self.seconds and len(self.marks) >= LEAST_MARKS
-        if self.goal is not None and self.num_timesteps >= self.due:
-            self.due = self.num_timesteps + EVALUATE_EVERY
+        if self.goal is not None and self.clock() >= self.due:
             self._judge()
+            self.due = self.clock() + JUDGE_SECONDS
 
     def _judge(self) -> None:
         """Greedy episodes with the clock stopped; a second, independent evaluation confirms."""
-        at = self.clock()
-        began = time.perf_counter()
-        result = self._evaluate()
-        if result >= self.goal:
+        at, began = self.clock(), time.perf_counter()
+        if self._evaluate() >= self.goal:
             result = self._evaluate()
             if result >= self.goal:
                 self.reached, self.over = (at, result), True
         self.stopped += time.perf_counter() - began
 
     def _evaluate(self) -> float:
-        return float(evaluate_policy(self.model, self.eval_env, 100, deterministic=True, warn=False)[0])
+        """The mean return of the first episode of each of 100 environments."""
+        self.seed += 1
+        observation, _ = self.judges.reset(seed=10_000 * self.seed)
+        running, total = np.ones(EPISODES, bool), np.zeros(EPISODES)
+        normalise = getattr(self.training_env, "normalize_obs", lambda x: x)
+        while running.any():
+            action, _ = self.model.predict(normalise(observation), deterministic=True)
+            observation, reward, terminated, truncated, _ = self.judges.step(action)
+            total += reward * running
+            running &= ~(terminated | truncated)
+        return float(total.mean())
 
 
 def main(order: dict) -> None:
@@ -79,6 +91,8 @@ def main(order: dict) -> None:
     settings.update(order.get("settings", {}))
     shown = dict(settings)
     envs = DummyVecEnv([lambda: same_env.make(scene)] * settings.pop("n_envs"))
+    if settings.pop("normalise", False):
+        envs = VecNormalize(envs, gamma=settings["gamma"])
     policy = "MlpPolicy" if scene == "cartpole" else "CnnPolicy"
     model = PPO(policy, envs, device="cpu", seed=order.get("seed", 0), **settings)
     watch = Watch(order["seconds"], goal, order.get("seed", 0))

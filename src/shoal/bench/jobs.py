@@ -1,0 +1,224 @@
+"""Running one job of a suite: the same columns for shoal, for peers and for replay buffers.
+
+shoal is run as a user would run it, in a process of its own, and its numbers are those of summary.json and metrics.jsonl. A peer
+reports marks (seconds, env steps); its processor time and memory are watched from outside. What somebody does not tell stays
+empty, and a job that cannot be run is a row with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from shoal.bench.measure import last_json, rate, tail
+from shoal.bench.suite import Job
+from shoal.bench.watch import Watch, kill_on_the_way
+
+__all__ = ["run_job"]
+
+
+def run_job(job: Job) -> dict[str, Any]:
+    """One row: columns, or an error."""
+    load, began = os.getloadavg()[0], time.monotonic()
+    row: dict[str, Any]
+    if job.case.gpu and not _has_gpu():
+        row = {"error": "needs a GPU, and there is none here"}
+    elif job.case.workload:
+        row = _replay(job)
+    elif job.case.peer:
+        row = _peer(job)
+    else:
+        row = _shoal(job)
+    return {"error": None, **row, "load": round(load, 2), "wall_seconds": round(time.monotonic() - began, 1)}
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+# ---------------------------------------------------------------------------------------------- shoal
+def _shoal(job: Job) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        directory = Path(folder) / "run"
+        words = [sys.executable, "-m", "shoal.bench.training", json.dumps({**job.arguments(), "run_dir": str(directory)})]
+        kills: list[dict[str, Any]] = []
+        done = _guarded_start(words, _patience(job), lambda pid, over: kill_on_the_way(
+            pid, job.case.kill, directory / "metrics.jsonl", job.case.kill_every, kills, over) if job.case.kill else None)
+        if done.returncode or not (directory / "summary.json").exists():
+            return {"error": f"exit code {done.returncode}: {tail(done.stderr)}"}
+        summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+        shots = _snapshots(directory / "metrics.jsonl")
+    row = {**summary_columns(summary), "curve": curve(shots), "kills": kills}
+    if job.case.warm_seconds:
+        marks = [(shot["seconds"], shot["env_steps"]) for shot in shots if shot["seconds"] and not shot.get("last")]
+        row["env_steps_per_second"] = _finite(rate(marks, job.case.warm_seconds))
+    if len(kills) < len(job.case.kill):
+        row["error"] = f"the run ended before {job.case.kill[len(kills)]} could be killed"
+    return row
+
+
+def summary_columns(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's summary.json as columns; None where there is nothing to say."""
+    millions = summary["env_steps"] / 1e6
+    lag, age = summary.get("policy_lag") or {}, summary.get("data_age_seconds") or {}
+    reached = summary.get("stopped_by") == "return"
+    final = summary.get("eval_return")
+    return {
+        **{name: summary.get(name) for name in ("env_steps", "env_steps_per_second", "learner_idle", "samples_per_insert",
+                                                "bytes_per_env_step", "startup_seconds", "peak_memory_mb", "restarts", "actors",
+                                                "stopped_by", "verdict", "eval_episodes")},
+        "policy_lag_mean": lag.get("mean"), "policy_lag_p95": lag.get("p95"),
+        "data_age_mean": age.get("mean"), "data_age_p95": age.get("p95"),
+        "cpu_seconds_per_million": summary["cpu_seconds"] / millions if millions else None,
+        "peak_memory_mb_per_million": summary["peak_memory_mb"] / millions if millions else None,
+        "env_steps_to_threshold": summary["env_steps"] if reached else None,
+        "seconds_to_threshold": summary["seconds"] if reached else None,
+        "final_return": summary.get("train_return") if final is None else final,
+    }
+
+
+def curve(shots: list[dict[str, Any]]) -> list[list[float]]:
+    """[env steps, seconds, return] of every evaluation."""
+    points: list[list[float]] = []
+    seen = 0
+    for shot in shots:
+        if shot.get("evaluations", 0) > seen and shot.get("eval_return") is not None:
+            seen = shot["evaluations"]
+            points.append([shot["env_steps"], shot["seconds"], shot["eval_return"]])
+    return points
+
+
+def _snapshots(path: Path) -> list[dict[str, Any]]:
+    from shoal.telemetry.sinks import read_lines
+
+    return [row for row in read_lines(path) if row.get("kind") == "snapshot"]
+
+
+def _patience(job: Job) -> float:
+    """Longer than any run takes: one that has no limit of time is given ten minutes."""
+    return (job.case.max_seconds or 600.0) + 120.0
+
+
+def _guarded_start(words: list[str], seconds: float, beside: Any, cwd: Path | None = None,
+                   env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command with `beside(pid, over)` in a thread; one that takes too long is ended with all it started."""
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=cwd,
+                               env=None if env is None else dict(env))
+    over = threading.Event()
+    watcher = threading.Thread(target=beside, args=(process.pid, over), daemon=True)
+    watcher.start()
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # a group of our own making
+        out, err = process.communicate()
+        return subprocess.CompletedProcess(words, 124, out, f"{err}\nnot done after {seconds:.0f} s")
+    except KeyboardInterrupt:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.communicate()
+        raise
+    finally:
+        over.set()
+        watcher.join()
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+# ---------------------------------------------------------------------------------------------- peers
+@lru_cache
+def _installed(peer: str) -> tuple[bool, str]:
+    from shoal.bench.peers.install import install
+    from shoal.bench.peers.more import peer_named
+
+    return install(peer_named(peer), lambda text: None)
+
+
+def _peer(job: Job) -> dict[str, Any]:
+    from shoal.bench.cases import CASES
+    from shoal.bench.peers.lineup import DRIVERS
+    from shoal.bench.peers.more import peer_named
+
+    peer = peer_named(str(job.case.peer))
+    able, words = _installed(peer.name)
+    if not able:
+        return {"error": words}
+    scene = next((case.scene.reference for case in CASES if case.scene.env == job.case.env), None)
+    if scene is None:
+        return {"error": f"the drivers of peers know {', '.join(sorted({c.scene.env for c in CASES}))}, not {job.case.env}"}
+    seconds = job.case.max_seconds or 600.0
+    order = {"scene": scene, "seconds": seconds, "seed": job.seed, **job.case.order}
+    if job.case.until_return is not None:
+        order["goal"] = job.case.until_return
+    watch = Watch()
+    began = time.monotonic()
+    done = _guarded_start([str(peer.python), str(DRIVERS / f"drive_{peer.name}.py"), json.dumps(order)], 3 * seconds + 240.0,
+                          watch.follow, cwd=DRIVERS, env={**os.environ, "PYTHONPATH": str(DRIVERS)})
+    report = last_json(done.stdout)
+    if done.returncode or report is None or not report.get("marks"):
+        return {"error": f"exit code {done.returncode}: {tail(done.stderr)}"}
+    if job.case.until_return is not None and "seconds" not in report:
+        return {"error": f"the driver of {peer.name} cannot train to a threshold; leave until_return out"}
+    return {"version": report.get("version"), **peer_columns(report, job, watch, time.monotonic() - began)}
+
+
+def peer_columns(report: Mapping[str, Any], job: Job, watch: Watch, wall: float) -> dict[str, Any]:
+    """What a driver told, and what could be seen from outside. Its start-up is what its own clock did not count."""
+    marks = report["marks"]
+    steps, seconds = marks[-1][1], marks[-1][0]
+    millions = steps / 1e6
+    row = {"env_steps": steps, "env_steps_per_second": _finite(rate(marks, job.case.warm_seconds)),
+           "cpu_seconds_per_million": watch.cpu_seconds / millions if millions else None,
+           "peak_memory_mb": watch.peak_mb, "peak_memory_mb_per_million": watch.peak_mb / millions if millions else None}
+    if "goal" not in report and job.case.until_return is None:
+        row["startup_seconds"] = max(0.0, wall - seconds)
+        return row
+    reached = report.get("seconds")
+    at = [mark[1] for mark in marks if reached is not None and mark[0] <= reached]
+    return {**row, "stopped_by": "seconds" if reached is None else "return", "seconds_to_threshold": reached,
+            "env_steps_to_threshold": at[-1] if at else None, "final_return": report.get("eval_return")}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+# ---------------------------------------------------------------------------------------------- replay
+def _replay(job: Job) -> dict[str, Any]:
+    from shoal.bench import replay
+
+    case, who = job.case, str(job.who)
+    seconds = case.max_seconds or 1.0
+    able: list[Any] = []
+    if not who.startswith("shoal"):
+        peer = next((one for one in replay.PEERS if one.name == who), None)
+        if peer is None:
+            return {"error": f"there is no replay buffer {who!r}; there are shoal inline, shoal ipc, shoal tcp, "
+                             f"{', '.join(one.name for one in replay.PEERS)}"}
+        words = replay.install(peer)
+        if words.startswith("could not"):
+            return {"error": words}
+        able = [peer]
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        recording: Path | None = Path(folder) / "pong.npy"
+        if case.workload == "small" or not replay.record_pong(Path(folder) / "pong.npy"):
+            recording = None
+        command = replay.runners(str(case.workload), case.size, able, seconds, recording).get(who)
+        if command is None:
+            return {"error": f"{who} has no driver for {case.workload} with capacity {case.size}"}
+        rates = replay.measure(command, seconds)
+    error = rates.pop("error", None)
+    return {"error": error, "rates": rates}
+
+

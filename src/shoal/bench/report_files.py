@@ -1,0 +1,19 @@
+"""results.md and report.html beside a results.jsonl, written anew whenever a run has ended."""
+
+from __future__ import annotations
+
+from shoal.bench.columns import results_table, where_line
+from shoal.bench.html import page
+from shoal.bench.ledger import Ledger
+
+__all__ = ["write_files"]
+
+
+def write_files(ledger: Ledger) -> str:
+    """Returns the table."""
+    sessions, groups = ledger.sessions(), ledger.groups()
+    table = f"{where_line(sessions, ledger.rows())}\n\n{results_table(groups)}"
+    title = sessions[0]["title"]
+    (ledger.folder / "results.md").write_text(f"# {title}\n\n{table}\n", encoding="utf-8")
+    (ledger.folder / "report.html").write_text(page(title, where_line(sessions, ledger.rows()), groups), encoding="utf-8")
+    return table

@@ -1,0 +1,68 @@
+"""The field's statistics: worked by hand, and against what rliable gave for the same scores (rliable_golden.py says how)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.bench.statistics import (
+    Interval,
+    bootstrap,
+    geometric_mean,
+    interquartile_mean,
+    performance_profile,
+    probability_of_improvement,
+)
+
+GOLDEN = json.loads((Path(__file__).parent / "rliable_golden.json").read_text())
+X, Y = (np.array(GOLDEN[name]) for name in "xy")
+
+
+def test_by_hand():
+    assert interquartile_mean(np.array([[100.0, 1.0], [2.0, 3.0]])) == 2.5  # 1 and 100 are cut off
+    assert geometric_mean(np.array([2.0, 0.5, 1.0])) == pytest.approx(1.0)
+    assert performance_profile(np.array([[1.0], [2.0]]), [0.5, 1.0, 2.0]).tolist() == [1.0, 0.5, 0.0]
+    one, other = np.array([[3.0], [1.0]]), np.array([[1.0], [2.0]])
+    assert probability_of_improvement(one, other) == 0.625  # 3 beats both, 1 ties with 1 and loses to 2
+    assert probability_of_improvement(other, one) == 0.375
+
+
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_points_are_rliables(name):
+    scores = np.array(GOLDEN[name])
+    assert interquartile_mean(scores) == pytest.approx(GOLDEN["iqm"][name], abs=1e-12)
+    assert performance_profile(scores, GOLDEN["taus"]) == pytest.approx(GOLDEN["profile"][name])
+    assert probability_of_improvement(X, Y) == pytest.approx(GOLDEN["improvement"])
+
+
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_intervals_are_rliables(name):
+    """Two draws of the same thing: they agree to a few hundredths of the interval's width."""
+    low, high = GOLDEN["iqm_interval"][name]
+    found = bootstrap(interquartile_mean, np.array(GOLDEN[name]), repeats=4000)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.06 * (high - low))
+
+
+def test_the_interval_of_improvement_is_rliables():
+    low, high = GOLDEN["improvement_interval"]
+    found = bootstrap(probability_of_improvement, X, Y, repeats=4000)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.06 * (high - low))
+
+
+def test_the_bootstrap_is_stratified():
+    """Each task's runs are equal, so drawing within tasks changes nothing; drawing across them would."""
+    scores = np.repeat(np.array([[1.0, 10.0, 100.0]]), 4, 0)
+    assert bootstrap(lambda s: float(s.mean()), scores, repeats=50) == Interval(37.0, 37.0, 37.0)
+
+
+def test_tasks_may_have_different_numbers_of_runs():
+    runs = [np.array([1.0, 2.0, 3.0]), np.array([10.0])]
+    found = bootstrap(lambda tasks: float(np.mean([task.mean() for task in tasks])), runs, repeats=500)
+    assert found.value == 6.0 and found.low < 6.0 < found.high and found.high <= 6.5
+
+
+def test_noise_is_what_the_interval_does_not_exclude():
+    assert Interval(1.2, 1.1, 1.3).excludes(1.0) and not Interval(1.2, 0.9, 1.5).excludes(1.0)

@@ -1,0 +1,331 @@
+"""Suites: what they hold, how they are read, resumed after an interruption, and one really run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from shoal.bench import command, jobs, limits, readme
+from shoal.bench.jobs import curve, peer_columns, run_job, summary_columns
+from shoal.bench.ledger import Ledger
+from shoal.bench.peers.lineup import DRIVERS
+from shoal.bench.peers.more import ALL, peer_named
+from shoal.bench.suite import Job, SuiteCase, load_suite, parse_suite, suite_names
+from shoal.bench.watch import Watch, kill_on_the_way
+from shoal.bench.yardstick import Yardstick
+from shoal.cli import main
+from shoal.envs.protocol import AtariProtocol
+from shoal.errors import ConfigError
+from shoal.experiment.parse import parse_train
+from shoal.experiment.presets import preset_names
+from shoal.experiment.run import plan_of
+
+ROOT = Path(__file__).parents[2]
+CASE = {"preset": "impala", "env": "CartPole-v1", "max_seconds": 1.0}
+
+
+# ---------------------------------------------------------------------------------------------- what there is
+@pytest.mark.parametrize("variant", ["full", "quick"])
+@pytest.mark.parametrize("name", ["throughput", "learning", "scaling", "faults", "replay"])
+def test_every_suite_is_whole(name, variant):
+    suite = load_suite(name, variant)
+    keys = [job.key for job in suite.jobs()]
+    assert len(set(keys)) == len(keys) > 0
+    for case in suite.cases:
+        if case.preset:
+            arguments = Job(case, 1, *case.actors[:1]).arguments()
+            plan_of(arguments.pop("preset"), arguments.pop("env"), None, None, arguments).validate()
+        if case.peer:
+            assert (DRIVERS / f"drive_{peer_named(case.peer).name}.py").exists()
+
+
+def test_there_are_five():
+    assert suite_names() == ["faults", "learning", "replay", "scaling", "throughput"]
+
+
+@pytest.mark.parametrize("variant", ["full", "quick"])
+def test_the_learning_suite_has_every_preset(variant):
+    """A preset without a case is an error: add one to bench/suites/learning.toml, with its threshold and budget."""
+    cases = load_suite("learning", variant).cases
+    missing = set(preset_names()) - {case.preset for case in cases}
+    assert not missing, f"bench/suites/learning.toml has no case for {', '.join(sorted(missing))}"
+    assert all(case.until_return is not None for case in cases)
+    assert variant == "quick" or all(len(case.seeds) == 3 for case in cases)
+
+
+def test_the_scaling_suite_has_one_to_eight_actors():
+    assert all(case.actors == (1, 2, 4, 8) and case.limit for case in load_suite("scaling").cases)
+
+
+def test_the_full_throughput_suite_has_every_peer_and_the_quick_one_is_short():
+    assert {case.peer for case in load_suite("throughput").cases if case.peer} == {peer.name for peer in ALL}
+    quick = load_suite("throughput", "quick")
+    runs = sum((case.max_seconds or 0) + 6.0 for case in quick.cases for _ in case.seeds)  # six seconds to start and stop
+    assert runs < 300, "the limits' grids need the other half of ten minutes"
+
+
+def test_everything_that_dies_has_that_name_in_ps():
+    """A victim is a place of the preset's graph: a name that nobody has would never be killed."""
+    from shoal.experiment.prepare import prepare
+
+    for case in load_suite("faults").cases:
+        shown = prepare(plan_of(case.preset, case.env, None, None, {})).program().describe()
+        for part in (part for victim in case.kill for part in victim.split(" + ")):
+            assert part.split()[0] in shown, (case.name, part)
+
+
+def test_the_commands_of_the_pages_exist():
+    page = (ROOT / "docs" / "benchmark.md").read_text()
+    bench = [line.split("#")[0].split()[2:] for line in page.splitlines() if line.startswith("    shoal bench")]
+    assert {words[0] for words in bench} == {*suite_names(), "compare"}
+    for words in bench:
+        if words[0] != "compare":
+            load_suite(words[0], words[2] if len(words) > 2 else "full")
+    (example,) = re.findall(r"```toml\n(.*?)```", page, re.S)
+    assert len(parse_suite("example", tomllib.loads(example)).cases) == 2
+    page = (ROOT / "docs" / "atari.md").read_text()
+    for line in (line for line in page.splitlines() if line.startswith("    shoal train")):
+        experiment = parse_train(shlex.split(line)[2:]).experiment
+        AtariProtocol.of("ALE/Pong-v5", {}, experiment.envs.arguments())
+    fields = {name for row in re.findall(r"^\| (`.*?) \|", page, re.M) for name in re.findall(r"`(\w+)`", row)}
+    assert fields == set(AtariProtocol.__dataclass_fields__)
+
+
+def test_the_readme_gets_the_quick_table(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("# P\n<!-- throughput: begin -->\nold\n<!-- throughput: end -->\n")
+    readme.write(page, tmp_path / "none")
+    assert "make bench-quick" in page.read_text() and "old" not in page.read_text()
+    book = Ledger(tmp_path / "out")
+    about = {"date": "2026-01-01", "commit": "0123456789ab", "uncommitted_changes": False, "versions": {"torch": "2"},
+             "machine": {"cores": 2, "cpu": "A CPU"}}
+    book.append("session", {"title": "T", **about})
+    book.append("row", {"key": "k", "group": "impala", "seed": 1, "error": None, "env_steps_per_second": 5e4, "load": 0.2})
+    readme.write(page, tmp_path / "out")
+    assert "50 k" in page.read_text() and "A CPU" in page.read_text() and "make bench-quick" not in page.read_text()
+    assert (ROOT / "README.md").read_text().count("<!-- throughput: begin -->") == 1
+
+
+# ---------------------------------------------------------------------------------------------- reading
+def test_cases_take_defaults_and_the_quick_variant_overrides_both():
+    table = {"title": "T", "defaults": {"seeds": [1, 2], "overrides": {"a": 1, "b": 1}}, "quick": {"seeds": [7]},
+             "case": [{**CASE, "actors": [1, 2], "overrides": {"b": 2}}, {**CASE, "name": "other", "quick": False}]}
+    full, quick = parse_suite("t", table), parse_suite("t", table, "quick")
+    assert full.cases[0].overrides == {"a": 1, "b": 2} and full.cases[0].seeds == (1, 2)
+    assert [case.name for case in quick.cases] == ["impala CartPole-v1"] and quick.cases[0].seeds == (7,)
+    order = [(job.seed, job.case.name, job.actors) for job in full.jobs()]
+    first = [(1, "impala CartPole-v1", 1), (1, "impala CartPole-v1", 2), (1, "other", None)]
+    assert order == first + [(2, name, actors) for _, name, actors in first]
+    assert full.jobs()[1].arguments()["actors"] == 2 and "actors" not in full.jobs()[2].arguments()
+
+
+@pytest.mark.parametrize(("case", "words"), [
+    ({"preset": "impala", "peer": "sb3", "env": "E"}, "exactly one"),
+    ({"env": "E"}, "none of preset"),
+    ({"preset": "impala", "max_seconds": 1.0}, "names no environment"),
+    ({"preset": "impala", "env": "E"}, "never end"),
+    ({"workload": "small"}, "add size"),
+    ({**CASE, "seeds": []}, "no seeds"),
+    ({**CASE, "sedes": [1]}, "did you mean seeds"),
+    ({**CASE, "seeds": ["one"]}, "seeds="),
+    ({**CASE, "max_seconds": "long"}, "max_seconds='long'"),
+])
+def test_a_case_that_makes_no_sense_gets_a_sentence(case, words):
+    with pytest.raises(ConfigError, match=words):
+        parse_suite("t", {"case": [case]})
+
+
+def test_a_suite_that_makes_no_sense_gets_a_sentence(tmp_path, capsys):
+    with pytest.raises(ConfigError, match="two cases called"):
+        parse_suite("t", {"case": [CASE, CASE]})
+    with pytest.raises(ConfigError, match="cases"):
+        parse_suite("t", {"cases": [CASE]})
+    (tmp_path / "torn.toml").write_text("[[case")
+    for words, said in ((["throughputt"], "did you mean throughput?"), (["throughput", "--suite", "fast"], "full or quick"),
+                        (["none.toml"], "there is no file none.toml"), (["compare", "a"], "give two folders"),
+                        (["compare", "a", "b"], "no results.jsonl"), (["throughput", "--only", "xyz"], "fits no case"),
+                        ([str(tmp_path / "torn.toml")], "is no TOML")):
+        assert main(["bench", *words]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["bench", "--help"]) == 0 and "shoal bench SUITE" in capsys.readouterr().out
+
+
+def test_a_key_changes_with_what_is_run():
+    one, other = SuiteCase("c", preset="impala", env="E"), SuiteCase("c", preset="impala", env="E", overrides={"a": 1})
+    assert Job(one, 1).key != Job(other, 1).key != Job(other, 2).key
+    assert Job(one, 1).key == Job(SuiteCase("c", preset="impala", env="E", seeds=(1,)), 1).key
+
+
+# ---------------------------------------------------------------------------------------------- results
+def test_an_interruption_costs_one_run(tmp_path, monkeypatch):
+    suite = parse_suite("t", {"case": [{**CASE, "name": name, "seeds": [1, 2]} for name in "ab"]})
+    ran: list[str] = []
+
+    def run(job):
+        ran.append(f"{job.case.name}{job.seed}")
+        if ran == ["a1", "b1", "a2"]:
+            raise KeyboardInterrupt
+        return {"error": "broken" if ran == ["a1", "b1"] else None, "env_steps_per_second": 10.0, "load": 0.1}
+
+    monkeypatch.setattr(jobs, "run_job", run)
+    with pytest.raises(KeyboardInterrupt):
+        command.run_suite(suite, Ledger(tmp_path))
+    before = (tmp_path / "results.jsonl").read_text()
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write('{"kind":"row","ke')  # killed in the middle of a line
+    assert command.run_suite(suite, Ledger(tmp_path)) == 0
+    assert ran == ["a1", "b1", "a2", "b1", "a2", "b2"]  # a1 is not run again; b1, which failed, is
+    assert (tmp_path / "results.jsonl").read_text().startswith(before)
+    assert [len(rows) for rows in Ledger(tmp_path).groups().values()] == [2, 2]
+    assert command.run_suite(suite, Ledger(tmp_path)) == 0 and len(ran) == 6
+    edited = parse_suite("t", {"case": [{**CASE, "name": "a", "seeds": [1, 2], "warm_seconds": 1.0}]})
+    assert command.run_suite(edited, Ledger(tmp_path)) == 0 and ran[6:] == ["a1", "a2"]
+    assert [len(rows) for rows in Ledger(tmp_path).groups().values()] == [2, 2]  # the new ones replace the old ones
+    assert len(Ledger(tmp_path).sessions()) == 3
+    assert "| a    | 2" in (tmp_path / "results.md").read_text() and "<table>" in (tmp_path / "report.html").read_text()
+
+
+def test_a_peer_that_cannot_be_installed_is_a_row_that_says_why(monkeypatch):
+    from shoal.bench.peers import install
+
+    monkeypatch.setattr(install, "install", lambda peer, say: (False, f"{peer.name} could not be installed: no wheel"))
+    jobs._installed.cache_clear()
+    row = run_job(Job(SuiteCase("c", peer="torchrl", env="CartPole-v1", max_seconds=1.0), 1))
+    jobs._installed.cache_clear()
+    assert row["error"] == "torchrl could not be installed: no wheel"
+
+
+def test_a_limit_that_cannot_be_measured_costs_the_efficiency_only(tmp_path, monkeypatch):
+    """A real probe that dies: there is no such environment back-end."""
+    monkeypatch.setattr(limits, "cells", lambda case, cores: [limits.Cell("env", 4, limits.Layout(1, 1), "no such back-end")])
+    said: list[str] = []
+    with Yardstick(Ledger(tmp_path), said.append) as yardstick:
+        job = Job(SuiteCase("c", preset="impala", env="CartPole-v1", max_seconds=1.0, limit=True), 1)
+        assert yardstick.beside(job) is None and "could not be measured" in said[-1]
+        assert yardstick.beside(Job(SuiteCase("c", preset="impala", env="Unknown-v0", max_seconds=1.0, limit=True), 1)) is None
+
+
+def test_a_limit_is_read_back_from_the_ledger(tmp_path, monkeypatch):
+    cell = limits.Cell("env", 4, limits.Layout(2, 1), "compiled", 100.0)
+    known = limits.Limit(cell, cell, cell, 2, [cell])
+    given: list[limits.Limit | None] = []
+
+    def measure(case, probes, known=None, same_env=None, seconds=0.0, say=None):
+        given.append(known)
+        return known or limits.Limit(cell, cell, cell, 2, [cell])
+
+    monkeypatch.setattr(limits, "measure", measure)
+    job = Job(SuiteCase("c", preset="impala", env="CartPole-v1", max_seconds=1.0, limit=True), 1)
+    for _ in range(2):  # the grid once, its best cells after each run
+        with Yardstick(Ledger(tmp_path), lambda text: None) as yardstick:
+            found = yardstick.beside(job)
+    assert given == [None, known, known] and found is not None and found["env_steps_per_second"] == pytest.approx(25.0)
+
+
+def test_a_case_for_a_gpu_says_so_without_one(monkeypatch):
+    monkeypatch.setattr(jobs, "_has_gpu", lambda: False)
+    assert "needs a GPU" in run_job(Job(SuiteCase("c", preset="anakin", env="CartPole-v1", max_seconds=1.0, gpu=True), 1))["error"]
+
+
+def test_columns_of_a_summary():
+    summary = {"env_steps": 500_000, "seconds": 20.0, "stopped_by": "return", "eval_return": 480.0, "train_return": 400.0,
+               "cpu_seconds": 30.0, "peak_memory_mb": 400.0, "policy_lag": {"mean": 1.0, "p95": 2.0, "max": 3.0},
+               "data_age_seconds": {"mean": 0.1, "p95": 0.2}}
+    row = summary_columns(summary)
+    assert row["cpu_seconds_per_million"] == 60.0 and row["peak_memory_mb_per_million"] == 800.0
+    assert row["env_steps_to_threshold"] == 500_000 and row["seconds_to_threshold"] == 20.0 and row["final_return"] == 480.0
+    missed = summary_columns({**summary, "stopped_by": "env_steps", "eval_return": None})
+    assert missed["seconds_to_threshold"] is None and missed["final_return"] == 400.0
+
+
+def test_columns_of_a_peer():
+    watch = Watch()
+    watch.cpu_seconds, watch.peak_mb = 10.0, 100.0
+    marks = [[0.0, 0], [1.0, 1000], [2.0, 3000], [3.0, 5000]]
+    row = peer_columns({"marks": marks}, Job(SuiteCase("c", peer="sb3", env="E", warm_seconds=1.0), 1), watch, wall=5.0)
+    assert row["env_steps_per_second"] == 2000.0 and row["startup_seconds"] == 2.0 and row["cpu_seconds_per_million"] == 2000.0
+    race = Job(SuiteCase("c", peer="sb3", env="E", until_return=475.0), 1)
+    row = peer_columns({"marks": marks, "seconds": 2.5, "eval_return": 480.0}, race, watch, wall=9.0)
+    assert (row["seconds_to_threshold"], row["env_steps_to_threshold"], row["final_return"]) == (2.5, 3000, 480.0)
+    assert peer_columns({"marks": marks, "seconds": None}, race, watch, 9.0)["seconds_to_threshold"] is None
+
+
+def test_a_curve_has_each_evaluation_once():
+    shots = [{"evaluations": n, "eval_return": r, "env_steps": s, "seconds": s / 10} for n, r, s in
+             ((0, None, 5), (1, 3.0, 10), (1, 3.0, 20), (2, 4.0, 30))]
+    assert curve(shots) == [[10, 1.0, 3.0], [30, 3.0, 4.0]]
+
+
+# ---------------------------------------------------------------------------------------------- real processes
+VICTIM = "import setproctitle, time; setproctitle.setproctitle('shoal: actor 1'); time.sleep(600)"
+PARENT = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', sys.argv[1]]); print(p.wait(), flush=True)"
+
+
+def test_a_victim_is_killed_when_it_is_due(tmp_path):
+    metrics, kills, over = tmp_path / "metrics.jsonl", [], threading.Event()
+    with subprocess.Popen([sys.executable, "-c", PARENT, VICTIM], stdout=subprocess.PIPE, text=True) as parent:
+        thread = threading.Thread(target=kill_on_the_way, args=(parent.pid, ("actor 1",), metrics, 100, kills, over))
+        thread.start()
+        metrics.write_text(json.dumps({"env_steps": 99}) + "\n")
+        time.sleep(0.2)
+        assert not kills
+        metrics.write_text(json.dumps({"env_steps": 150}) + "\n{torn")
+        assert parent.stdout is not None and parent.stdout.readline() == "-9\n"
+        over.set()
+        thread.join()
+    assert kills == [{"victim": "actor 1", "env_steps": 150}]
+
+
+def test_a_watch_sees_what_a_process_costs():
+    burn = "import sys, time\nx = bytearray(60_000_000)\nwhile time.process_time() < 0.5: pass\n"
+    burn += "print(1, flush=True); sys.stdin.read()"
+    watch, over = Watch(), threading.Event()
+    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        thread = threading.Thread(target=watch.follow, args=(child.pid, over))
+        thread.start()
+        while not watch.peak_mb:
+            time.sleep(0.01)
+        over.set()
+        thread.join()
+    assert watch.cpu_seconds >= 0.4 and watch.peak_mb > 50
+
+
+def test_a_suite_is_really_run(tmp_path, capsys):
+    """By the command, inline, to a threshold that is reached at once and one that cannot be."""
+    (tmp_path / "s.toml").write_text("""
+title = "Small"
+[defaults]
+preset = "a2c"
+env = "shoal/Catch-v0"
+runtime = "inline"
+seeds = [1]
+max_env_steps = 600
+overrides = { "eval.episodes" = 4, "eval.every_env_steps" = 200, "net.hidden" = [8], "actors" = 1 }
+[[case]]
+name = "easy"
+until_return = -1.0
+[[case]]
+name = "impossible"
+until_return = 5.0
+""")
+    assert main(["bench", str(tmp_path / "s.toml"), "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    easy, impossible = Ledger.open(tmp_path / "out").rows()
+    assert easy["error"] is None and easy["env_steps_to_threshold"] <= 600 and easy["final_return"] >= -1
+    assert impossible["seconds_to_threshold"] is None and impossible["curve"]
+    for name in ("env_steps_per_second", "bytes_per_env_step", "cpu_seconds_per_million", "peak_memory_mb", "startup_seconds",
+                 "samples_per_insert", "policy_lag_mean", "data_age_p95", "learner_idle"):
+        assert impossible[name] is not None, name
+    assert "missed 5: 1 of 1" in said and "missed 5" in (tmp_path / "out" / "results.md").read_text()
+    assert Path(tmp_path / "out" / "report.html").read_text().count("<svg") >= 2
