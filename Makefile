@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup train test evidence bench bench-peers bench-replay lint type docs clean
+.PHONY: setup train test evidence bench bench-quick bench-peers bench-replay lint type docs clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,10 @@ evidence: setup
 
 bench: setup
 	$(BIN)/python -m shoal.bench
+
+bench-quick: setup
+	$(BIN)/shoal bench throughput --suite quick --out docs/results/throughput-quick
+	$(BIN)/python -m shoal.bench.readme
 
 bench-peers: setup
 	$(BIN)/python -m shoal.bench.peers

@@ -205,12 +205,12 @@ def test_options_may_come_first(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen:
-    """A local run that would go on for ever, waited for until its environments step."""
+def start(folder: Path, *words: str, stepped: bool = True) -> subprocess.Popen:
+    """A local run that would go on for ever, waited for until its environments step, or only until it has a process below it."""
     process = subprocess.Popen([*SHOAL, "train", "impala", "CartPole-v1", "--run-dir", str(folder), *words, *SMALL],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not _stepped(folder):
+    while time.monotonic() < deadline and not (_stepped(folder) if stepped else _descendants(process.pid)):
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
     return process
@@ -232,10 +232,12 @@ def test_ctrl_c_saves_and_says_goodbye(tmp_path):
     assert 0 < int(newest.name) <= summary["env_steps"]
 
 
-def test_a_second_ctrl_c_kills(tmp_path):
-    process = start(tmp_path / "run")
+@pytest.mark.parametrize("moment", ["starting", "running"])
+def test_a_second_ctrl_c_kills(moment, tmp_path):
+    """Roles and fork server are gone within 3 s, whatever they were doing."""
+    process = start(tmp_path / "run", stepped=moment == "running")
     children = _descendants(process.pid)
-    assert children
+    assert len(children) >= (4 if moment == "running" else 1)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
     time.sleep(0.05)

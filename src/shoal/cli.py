@@ -20,6 +20,8 @@ shoal: distributed reinforcement learning
   shoal runs [DIR]                      the runs under DIR (runs/)
   shoal doctor [--env ID]               check this machine, or an environment's contract
   shoal replay serve|info ...           the replay service
+  shoal bench SUITE [--suite quick]     the unified benchmark: throughput, learning, scaling, faults, replay
+  shoal bench compare A B               two results: ratios, and which differences are noise
 
 Options of train (all of them: shoal train PRESET ENV --help)
   --runtime local|inline     a process for each role, or one thread, bit-exact for a seed    (local)
@@ -35,7 +37,7 @@ Options of train (all of them: shoal train PRESET ENV --help)
 Exit codes: 0 done, 2 something you gave makes no sense, 3 a role kept failing, 130 stopped with Ctrl-C.
 """
 
-COMMANDS = ("train", "resume", "eval", "play", "show", "list", "runs", "doctor", "replay")
+COMMANDS = ("train", "resume", "eval", "play", "show", "list", "runs", "doctor", "replay", "bench")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,8 +85,10 @@ def _run(command: str, rest: list[str]) -> int:
         near = difflib.get_close_matches(command, COMMANDS, n=1)
         raise ConfigError(f"there is no command {command!r}; "
                           + (f"did you mean `shoal {near[0]}`?" if near else f"there are {', '.join(COMMANDS)}"))
-    if command in ("list", "runs", "doctor", "show", "replay"):
-        from shoal.experiment import inspect_commands as commands
+    if command == "bench":
+        from shoal.bench import command as commands
+    elif command in ("list", "runs", "doctor", "show", "replay"):
+        from shoal.experiment import inspect_commands as commands  # type: ignore[no-redef]
     else:
         from shoal.experiment import run_commands as commands  # type: ignore[no-redef]
     return int(getattr(commands, f"{command}_command")(rest))

@@ -13,8 +13,11 @@ import torch
 from shoal import algorithms
 from shoal.architectures import ARCHITECTURES, named
 from shoal.architectures.async_gradients import ParameterServer, hogwild_worker
+from shoal.architectures.device import DeviceLearner
 from shoal.architectures.gossip import gossip_learner
 from shoal.architectures.parts import EnvSource, EvalPlan, Parts
+from shoal.architectures.replay_config import ReplayConfig
+from shoal.architectures.replaying import ReplayLearner
 from shoal.architectures.roles import Learner
 from shoal.core import any_of
 from shoal.nets import NetConfig
@@ -67,9 +70,11 @@ def counted(make: Callable[..., Any], updates: int, count: Callable[[Any], int])
 
 COUNTS: dict[Any, Callable[[Any], int]] = {
     Learner: lambda role: role.counts[1],
+    ReplayLearner: lambda role: role.counts[1],
     ParameterServer: lambda role: role.version,
     hogwild_worker: lambda role: role.link.model.version,
     gossip_learner: lambda role: role.link.version,
+    DeviceLearner: lambda role: role.books.totals[1],
 }
 
 
@@ -89,6 +94,7 @@ class Weights(Watch):
 
 def draw(algorithm: Any, architecture: str, env: Any, *, seed: int = 7, actors: int = 1, learners: int = 1,
          net: NetConfig | None = None, eval: EvalPlan | None = None, max_env_steps: int | None = None,
+         replay: ReplayConfig | None = None,
          **config: Any) -> tuple[Program, Parts]:
     """The program of one combination."""
     torch.set_num_threads(1)
@@ -97,7 +103,9 @@ def draw(algorithm: Any, architecture: str, env: Any, *, seed: int = 7, actors: 
     seats = config.pop("envs_per_actor", SEATS)
     made = algorithms.make(algorithm, source.describe(), net or NetConfig(), seats)
     parts = Parts(made, source, seats, seed=seed, actors=actors, learners=learners, max_env_steps=max_env_steps,
-                  eval=eval or EvalPlan(enabled=architecture in ("async_gradients", "gossip"), episodes=1, every_env_steps=10**9))
+                  replay=replay or ReplayConfig(),
+                  eval=eval or EvalPlan(enabled=architecture in ("async_gradients", "gossip", "device"), episodes=1,
+                                        every_env_steps=10**9))
     program = Program("test", seed=seed)
     made_config = module.Config(envs_per_actor=seats, **config)
     made_config.validate()

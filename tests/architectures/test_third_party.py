@@ -12,7 +12,7 @@ from tests.architectures.graphs import train
 
 HERE = "tests.architectures.third_party"
 PAIRS = [*(("luck", name) for name in (*architectures.ARCHITECTURES, "freshest")),
-         *((name, "freshest") for name in algorithms.ALGORITHMS)]
+         *((name, "freshest") for name in algorithms.ALGORITHMS if not getattr(algorithms.named(name)[1], "from_replay", False))]
 LSTM = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=16)
 
 

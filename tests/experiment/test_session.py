@@ -15,7 +15,7 @@ from tests.telemetry.fakes import WIRES, Pages, second
 KEYS = {"preset", "algorithm", "architecture", "env", "runtime", "seed", "stopped_by", "seconds", "env_steps",
         "env_frames", "learner_steps", "env_steps_per_second", "learner_steps_per_second", "train_return",
         "eval_return", "eval_episodes", "learner_idle", "policy_lag", "data_age_seconds", "samples_per_insert",
-        "restarts", "peak_memory_mb", "startup_seconds"}
+        "restarts", "peak_memory_mb", "startup_seconds", "slots", "cpu_seconds", "bytes_per_env_step"}
 LABELS = {"preset": "impala", "algorithm": "vtrace", "architecture": "actor_learner", "env": "E", "runtime": "local",
           "seed": 0}
 
@@ -206,6 +206,20 @@ def test_a_failure_is_written_down_without_another_checkpoint(tmp_path, clock):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["stopped_by"] == "failure" and "actor-0" in summary["error"]
     assert session.newest().name == "000000000000"
+
+
+def test_a_checkpoint_that_comes_after_the_end_does_not_take_the_reason_away(tmp_path, clock):
+    """A role may answer while the places are being stopped."""
+    session, control, _ = start(tmp_path, Goals())
+    play(session, control, clock, 59)
+    for _ in range(30):
+        clock.now += 0.1
+        session.tick(control)
+    assert control.pending
+    session.end(control, "failure", "RoleFailed: actor-0 kept dying")
+    control.settle(0)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["stopped_by"] == "failure" and "actor-0" in summary["error"]
 
 
 def test_a_killed_run_leaves_a_summary_without_a_reason(tmp_path, clock):

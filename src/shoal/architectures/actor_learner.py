@@ -7,7 +7,8 @@
          └─────────────── weights (broadcast) ────────────┴──────▶ evaluator
 
 Actors never wait for an update: they take the newest weights at the start of each unroll. The queue is short on purpose
-(`slots_per_actor`), so that a learner that is too slow blocks the actors instead of letting data age.
+(`slots_per_actor`), so that a learner that is too slow blocks the actors instead of letting data age. An algorithm that
+learns from replay has a table in the place of the queue (`replaying.py`): Ape-X (Horgan et al. 2018, 1803.00933, figure 1).
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from shoal.core import Delivery, Tolerance
 from shoal.errors import ConfigError
 from shoal.runtime import Program
 
-__all__ = ["Config", "delivers", "draw"]
+__all__ = ["Config", "delivers", "draw", "has_replay"]
+
+runs_on_gpu = True
+
+has_replay = True
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,15 @@ def delivers(config: Config) -> Delivery:
 
 
 def draw(program: Program, parts: Parts, config: Config) -> None:
+    if getattr(parts.algorithm, "from_replay", False):
+        if config.buffer_slots or config.lockstep:
+            raise ConfigError(f"--architecture.{'buffer-slots' if config.buffer_slots else 'lockstep'} with --algorithm "
+                              f"{parts.algorithm.name} does not fit: it learns from a replay table; leave it out (lock step with "
+                              "replay is --architecture synchronous)")
+        from shoal.architectures.replaying import draw_replay  # only now: it brings Numba
+
+        draw_replay(program, parts, turns=False, one_place=config.one_place)
+        return
     if config.lockstep and config.batch_slots * parts.learners != parts.actors:
         raise ConfigError(f"--architecture.lockstep needs one unroll of each actor per update, but {parts.learners} learners x "
                           f"--architecture.batch-slots {config.batch_slots} is not --actors {parts.actors}; make them equal")

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -20,7 +22,7 @@ SKIPS_IN_A_ROW = 10  # updates that were not finite before the run is given up
 
 def bundle(learn: Learn, counts: np.ndarray) -> dict[str, np.ndarray]:
     """A learner's state as arrays."""
-    return {"counts": counts, **{f"learn/{name}": tensor.numpy() for name, tensor in learn.state.items()}}
+    return {"counts": counts, **{f"learn/{name}": tensor.cpu().numpy() for name, tensor in learn.state.items()}}
 
 
 class Books:
@@ -29,10 +31,11 @@ class Books:
     def __init__(self, me: Me, parts: Parts, learn: Learn | None = None, counts: np.ndarray | None = None, share: int = 1) -> None:
         """`counts` has a row for each of those who count together, this one's first; `share` others count alike, unseen."""
         self.me, self.budget, self.share = me, parts.max_env_steps, share
-        self.learn = learn or parts.algorithm.learn(parts.seed)  # all begin alike
+        self.learn = learn or parts.learn()  # all begin alike
         self.counts = np.zeros((1, 2), np.int64) if counts is None else counts
         self.row = 0 if counts is None else me.index
         self.skipped = 0
+        self.unheard: list[torch.Tensor] = []
 
     @property
     def totals(self) -> np.ndarray:
@@ -48,7 +51,20 @@ class Books:
 
     def apply(self, gradient: np.ndarray, phase: str) -> None:
         """A loss or gradient that is not finite is left out; too many in a row end the run."""
-        if self.learn.apply(gradient, phase):
+        finite: Any = self.learn.apply(gradient, phase)
+        if isinstance(finite, torch.Tensor):  # it lies on a GPU: look later, see `hear`
+            self.unheard.append(finite)
+        else:
+            self._judge(finite)
+
+    def hear(self, verdicts: list[torch.Tensor]) -> None:
+        """Look at what became of updates that were made on a GPU."""
+        for finite in torch.stack(verdicts).tolist() if verdicts else ():
+            self._judge(finite)
+        verdicts.clear()
+
+    def _judge(self, finite: bool) -> None:
+        if finite:
             self.skipped = 0
             return
         self.skipped += 1

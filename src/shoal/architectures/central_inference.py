@@ -8,7 +8,8 @@
 Observations travel to the server and actions back; nothing recurrent or parametric ever does. The server keeps the
 recurrent state of every environment, batches whatever is pending when it is free, writes the unrolls itself and hands
 them to the learner. Each actor steps two groups of environments in turn: while one waits for actions the other steps.
-Parameters may change inside an unroll; every step carries its own version and log-probability.
+Parameters may change inside an unroll; every step carries its own version and log-probability. With an algorithm that learns
+from replay the server sends items to a table (`replaying.py`) in the place of unrolls: SEED's second agent, R2D2.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.algorithms.serving import Counter
 from shoal.architectures.parts import Parts
 from shoal.architectures.player import note_episodes
 from shoal.architectures.roles import Evaluator, Learner, learner_group
@@ -29,7 +31,11 @@ from shoal.errors import ConfigError
 from shoal.runtime import Program
 from shoal.slots import Field, Layout, map_tree
 
-__all__ = ["Config", "delivers", "draw"]
+__all__ = ["Config", "delivers", "draw", "has_replay"]
+
+has_replay = True
+
+runs_on_gpu = True
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,9 @@ def delivers(config: Config) -> Delivery:
 
 def draw(program: Program, parts: Parts, config: Config) -> None:
     algorithm = parts.algorithm
+    if getattr(algorithm, "from_replay", False):
+        _draw_replay(program, parts, config)
+        return
     request, reply = step_layouts(algorithm.record)
     steps = program.call("steps", request, reply, depth=config.groups)
     # The server has one unroll of every group open, and some more on their way.
@@ -75,6 +84,31 @@ def draw(program: Program, parts: Parts, config: Config) -> None:
                 compute_threads=parts.learner_threads)
     if parts.eval.enabled:
         program.add("evaluator", Evaluator, parts=parts, weights=weights.reader)
+
+
+def _draw_replay(program: Program, parts: Parts, config: Config) -> None:
+    """The server writes items in the place of unrolls, and a replay table stands in the place of the queue."""
+    from shoal.architectures.replay import replay_wires  # only now: it brings Numba
+    from shoal.architectures.replaying import add_replay
+
+    request, reply = step_layouts(parts.algorithm.record.steps)  # type: ignore[attr-defined]
+    steps = program.call("steps", request, reply, depth=config.groups)
+    weights = program.broadcast("weights", parts.algorithm.published_layout())
+    inserts, samples = replay_wires(program, parts)
+    program.add("actor", EnvActor, parts=parts, steps=steps.client, groups=config.groups, replicas=(1, parts.actors, parts.actors))
+    program.add("inference", item_server, parts=parts, steps=steps.server, inserts=inserts.client, weights=weights.reader,
+                groups=config.groups, most_rows=config.inference_rows)
+    add_replay(program, parts, inserts, samples, weights)
+    if parts.eval.enabled:
+        program.add("evaluator", Evaluator, parts=parts, weights=weights.reader)
+
+
+def item_server(me: Me, parts: Parts, steps: Server, inserts: Call, weights: Reader, groups: int,
+                most_rows: int) -> InferenceServer:
+    """Acts for all actors in batches, keeps their recurrent states and sends finished items to the replay."""
+    from shoal.architectures.replay import Inserts
+
+    return InferenceServer(me, parts, steps, Inserts(inserts), weights, groups, most_rows)
 
 
 def step_layouts(record: Any) -> tuple[Layout, Layout]:
@@ -160,6 +194,8 @@ class Desk:
         self.recorder, self.client, self.run_id, self.hidden = record.recorder(), client, run_id, hidden
         self.slot: Any = None
         self.t = -1  # -1: nothing decided yet
+        self.before: Tree = hidden  # the state before the last decision
+        self.decisions = 0  # since items were sent
         self.action: Any = None
         self.extras: Any = None
         self.version = 0
@@ -173,9 +209,15 @@ class InferenceServer:
         self.algorithm, self.record = parts.algorithm, parts.algorithm.record
         self.policy = self.algorithm.policy()
         self.published = self.algorithm.published_layout().empty()
-        self.rng = torch.Generator().manual_seed(int(me.rng("actions").integers(2**31)))
+        self.rng = torch.Generator(parts.hardware.device).manual_seed(int(me.rng("actions").integers(2**31)))
+        self.counter: Any = None  # where many rows are answered on a GPU
+        if parts.hardware.on_gpu:
+            self.policy.to(parts.hardware)  # type: ignore[attr-defined]
+            self.counter = Counter(self.policy, parts.hardware, self.rng)
         self.actors, self.most = parts.actors, max(1, most_rows // self.record.seats)
+        self.insert_batch = parts.replay.insert_batch
         self.desks: dict[tuple[int, int], Desk] = {}
+        self.file = self._file_items if getattr(self.algorithm, "from_replay", False) else self._file
         self.version = 0
         self.settled = True
 
@@ -187,11 +229,12 @@ class InferenceServer:
         steps = [read_step(request.data) for request in requests]
         desks = [self._desk(request) for request in requests]
         for desk, now in zip(desks, steps, strict=True):
-            await self._file(desk, now)
+            await self.file(desk, now)
         with self.me.stats.phase("inference"):
             action, hidden, extras = self._think(desks, steps)
         rows = self.record.seats
         for k, (desk, request) in enumerate(zip(desks, requests, strict=True)):
+            desk.before = desk.hidden
             desk.hidden, desk.action, desk.extras = (rows_of(tree, k, rows) for tree in (hidden, action, extras))
             desk.version = self.version
             request.reply({"action": desk.action})
@@ -210,7 +253,8 @@ class InferenceServer:
         key, run_id = (request.client, int(request.data["group"][0])), int(request.data["run_id"][0])
         desk = self.desks.get(key)
         if desk is None or desk.run_id != run_id:
-            fresh = Desk(self.record, request.client, run_id, self.policy.initial_state(self.record.seats))
+            hidden = map_tree(lambda x: x.cpu(), self.policy.initial_state(self.record.seats))
+            fresh = Desk(self.record, request.client, run_id, hidden)
             fresh.slot = desk.slot if desk is not None else None
             desk = self.desks[key] = fresh
         return desk
@@ -231,10 +275,29 @@ class InferenceServer:
                 desk.recorder.begin(desk.slot.data, now, desk.hidden, self.version)
             desk.t = 0
 
+    async def _file_items(self, desk: Desk, now: Step) -> None:
+        """The same for items of a replay table: a recorder keeps them until there are enough to send."""
+        with self.me.stats.phase("write"):
+            if desk.t < 0:
+                desk.recorder.begin(now)
+                desk.t = 0
+            else:
+                desk.recorder.write(desk.action, desk.before, desk.extras, now, desk.version)
+                desk.decisions += int(np.count_nonzero(now.valid))
+        while desk.recorder.ready >= self.insert_batch:
+            slot = await self.unrolls.slot()
+            with self.me.stats.phase("write"):
+                desk.recorder.take(slot.data["items"], slot.data["priority"])
+                slot.data["decisions"][0], desk.decisions = desk.decisions, 0
+            slot.send()
+
     def _think(self, desks: list[Desk], steps: list[Step]) -> tuple[Tree, Tree, Tree]:
         """One forward pass for all requests."""
         views = [desk.recorder.view(now) for desk, now in zip(desks, steps, strict=True)]
         explore = np.concatenate([self._explore(desk) for desk in desks])
+        if self.counter is not None:
+            answer: tuple[Tree, Tree, Tree] = self.counter.act(views, [desk.hidden for desk in desks], explore)
+            return answer
         return self.policy.act(join_views(views), join_rows([desk.hidden for desk in desks]), explore, self.rng)
 
     def _explore(self, desk: Desk) -> np.ndarray:

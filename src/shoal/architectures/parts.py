@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from shoal import envs
+from shoal.algorithms.hardware import Hardware
+from shoal.architectures.replay_config import ReplayConfig
 
 if TYPE_CHECKING:
-    from shoal.core import Algorithm
+    from shoal.core import Algorithm, Learn
 
 __all__ = ["EnvSource", "EvalPlan", "Parts"]
 
@@ -33,6 +35,12 @@ class EnvSource:
 
     def make(self, num_envs: int) -> envs.BatchedEnv:
         return envs.make(self.env, num_envs, backend=self.backend, **self.kwargs)
+
+    def tensors(self, num_envs: int, device: Any) -> Any:
+        """The same environments as tensor code on a device: a shoal.envs.device.TensorEnv."""
+        from shoal.envs.device import make_tensors
+
+        return make_tensors(self.env, num_envs, device, **self.kwargs)
 
     def describe(self) -> envs.EnvSpec:
         return envs.describe(self.env, backend=self.backend, **self.kwargs)
@@ -62,3 +70,14 @@ class Parts:
     learner_threads: int = 1
     max_env_steps: int | None = None
     eval: EvalPlan = field(default_factory=EvalPlan)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    """Of use where the algorithm learns from replay."""
+    hardware: Hardware = field(default_factory=Hardware)
+    """Where learners and inference servers compute; actors and evaluators use the CPU."""
+
+    def learn(self) -> Learn:
+        """A new learning side, where it is to compute."""
+        learn = self.algorithm.learn(self.seed)
+        if self.hardware.on_gpu:
+            learn.to(self.hardware)  # type: ignore[attr-defined]  # an algorithm that never sees a GPU needs none
+        return learn

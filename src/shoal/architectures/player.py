@@ -15,7 +15,8 @@ __all__ = ["Player", "note_episodes"]
 
 
 class Player:
-    """Plays unrolls into any memory of the record's layout; environments and recurrent states go on from one to the next."""
+    """Plays unrolls, or items for a replay table, into any memory of their layout; environments and recurrent states go on
+    from one to the next."""
 
     def __init__(self, me: Me, parts: Parts) -> None:
         self.me, self.algorithm = me, parts.algorithm
@@ -26,6 +27,7 @@ class Player:
         self.rng = torch.Generator().manual_seed(int(seeds[0]))
         self.now = self.env.reset(int(seeds[1]))
         self.hidden = self.policy.initial_state(self.env.num_seats)
+        self.begun = False
         self.explore: Any = None
         self.version = 0
 
@@ -54,6 +56,32 @@ class Player:
             decisions += int(np.count_nonzero(now.valid))
             note_episodes(stats, now)
         self.now, self.hidden = now, state
+        stats.add("env_steps", decisions)
+        stats.add("env_frames", decisions * env.frame_skip)
+        return decisions
+
+    def collect(self, data: Tree) -> int:
+        """Play until as many items are finished as `data` holds, and fill it; returns how many decisions that took."""
+        recorder, policy, env, stats, now, state = self.recorder, self.policy, self.env, self.me.stats, self.now, self.hidden
+        inference, world, write = stats.phase("inference"), stats.phase("env"), stats.phase("write")
+        if not self.begun:
+            self.begun = True
+            recorder.begin(now)
+        decisions = 0
+        while recorder.ready < len(data["priority"]):
+            before = state
+            with inference:
+                action, state, extras = policy.act(recorder.view(now), before, self.explore, self.rng)
+            with world:
+                now = env.step(action)
+            with write:
+                recorder.write(action, before, extras, now, self.version)
+            decisions += int(np.count_nonzero(now.valid))
+            note_episodes(stats, now)
+        self.now, self.hidden = now, state
+        with write:
+            recorder.take(data["items"], data["priority"])
+            data["decisions"][0] = decisions
         stats.add("env_steps", decisions)
         stats.add("env_frames", decisions * env.frame_skip)
         return decisions

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.algorithms.pinning import Direct
 from shoal.architectures.books import Books, SharedModel, bundle
 from shoal.architectures.episodes import play_episodes
 from shoal.architectures.parts import Parts
@@ -38,6 +39,7 @@ class Actor:
         """`per_version` unrolls are made with each version of the weights, then it waits for the next (0: never waits)."""
         self.me, self.unrolls, self.weights, self.per_version = me, unrolls, weights, per_version
         self.player = Player(me, parts)
+        self.play = self.player.collect if getattr(parts.algorithm, "from_replay", False) else self.player.unroll
         self.published = parts.algorithm.published_layout().empty()
         self.sent = 0
 
@@ -45,9 +47,9 @@ class Actor:
         version = self.player.version
         if version == 0 or (self.per_version and self.sent >= self.per_version):
             await self.weights.newer_than(version)
-        self._refresh()
         slot = await self.unrolls.slot()
-        self.player.unroll(slot.data)
+        self._refresh()  # only now: what is published while it waits for a slot is younger
+        self.play(slot.data)
         slot.send()
         self.sent += 1
 
@@ -84,6 +86,12 @@ class Learner:
         self.model = SharedModel(me, parts, model) if model is not None else None
         self.books = self.model or Books(me, parts)
         self.learn = self.books.learn
+        # On a GPU the next batch is gathered while the last update still runs, and only then is that one published.
+        self.gpu = parts.hardware.on_gpu and self.reuse is None
+        self.running: Any = None
+        if self.gpu and parts.hardware.gpu.pinned:
+            unrolls.direct = Direct(parts.algorithm.record.layout, parts.hardware.device)  # type: ignore[attr-defined]
+        self.metrics: Any = None
         self.rng = me.rng("minibatches")
         self.settled = self.greeted = False
 
@@ -96,7 +104,7 @@ class Learner:
 
     @property
     def version(self) -> int:
-        return self.weights.version if self.model is None else self.model.version
+        return self.weights.version + (self.running is not None) if self.model is None else self.model.version
 
     @property
     def counts(self) -> np.ndarray:
@@ -107,7 +115,8 @@ class Learner:
         self.settled = True  # nothing is changed before a batch is here
         if not self.greeted:
             await self._greet()
-        batch = await (self.unrolls.take(self.batch_slots) if self.batch_slots else self.unrolls.take_each())
+        with self.me.stats.phase("gather"):  # without the time it waits
+            batch = await (self.unrolls.take(self.batch_slots) if self.batch_slots else self.unrolls.take_each())
         self.settled = False
         try:
             updated = await self._update(batch)
@@ -115,8 +124,29 @@ class Learner:
             self.me.stats.add("group_discarded")
             self.greeted = False
             return
-        if updated:
+        if updated and self.gpu:
+            self._follow()
+        elif updated:
             self._publish()
+
+    def _follow(self) -> None:
+        """Leave this update to the GPU if there is more to do, and publish the one before it."""
+        snapshot = self.learn.snapshot(self.books.progress)  # type: ignore[attr-defined]
+        before, self.running = self.running, (snapshot, self.metrics, self.books.unheard)
+        self.books.unheard = []
+        if before is not None:
+            self._deliver(*before)
+        if not self.unrolls.waiting(self.batch_slots or 0):  # type: ignore[attr-defined]
+            self._deliver(*self.running)
+            self.running = None
+
+    def _deliver(self, snapshot: Any, metrics: Any, verdicts: list[torch.Tensor]) -> None:
+        """Wait for an update and publish it."""
+        with self.me.stats.phase("learn"):
+            published = snapshot()
+        self.books.hear(verdicts)
+        self.books.show(metrics)
+        self._publish(published)
 
     async def _greet(self) -> None:
         """Agree with the others on one state, then publish it."""
@@ -148,10 +178,13 @@ class Learner:
                     with stats.phase("learn"):
                         gradient, metrics = learn.gradients(minibatch, phase)
                         if self.group is not None:
-                            gradient = await self.group.mean(gradient)
+                            gradient = await self.group.mean(np.asarray(torch.as_tensor(gradient).cpu()))
                         self.books.apply(gradient, phase)
                     steps += 1
-            self.books.show(metrics)
+            self.metrics = metrics
+            if not self.gpu:
+                self.books.hear(self.books.unheard)
+                self.books.show(metrics)
         learn.absorb(moments)
         self.books.count(int(fresh), steps)
         if self.leader or self.model is not None:
@@ -173,11 +206,11 @@ class Learner:
         stats.observe("data_age_seconds", time.time() - batch["time"])
         return fresh, decisions
 
-    def _publish(self) -> None:
+    def _publish(self, published: Tree | None = None) -> None:
         if not self.leader:
             return
         with self.me.stats.phase("publish"):
-            version = self.weights.publish(self.learn.published(self.books.progress))
+            version = self.weights.publish(published or self.learn.published(self.books.progress))
         self.me.stats.set("weights_version", version)
 
     # ------------------------------------------------------------------ what a checkpoint holds

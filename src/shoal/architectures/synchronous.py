@@ -7,7 +7,8 @@
          └───── weights (broadcast) ◀───────┴──▶ evaluator       workers wait for the new weights
 
 The barrier makes the policy lag exactly 0 at the first minibatch. A worker that dies is left out until it is back: the
-batch is smaller by its share, nothing else changes.
+batch is smaller by its share, nothing else changes. An algorithm that learns from replay has a table between them
+(`replaying.py`), and actors wait for the updates that are due after each of their slots: plain DQN.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from shoal.core import Delivery, Tolerance
 from shoal.errors import ConfigError
 from shoal.runtime import Program
 
-__all__ = ["Config", "delivers", "draw"]
+__all__ = ["Config", "delivers", "draw", "has_replay"]
+
+runs_on_gpu = True
+
+has_replay = True
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,14 @@ def delivers(config: Config) -> Delivery:
 
 def draw(program: Program, parts: Parts, config: Config) -> None:
     algorithm = parts.algorithm
+    if getattr(algorithm, "from_replay", False):
+        if parts.replay.samples_per_insert is None:
+            raise ConfigError("--replay.samples-per-insert none with --architecture synchronous does not fit: actors and learner "
+                              "take turns by it; give a number, or use --architecture actor_learner")
+        from shoal.architectures.replaying import draw_replay  # only now: it brings Numba
+
+        draw_replay(program, parts, turns=True, one_place=config.one_place)
+        return
     unrolls = program.stream("unrolls", algorithm.record.layout, depth=1)
     weights = program.broadcast("weights", algorithm.published_layout())
     place = "main" if config.one_place else None

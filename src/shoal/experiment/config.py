@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from shoal import algorithms, architectures
+from shoal.algorithms.hardware import DeviceName, GpuConfig
 from shoal.architectures.parts import EvalPlan
+from shoal.architectures.replay_config import ReplayConfig
 from shoal.core import Tolerance
 from shoal.errors import ConfigError
 from shoal.experiment.presets import Preset, closest
@@ -116,12 +118,16 @@ class Experiment(Generic[A, R]):
     """Who does what, with whom."""
     net: NetConfig = field(default_factory=NetConfig)
     """The network."""
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    """The replay table, for algorithms that learn from one."""
     envs: EnvsConfig = field(default_factory=EnvsConfig)
     """How environments are made."""
     eval: EvalConfig = field(default_factory=EvalConfig)
     """When and how the policy is evaluated."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When the state is saved."""
+    gpu: GpuConfig = field(default_factory=GpuConfig)
+    """What is done on a GPU."""
     faults: Faults = field(default_factory=Faults)
     """When to give up on a role."""
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
@@ -134,6 +140,8 @@ class Experiment(Generic[A, R]):
     """How many learners share the gradients."""
     learner_threads: int = 1
     """Threads that each learner computes with."""
+    device: DeviceName = "auto"
+    """Where learners and inference servers compute; auto takes a GPU for images and for the device architecture."""
     seed: int = 0
     """Everything random derives from it."""
     until_return: float | None = None
@@ -153,8 +161,8 @@ class Experiment(Generic[A, R]):
         return max(2, len(os.sched_getaffinity(0)) - 1) if self.actors == "auto" else self.actors
 
     def validate(self) -> None:
-        sections: tuple[Any, ...] = (self.algorithm, self.architecture, self.net, self.envs, self.eval, self.checkpoint,
-                                     self.console)
+        sections: tuple[Any, ...] = (self.algorithm, self.architecture, self.net, self.replay, self.envs, self.eval,
+                                     self.checkpoint, self.console)
         for section in sections:
             section.validate()
         if self.actors != "auto":
@@ -216,14 +224,31 @@ class Plan:
 def fit(names: Names, experiment: Experiment[Any, Any]) -> None:
     """Whether the algorithm can learn from what the architecture delivers: computed, not listed."""
     _, cls = algorithms.named(names.algorithm)
-    delivery = architecture_of(names.architecture).delivers(experiment.architecture)
+    module = architecture_of(names.architecture)
+    if replayed(cls):
+        if not getattr(module, "has_replay", False):
+            able = [name for name in architectures.ARCHITECTURES if getattr(architectures.named(name), "has_replay", False)]
+            raise ConfigError(f"--algorithm {names.algorithm} with --architecture {names.architecture} does not fit: "
+                              f"{names.algorithm} learns from a replay table, and {names.architecture} has none; use "
+                              f"--architecture {' or '.join(able)}")
+        return
+    if experiment.replay != ReplayConfig():
+        raise ConfigError(f"--replay.* with --algorithm {names.algorithm} does not fit: {names.algorithm} learns from unrolls as "
+                          "they come, so there is no table; leave it out")
+    delivery = module.delivers(experiment.architecture)
     if cls.tolerates < delivery.needs:
         words = Tolerance.NAMES
-        able = [name for name in algorithms.ALGORITHMS if algorithms.named(name)[1].tolerates >= delivery.needs]
+        classes = {name: algorithms.named(name)[1] for name in algorithms.ALGORITHMS}
+        able = [name for name, one in classes.items() if one.tolerates >= delivery.needs and not replayed(one)]
         raise ConfigError(f"--algorithm {names.algorithm} with --architecture {names.architecture} does not fit: "
                           f"{names.algorithm} tolerates {words[cls.tolerates]}, but {delivery.why} (needs: "
                           f"{words[delivery.needs]}); use --algorithm {' or '.join(able) or 'another'}, "
                           "or --architecture synchronous")
+
+
+def replayed(algorithm: Any) -> bool:
+    """Whether an algorithm learns from a replay table rather than from unrolls as they come."""
+    return bool(getattr(algorithm, "from_replay", False))
 
 
 def architecture_of(name: str) -> Any:

@@ -16,7 +16,7 @@ __all__ = ["doctor_command", "list_command", "replay_command", "runs_command", "
 def list_command(arguments: list[str]) -> int:
     from shoal import algorithms, architectures
     from shoal.core import Tolerance
-    from shoal.experiment.config import architecture_of
+    from shoal.experiment.config import architecture_of, replayed
     from shoal.experiment.presets import load_preset, preset_names
 
     _no_arguments("list", arguments)
@@ -31,9 +31,11 @@ def list_command(arguments: list[str]) -> int:
     width = max(len(name) for name in modules) + 2
     write(f"  {'':<10}{''.join(f'{name:<{width}}' for name in modules)}tolerates\n")
     for name in algorithms.ALGORITHMS:
-        tolerates = algorithms.named(name)[1].tolerates
-        cells = "".join(f"{'yes' if tolerates >= one.needs else '-':<{width}}" for one in delivered.values())
-        write(f"  {name:<10}{cells}{Tolerance.NAMES[tolerates]}\n")
+        cls = algorithms.named(name)[1]
+        fits = {place: getattr(modules[place], "has_replay", False) if replayed(cls) else cls.tolerates >= one.needs
+                for place, one in delivered.items()}
+        cells = "".join(f"{('replay' if replayed(cls) else 'yes') if fit else '-':<{width}}" for fit in fits.values())
+        write(f"  {name:<10}{cells}{Tolerance.NAMES[cls.tolerates]}\n")
     for name, one in delivered.items():
         write(f"  {name}: {one.why}\n")
     return 0

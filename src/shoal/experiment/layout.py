@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from shoal.experiment.config import Plan
+from shoal import algorithms
+from shoal.experiment.config import Plan, replayed
 from shoal.experiment.prepare import prepare
 from shoal.runtime import Program
 
@@ -17,12 +18,13 @@ __all__ = ["laid_out"]
 def laid_out(plan: Plan, say: Callable[[str], None]) -> Plan:
     """The plan with actors, environments per actor and places decided.
 
-    On the local runtime they are found by calibration, if the architecture can put everything into one place; inline, and for
-    other architectures, `actor_count` decides: the same seed must give the same run there.
+    On the local runtime they are found by calibration, if the architecture can put everything into one place; inline, for
+    other architectures, and with replay (whose rate is chosen, not found), `actor_count` decides.
     """
     experiment = plan.experiment
     architecture = experiment.architecture
-    if experiment.actors != "auto" or experiment.runtime != "local" or not hasattr(architecture, "one_place"):
+    fixed = replayed(algorithms.named(plan.names.algorithm)[1]) or not hasattr(architecture, "one_place")
+    if experiment.actors != "auto" or experiment.runtime != "local" or fixed:
         return plan
     prepare(plan)  # whatever is wrong is found before anything is tried
     from shoal.coordination import Layout, calibrate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-__all__ = ["PeakMemory"]
+__all__ = ["PeakMemory", "proportional_mb"]
 
 EVERY_SECONDS = 5.0
 
@@ -27,12 +27,13 @@ class PeakMemory:
         total = 0.0
         for process in (me, *me.children(recursive=True)):
             with contextlib.suppress(psutil.Error, OSError, ValueError, IndexError):
-                total += _proportional_mb(process.pid)
+                total += proportional_mb(process.pid)
         self.peak_mb = max(self.peak_mb, total)
 
 
-def _proportional_mb(pid: int) -> float:
+def proportional_mb(pid: int, kind: str = "Pss") -> float:
+    """Of a process; `kind` is a word of smaps_rollup, such as Pss_Anon for all but mapped files."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
+        if line.startswith(f"{kind}:"):
             return int(line.split()[1]) / 1024
     return 0.0

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+import math
+import signal
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +15,8 @@ import cloudpickle
 import gymnasium as gym
 
 from shoal import __version__, algorithms
+from shoal.algorithms.hardware import Hardware, choose
+from shoal.algorithms.records import leaf_tree
 from shoal.architectures.parts import EnvSource, Parts
 from shoal.core import Algorithm
 from shoal.envs import EnvSpec
@@ -20,6 +26,7 @@ from shoal.experiment.config import Experiment, Names, Plan, architecture_of, de
 from shoal.experiment.references import EnvRef
 from shoal.experiment.values import apply, plain
 from shoal.runtime import Program
+from shoal.slots import leaves
 
 __all__ = ["Prepared", "plan_from_json", "plan_to_json", "prepare"]
 
@@ -43,6 +50,17 @@ class Prepared:
         finally:
             env.close()
 
+    def _hardware(self) -> Hardware:
+        """Where to compute: small networks over vectors learn faster on a CPU, where their data are."""
+        names, experiment = self.plan.names, self.plan.experiment
+        can = {f"--algorithm {names.algorithm}": getattr(self.algorithm, "runs_on_gpu", False),
+               f"--architecture {names.architecture}": getattr(architecture_of(names.architecture), "runs_on_gpu", False)}
+        cannot = [name for name, able in can.items() if not able]
+        if experiment.device == "cuda" and cannot:
+            raise ConfigError(f"--device cuda with {cannot[0]} does not fit: it computes on the CPU only; use --device auto or cpu")
+        images = any(len(shape) == 3 for _, (shape, _) in leaves(leaf_tree(self.spec.observation_space)))
+        return choose(experiment.device, experiment.gpu, worth=not cannot and (images or names.architecture == "device"))
+
     def program(self, resumed: int = 0) -> Program:
         """Draw the graph."""
         names, experiment = self.plan.names, self.plan.experiment
@@ -51,7 +69,7 @@ class Prepared:
         parts = Parts(self.algorithm, self.source, experiment.architecture.envs_per_actor, seed=experiment.seed,
                       actors=experiment.actor_count, learners=experiment.learners,
                       learner_threads=experiment.learner_threads, max_env_steps=experiment.max_env_steps,
-                      eval=experiment.eval.plan(experiment.until_return))
+                      eval=experiment.eval.plan(experiment.until_return), replay=experiment.replay, hardware=self._hardware())
         architecture_of(names.architecture).draw(program, parts, experiment.architecture)
         return program
 
@@ -73,12 +91,38 @@ def prepare(plan: Plan) -> Prepared:
             raise ConfigError(f"the environment {plan.env.name} cannot be sent to other processes: {error}; "
                               "make it inside the callable, or use runtime=\"inline\"") from None
     try:
-        spec = source.describe()
+        with patience(experiment.faults.start_seconds, plan.env.name):
+            spec = source.describe()
     except (ConfigError, EnvironmentError_) as error:
         raise error if plan.env.name in str(error) else ConfigError(f"{plan.env.name}: {error}") from None
     seats = experiment.architecture.envs_per_actor * spec.seats_per_env
     _check_minibatches(experiment, seats)
     return Prepared(plan, source, spec, algorithms.make(experiment.algorithm, spec, experiment.net, seats))
+
+
+@contextlib.contextmanager
+def patience(seconds: float, name: str) -> Iterator[None]:
+    """An environment is made and reset in the user's own process, where nobody watches over it: it may not hang there."""
+    if threading.current_thread() is not threading.main_thread() or seconds == math.inf:
+        yield
+        return
+
+    class TooLong(BaseException):
+        """Whoever catches the environment's own exceptions must not catch this."""
+
+    def too_long(number: int, frame: object) -> None:
+        raise TooLong
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except TooLong:
+        raise ConfigError(f"{name} has not come back from its making and first reset() within {seconds:g} s; give it more with "
+                          "--faults.start-seconds, or find out where it hangs") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _check_minibatches(experiment: Experiment[Any, Any], seats: int) -> None:

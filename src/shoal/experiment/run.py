@@ -163,7 +163,7 @@ def base_of(rundir: RunDir) -> Base:
     summary = rundir.summary()  # measured last of all
     totals = {name: max(meta.get("totals", {}).get(name, 0), last.get(name) or 0, summary.get(name) or 0) for name in COUNTERS}
     seconds = max(meta.get("seconds") or 0.0, last.get("seconds") or 0.0, summary.get("seconds") or 0.0)
-    return Base(totals, seconds, summary.get("peak_memory_mb") or 0.0, last)
+    return Base(totals, seconds, summary.get("peak_memory_mb") or 0.0, summary.get("cpu_seconds") or 0.0, last)
 
 
 def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = None) -> Run:
@@ -189,7 +189,7 @@ def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = No
     session = _session(prepared, rundir, base, stream, started)
     with interruptible(session), compute_threads(experiment.learner_threads):
         runtime.run(program, session, experiment.runtime, rundir.logs, experiment.faults)
-    return Run(rundir.path, rundir.summary(), prepared)
+    return Run(rundir.path, session.summary, prepared)
 
 
 def _speaker(plan: Plan, stream: IO[str]) -> Callable[[str], None]:

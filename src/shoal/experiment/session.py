@@ -10,6 +10,7 @@ to every counter, so env_steps never runs backwards.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.experiment.checkpoints import Checkpoints
+from shoal.experiment.cpu import cpu_seconds
 from shoal.experiment.memory import PeakMemory
 from shoal.experiment.rundir import RunDir
-from shoal.telemetry.sinks import Sink
+from shoal.telemetry.sinks import Sink, jsonable
 from shoal.telemetry.snapshot import COUNTERS, Reading, Window
 from shoal.telemetry.verdict import verdict
 
@@ -51,6 +53,7 @@ class Base:
     totals: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     peak_memory_mb: float = 0.0
+    cpu_seconds: float = 0.0
     snapshot: Mapping[str, Any] = field(default_factory=dict)  # the last one: returns, until there are new ones
 
 
@@ -66,6 +69,7 @@ class RunSession:
         self._started = time.monotonic() if started is None else started
         self._window, self._memory = Window(), PeakMemory()
         self._first_step: float | None = None
+        self._cpu_before = 0.0  # processor time at the first step
         self._best, self._lowest = -math.inf, math.inf
         self._glance_at = self._snapshot_at = 0.0
         self._checkpoint_at = math.inf
@@ -73,6 +77,7 @@ class RunSession:
         self._number = 0
         self._interrupted = False
         self._checkpoint_failed: str | None = None  # why the last one could not be written
+        self._outcome: tuple[str | None, str | None] = (None, None)  # why it ended, and the error; a late checkpoint knows them too
         self._control: Supervisor | None = None
 
     # ------------------------------------------------------------------ called by the runtime
@@ -113,7 +118,7 @@ class RunSession:
         try:
             self.checkpoints.commit(folder, meta)
             self._checkpoint_failed = None
-            self._write_summary(None, None)
+            self._write_summary()
         except OSError as error:
             self._failed(str(error))
 
@@ -126,7 +131,8 @@ class RunSession:
                 self._save(control)
             control.settle(LAST_CHECKPOINT_SECONDS)
         self._report(control, time.monotonic(), last=True)
-        self._try(lambda: self._write_summary(reason, error))
+        self._outcome = reason, error
+        self._try(self._write_summary)
         for sink in self._sinks:
             self._try(sink.close)
 
@@ -138,7 +144,7 @@ class RunSession:
     # ------------------------------------------------------------------ watching
     def _glance(self, control: Supervisor, now: float, env_steps: float) -> None:
         if self._first_step is None and env_steps > 0:
-            self._first_step = now
+            self._first_step, self._cpu_before = now, cpu_seconds()
             self._measure(now)
         self._window.sample_occupancy(now, control.wires())
         for event in control.events():
@@ -194,6 +200,8 @@ class RunSession:
         except (OSError, ValueError) as error:
             if sink in self._sinks:
                 self._sinks.remove(sink)
+                with contextlib.suppress(OSError, ValueError):  # it may have something left to write
+                    sink.close()
                 self._event({"kind": "note", "text": f"{type(sink).__name__} stopped: {error}"})
 
     # ------------------------------------------------------------------ writing
@@ -212,9 +220,9 @@ class RunSession:
         self._checkpoint_failed = why
         self._event({"kind": "checkpoint failed", "text": f"{why}; the previous one stays"})
 
-    def _write_summary(self, reason: str | None, error: str | None) -> None:
-        """At the end and with every checkpoint (then, as after a kill -9, it says nothing of a reason)."""
-        now = time.monotonic()
+    def _write_summary(self) -> None:
+        """At the end and with every checkpoint (before the end, as after a kill -9, it says nothing of a reason)."""
+        now, (reason, error) = time.monotonic(), self._outcome
         shot = self._measure(now, whole_run=True)
         lag, age = shot["policy_lag"], shot["data_age_seconds"]
         started = self._first_step if self._first_step is not None else now
@@ -227,10 +235,11 @@ class RunSession:
             **{name: shot[name] for name in ("train_return", "eval_return", "learner_idle")},
             **{name: int(shot[name]) if math.isfinite(shot[name]) else 0 for name in ("eval_episodes", "eval_version")},
             "policy_lag": lag, "data_age_seconds": {"mean": age["mean"], "p95": age["p95"]},
-            **{name: shot[name] for name in ("samples_per_insert", "restarts", "updates_skipped")},
+            **{name: shot[name] for name in ("samples_per_insert", "bytes_per_env_step", "restarts", "updates_skipped")},
+            "cpu_seconds": self.base.cpu_seconds + (cpu_seconds() - self._cpu_before if self._first_step is not None else 0.0),
             "peak_memory_mb": max(self.base.peak_memory_mb, self._memory.peak_mb),
-            "verdict": shot["verdict"], "roles": shot["roles"], "wires": shot["wires"], "error": error,
+            "verdict": shot["verdict"], "roles": shot["roles"], "wires": shot["wires"], "slots": shot["slots"], "error": error,
             "checkpoint_failed": self._checkpoint_failed,
         }
-        self.summary = summary
-        self.rundir.save_summary(summary)
+        self.summary = jsonable(summary)  # what it is, also where the disk is full
+        self.rundir.save_summary(self.summary)

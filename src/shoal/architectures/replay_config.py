@@ -1,0 +1,74 @@
+"""The values of a replay table between actors and learner: what an algorithm that learns from replay is run with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shoal.errors import ConfigError
+
+__all__ = ["ReplayConfig"]
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """The replay table, for algorithms that learn from one."""
+
+    capacity: int = 100_000
+    """Items that the table holds; the oldest leave first."""
+    min_size: int = 1_000
+    """Items before the first batch is drawn."""
+    batch_size: int = 64
+    """Items in a batch of the learner."""
+    insert_batch: int = 50
+    """Items that an actor sends at once; it takes the newest weights between two of them."""
+    exponent: float = 0.6
+    """How much priorities count when items are drawn, alpha; 0 draws all alike."""
+    samples_per_insert: float | None = 8.0
+    """How often an item is drawn on average; none lets both sides run as fast as they can."""
+    tolerance: float | None = None
+    """How many samples either side may be ahead of the other; none works out the least that never blocks both."""
+    prefetch: int = 2
+    """Batches that the learner has asked for before it needs them; where actors and learner take turns it is 1."""
+    trim_updates: int = 0
+    """Remove what is above the capacity only every so many updates, so that inserting never waits for it; 0 does it at once."""
+    publish_updates: int = 1
+    """Updates between two publications of weights."""
+    checkpoint: bool = False
+    """Save the table with every checkpoint, and fill it again after a restart."""
+
+    def validate(self) -> None:
+        for name in ("capacity", "min_size", "batch_size", "insert_batch", "prefetch", "publish_updates"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{_flag(name)} is {getattr(self, name)}; it must be at least 1")
+        if not 0 <= self.exponent < math.inf:
+            raise ConfigError(f"--replay.exponent is {self.exponent}; it must be 0 (all alike) or more")
+        if self.trim_updates < 0:
+            raise ConfigError(f"--replay.trim-updates is {self.trim_updates}; it must be 0 (at once) or more")
+        if self.min_size > self.capacity:
+            raise ConfigError(f"--replay.min-size {self.min_size} is above --replay.capacity {self.capacity}, so no batch would "
+                              "ever be drawn; lower the one or raise the other")
+        for name in ("samples_per_insert", "tolerance"):
+            value = getattr(self, name)
+            if value is not None and not (0 < value < math.inf):
+                raise ConfigError(f"{_flag(name)} is {value}; it must be above 0, or none")
+        if self.tolerance is not None and self.samples_per_insert is None:
+            raise ConfigError(f"--replay.tolerance {self.tolerance:g} bounds nothing without --replay.samples-per-insert; give "
+                              "one, or leave the tolerance out")
+
+    def band(self, actors: int) -> float:
+        """The tolerance: so wide that a whole insert or a whole batch is always possible."""
+        assert self.samples_per_insert is not None
+        slot = self.samples_per_insert * self.insert_batch
+        least = max(slot, (self.batch_size + slot) / 2)
+        if self.tolerance is None:
+            return self.prefetch * self.batch_size + slot * actors
+        if self.tolerance < least:
+            raise ConfigError(f"--replay.tolerance {self.tolerance:g} could block both sides for ever: batches of "
+                              f"--replay.batch-size {self.batch_size} and --replay.insert-batch {self.insert_batch} x "
+                              f"{self.samples_per_insert:g} samples need {least:g} or more")
+        return self.tolerance
+
+
+def _flag(name: str) -> str:
+    return f"--replay.{name.replace('_', '-')}"

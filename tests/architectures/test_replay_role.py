@@ -1,0 +1,311 @@
+"""The Replay role: every item once, every priority to its own item, the rates kept, and nothing lost or mixed by kills."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.architectures.replay import Inserts, Replay, Samples, replay_wires
+from shoal.architectures.replay_config import ReplayConfig
+from shoal.errors import ConfigError
+from shoal.runtime import Program
+from shoal.runtime.instance import Me
+from shoal.slots import Field, Inline, Layout
+from tests.architectures.graphs import go
+from tests.runtime.harness import RUNTIMES, Files, Killer, Watch
+
+ITEM = Layout({"id": Field((1,), "i8"), "nest": {"x": Field((1, 3), "f4")}, "time": Field((1,), "f8")})
+FIRST, UPDATED = 0.25, 0.5  # a priority is its item's id plus one of these
+
+
+@dataclass(frozen=True)
+class FakeParts:
+    """What the role asks of Parts."""
+
+    replay: ReplayConfig
+    actors: int = 2
+    algorithm: Any = field(default_factory=lambda: SimpleNamespace(record=SimpleNamespace(layout=ITEM)))
+
+
+class Producer:
+    """Makes items that say who they are."""
+
+    def __init__(self, me, parts, inserts):
+        self.me, self.config = me, parts.replay
+        self.inserts = Inserts(inserts)
+        self.next = 1 + 10**9 * (1 + me.index) + 10**7 * me.incarnation
+
+    async def step(self):
+        slot = await self.inserts.slot()
+        ids = np.arange(self.next, self.next + self.config.insert_batch)
+        slot.data["items"]["id"][:] = ids
+        slot.data["items"]["nest"]["x"][:] = (ids % 1000)[:, None] + [0, 1, 2]
+        slot.data["items"]["time"][:] = time.time()
+        slot.data["priority"][:] = ids + FIRST
+        slot.data["decisions"][0] = len(ids)
+        slot.send()
+        self.next += len(ids)
+        self.me.stats.add("env_steps", len(ids))
+
+
+class Consumer:
+    """Checks every item and gives it a priority that only it may have."""
+
+    def __init__(self, me, parts, samples):
+        self.me, self.samples = me, Samples(parts, samples)
+        self.ids: dict[int, int] = {}
+        self.keys: dict[int, int] = {}
+
+    async def step(self):
+        keys, batch = await self.samples.take()
+        ids = batch["id"]
+        assert (batch["nest"]["x"] == (ids % 1000)[:, None] + np.array([0, 1, 2])).all(), "torn or mixed items"
+        for key, number in zip(keys.tolist(), ids.tolist(), strict=True):
+            assert self.ids.setdefault(key, number) == number, "a key was used again"
+            life = self.keys.setdefault(number, key)
+            assert life == key or life >> 40 != key >> 40, "an item is in the table twice"
+            self.keys[number] = key
+        self.samples.update(keys, ids + UPDATED)
+        self.me.stats.add("samples_consumed", len(ids))
+        self.me.stats.add("learner_steps")
+
+
+class CheckedReplay(Replay):
+    """Looks at the priorities of what it hands out, and that an item is in the table once."""
+
+    def __init__(self, me, **arguments):
+        super().__init__(me, **arguments)
+        draw = self.core.try_sample
+
+        def checked(*given):
+            batch = draw(*given)
+            rest = batch.info.priorities - batch.data["id"]
+            assert np.isin(rest, (FIRST, UPDATED)).all(), "a priority went to another item"
+            me.stats.add("samples_masked", np.count_nonzero(rest == UPDATED))
+            return batch
+
+        self.core.try_sample = checked
+
+
+def program_of(config: ReplayConfig, producers: int = 2, turns: bool = False) -> Program:
+    program, parts = Program("t", store=Files()), FakeParts(config, producers)
+    inserts, samples = replay_wires(program, parts, turns)
+    program.add("producer", Producer, parts=parts, inserts=inserts.client, replicas=producers)
+    program.add("replay", CheckedReplay, parts=parts, inserts=inserts.server, samples=samples.server, turns=turns)
+    program.add("consumer", Consumer, parts=parts, samples=samples.client)
+    return program
+
+
+SMALL = ReplayConfig(capacity=500, min_size=100, batch_size=16, insert_batch=10, samples_per_insert=4.0, exponent=0.6)
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_items_come_back_whole_with_their_own_priorities_at_the_rate_that_was_asked_for(kind, tmp_path):
+    watch = go(program_of(SMALL), kind, tmp_path, Watch(lambda c: c.total("learner_steps") >= 1000, seconds=60))
+    assert watch.reason == "until"
+    page = watch.final["replay-0"]
+    inserts, samples = page["replay_inserts"], page["replay_samples"]
+    assert abs(samples - 4.0 * (inserts - SMALL.min_size)) <= SMALL.band(2) + 4.0 * SMALL.min_size
+    assert page["replay_size"] == SMALL.capacity
+    assert page["samples_masked"] > 0, "no priority was ever updated"
+    assert page["priority_updates"] + page["priority_updates_late"] >= page["replay_samples"] - 3 * SMALL.batch_size
+
+
+def test_free_running_neither_side_waits_for_the_other(tmp_path):
+    config = ReplayConfig(capacity=200, min_size=50, batch_size=8, insert_batch=10, samples_per_insert=None, trim_updates=20)
+    watch = go(program_of(config), "inline", tmp_path, Watch(lambda c: c.total("learner_steps") >= 200, seconds=60))
+    page = watch.final["replay-0"]
+    assert watch.reason == "until" and page["insert_blocked_seconds"] == 0
+    assert page["replay_size"] > config.capacity, "between two trims the table is larger than its capacity"
+
+
+def test_in_turns_the_learner_has_made_its_updates_before_an_insert_is_answered(tmp_path):
+    """8 samples per insert and 2 items at once are 16 samples: exactly one batch after each insert, from min_size on."""
+    config = ReplayConfig(capacity=500, min_size=20, batch_size=16, insert_batch=2, samples_per_insert=8.0)
+    seen = []
+
+    def look(control):
+        page = control.snapshot()["replay-0"]
+        seen.append((page["replay_inserts"], page["replay_samples"]))
+
+    watch = go(program_of(config, producers=1, turns=True), "local", tmp_path,
+                  Watch(lambda c: c.total("learner_steps") >= 200, look, seconds=60))
+    assert watch.reason == "until"
+    for inserts, samples in seen:
+        due = max(0, inserts - config.min_size) * 8 + 16 * (inserts >= config.min_size)
+        assert due - 32 <= samples <= due + 16, "the pages are read one after the other, hence a batch to either side"
+
+
+@pytest.mark.parametrize(("checkpoint", "turns"), [pytest.param(False, False, marks=pytest.mark.slow), (True, False),
+                                                   pytest.param(True, True, marks=pytest.mark.slow)])
+def test_kill_9_of_any_of_them_mixes_nothing(checkpoint, turns, tmp_path):
+    config = ReplayConfig(capacity=300, min_size=60, batch_size=16, insert_batch=10, samples_per_insert=4.0, checkpoint=checkpoint)
+    killer = Killer(("replay-0", "producer-0", "consumer-0", "replay-0"), times=4, progress="learner_steps", every=40)
+    saves = [0]
+
+    def act(control):
+        if checkpoint and control.complete() and control.total("learner_steps") >= saves[0]:
+            saves[0] = control.total("learner_steps") + 15
+            folder = tmp_path / f"save-{int(saves[0])}"
+            folder.mkdir()
+            control.checkpoint(folder)
+        killer(control)
+
+    watch = go(program_of(config, turns=turns), "local", tmp_path, Watch(killer.done, act, seconds=90))
+    assert watch.reason == "until" and killer.kills == 4
+    assert sum(page["restarts"] for page in watch.final.values()) >= 4
+    assert not [event for event in watch.events if event["kind"] == "error"], "a check failed in a role"
+
+
+def test_the_state_of_a_table_comes_back_with_counters_and_priorities(tmp_path):
+    config = ReplayConfig(capacity=300, min_size=60, batch_size=16, insert_batch=10, samples_per_insert=4.0, checkpoint=True)
+    folder = tmp_path / "save"
+    folder.mkdir()
+    asked = []
+
+    def act(control):
+        if not asked and control.total("learner_steps") >= 100:
+            asked.append(control.snapshot()["replay-0"])
+            control.checkpoint(folder)
+
+    watch = go(program_of(config), "inline", tmp_path, Watch(lambda c: c.total("learner_steps") >= 110, act, seconds=60))
+    assert watch.saves == [(folder, True)] and watch.final["replay-0"]["replay_checkpoint_bytes"] > 0
+    again = Watch(lambda c: c.total("learner_steps") >= 1, seconds=60)
+    again.folder = folder
+    go(program_of(config), "inline", tmp_path, again)
+    page = again.final["replay-0"]
+    assert page["replay_size"] >= 290 and page["replay_inserts"] <= 30, "the table was full again at once"
+    assert page["samples_masked"] > 0, "updated priorities were saved"
+
+
+def test_nothing_is_kept_of_a_table_that_is_not_to_be_saved(tmp_path):
+    folder = tmp_path / "save"
+    folder.mkdir()
+
+    def act(control):
+        if not asked and control.total("learner_steps") >= 5:
+            asked.append(True)
+            control.checkpoint(folder)
+
+    asked: list[bool] = []
+    watch = go(program_of(SMALL), "inline", tmp_path, Watch(lambda c: c.total("learner_steps") >= 20, act, seconds=60))
+    assert watch.reason == "until" and watch.saves == [(folder, True)] and not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"capacity": 10}, "min-size 1000 is above --replay.capacity 10"),
+    ({"samples_per_insert": 0.0}, "must be above 0, or none"),
+    ({"samples_per_insert": None, "tolerance": 3.0}, "bounds nothing"),
+    ({"batch_size": 0}, "--replay.batch-size is 0"),
+    ({"exponent": -1.0}, "--replay.exponent is -1.0"),
+])
+def test_values_that_make_no_sense_are_refused(change, words):
+    with pytest.raises(ConfigError, match=words):
+        ReplayConfig(**change).validate()
+
+
+def test_a_tolerance_that_could_block_both_sides_is_refused():
+    with pytest.raises(ConfigError, match="could block both sides"):
+        ReplayConfig(batch_size=64, insert_batch=50, samples_per_insert=8.0, tolerance=100).band(2)
+
+
+# ---------------------------------------------------------------------------------------------- one moment at a time
+class Table:
+    """A Replay on real wires, driven by hand, and a successor for it at any moment."""
+
+    def __init__(self, **config):
+        self.program = program_of(ReplayConfig(checkpoint=True, **config), producers=1, turns=True)
+        self.program.build(Inline())
+        self.node = self.program.nodes["replay"]
+        self.actor, self.learner = (self.program.wires[name].attach("client", 0, 0) for name in ("inserts", "samples"))
+        self.lives = 0
+        self.begin()
+
+    def begin(self, state=None):
+        ends = {name: port.wire.attach("server", 0, self.lives) for name, port in self.node.ports.items()}
+        self.role = Replay(Me(self.program, "replay", 0, self.lives, print), **{**self.node.arguments, **ends})
+        self.lives += 1
+        if state is not None:
+            self.role.load({name: array.copy() for name, array in state.items()})
+
+    def serve(self):
+        with pytest.raises(StopIteration):
+            self.role.step().send(None)
+
+    def insert(self, first):
+        draft = done(self.actor.slot())
+        ids = np.arange(first, first + len(draft.data["priority"]))
+        draft.data["items"]["id"][:], draft.data["priority"][:] = ids, ids + FIRST
+        return draft.send()
+
+    def ask(self, keys=(), priorities=()):
+        draft = done(self.learner.slot())
+        draft.data["count"][0], draft.data["trim"][0] = len(keys), False
+        draft.data["key"][: len(keys)], draft.data["priority"][: len(keys)] = keys, priorities
+        return draft.send()
+
+    @property
+    def late(self):
+        return self.role.me.stats.get("priority_updates_late")
+
+
+def done(coroutine):
+    """The result of a coroutine that has nothing to wait for."""
+    with pytest.raises(StopIteration) as stop:
+        coroutine.send(None)
+    return stop.value.value
+
+
+TEN = {"capacity": 100, "min_size": 10, "batch_size": 4, "insert_batch": 10, "samples_per_insert": 4.0}
+
+
+def test_an_insert_that_was_in_but_not_answered_when_the_table_was_saved_is_not_put_in_again():
+    table = Table(**TEN)
+    first = table.insert(1)
+    table.serve()
+    assert table.role.table.size == 10 and len(table.role.added) == 1, "in turns it is answered when the learner asks"
+    table.begin(table.role.state())
+    table.serve()
+    assert table.role.table.size == 10 and not table.role.saved
+    batch = table.ask()  # one is due with the first 10 items
+    table.serve()
+    done(batch.result())
+    table.ask()
+    table.serve()
+    done(first.result())
+    table.insert(11)
+    table.serve()
+    assert table.role.table.size == 20
+
+
+def test_priorities_for_items_of_an_earlier_life_touch_nothing():
+    table = Table(**TEN)
+    table.insert(1)
+    batch = table.ask()
+    table.serve()
+    old = done(batch.result())["key"]
+    table.begin()  # killed, and nothing was saved: the insert is not answered, so its items are put in again
+    table.serve()
+    assert table.role.table.size == 10 and not set(old) & set(table.role.table.keys())
+    table.ask(old, np.full(4, 1000.0))
+    table.serve()
+    assert table.late == 4 and table.role.core.info()["tables"]["replay"]["priorities"]["max"] == 10 + FIRST
+
+
+def test_keys_go_on_above_all_earlier_ones_also_when_the_same_table_is_loaded_twice():
+    table = Table(**TEN)
+    table.insert(1)
+    table.serve()
+    saved, seen = table.role.state(), set()
+    for life in range(3):
+        table.begin(saved)
+        table.serve()
+        table.role._store(table.role.added[0].data)
+        new = set(table.role.table.keys()[10:])
+        assert len(new) == 10 and not new & seen, life
+        seen |= new

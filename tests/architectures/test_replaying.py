@@ -1,0 +1,174 @@
+"""dqn through actors, replay and learner: exact where it can be exact, and whole after kills."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shoal import cli
+from shoal.algorithms import dqn, r2d2
+from shoal.architectures import replaying
+from shoal.architectures.replay import Replay, items_layout
+from shoal.architectures.replay_config import ReplayConfig
+from shoal.nets import NetConfig
+from tests.architectures.graphs import Weights, draw, go, train
+from tests.runtime.harness import Files, Killer
+
+APEX = dqn.Config(n_step=3, dueling=True, loss="squared", exploration="ladder", epsilon=0.4, target_period_updates=10)
+PLAIN = dqn.Config(double=False, epsilon_steps=500, target_period_updates=10)
+TURNS = ReplayConfig(capacity=400, min_size=64, batch_size=16, insert_batch=4, samples_per_insert=4.0, exponent=0.0)
+RATIO = ReplayConfig(capacity=400, min_size=64, batch_size=16, insert_batch=10, samples_per_insert=4.0, trim_updates=5)
+CATCH, TMAZE = "shoal/Catch-v0", "shoal/TMaze-v0"
+LSTM = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=16, prev_action_reward=True)
+R2D2 = r2d2.Config(burn_in=2, length=4, stride=2, lr=1e-3, target_period_updates=10)
+
+
+@pytest.mark.parametrize(("architecture", "algorithm", "replay"), [
+    ("synchronous", PLAIN, TURNS), ("actor_learner", APEX, RATIO), ("actor_learner", R2D2, RATIO),
+    ("central_inference", R2D2, RATIO)])
+def test_the_same_seed_gives_the_same_bits(architecture, algorithm, replay, tmp_path):
+    env, net = (TMAZE, LSTM) if algorithm is R2D2 else (CATCH, None)
+    options = {"actors": 2, "updates": 30, "replay": replay, "net": net}
+    first, again = (train(tmp_path, algorithm, architecture, env, "inline", **options) for _ in range(2))
+    other = train(tmp_path, algorithm, architecture, env, "inline", seed=8, **options)
+    assert first.reason == "counted" and first.hash == again.hash != other.hash
+
+
+def test_in_turns_processes_compute_the_bits_of_one_thread(tmp_path):
+    inline, local = (train(tmp_path, PLAIN, "synchronous", CATCH, kind, updates=40, replay=TURNS) for kind in ("inline", "local"))
+    assert inline.reason == local.reason == "counted" and inline.hash == local.hash
+
+
+def test_in_turns_an_actor_always_acts_with_the_newest_weights(tmp_path):
+    """An item is finished one act after it was begun, so the newest ones are one publication old, or none at an episode's end."""
+    seen = []
+
+    class Looking(Replay):
+        def _store(self, data):
+            seen.append((self.limiter.samples // TURNS.batch_size, data["items"]["weights_version"].copy()))
+            super()._store(data)
+
+    program, _ = draw(PLAIN, "synchronous", CATCH, replay=TURNS)
+    program.nodes["replay"].role = Looking
+    go(program, "inline", tmp_path, Weights(lambda c: c.total("learner_steps") >= 60))
+    ends = [(updates, versions.max()) for updates, versions in seen if updates]
+    assert len(ends) > 40 and all(updates <= newest <= updates + 1 for updates, newest in ends)
+
+
+@pytest.mark.parametrize(("kind", "architecture", "algorithm"), [
+    ("inline", "actor_learner", APEX), ("local", "actor_learner", R2D2), ("inline", "central_inference", R2D2),
+    ("inline", "central_inference", APEX)])
+def test_with_frozen_weights_the_actor_and_the_learner_give_an_item_the_same_priority(kind, architecture, algorithm, tmp_path):
+    """They see the same observations, actions and rewards (and, with memory, the same stored state) with the same net, so their
+    errors agree to 1e-5: a wrong row, action, state, discount or bootstrap would show."""
+    env, net = (TMAZE, LSTM) if algorithm is R2D2 else (CATCH, None)
+
+    class Comparing(Replay):
+        first: dict[int, float] = {}  # noqa: RUF012
+
+        def _heed(self, data):
+            count = int(data["count"][0])
+            for key, new in zip(data["key"][:count].tolist(), data["priority"][:count].tolist(), strict=True):
+                old = self.first.get(key)
+                assert old is not None and abs(old - new) < 1e-5, f"{old} by the actor, {new} by the learner"
+            self.me.stats.add("samples_masked", count)
+            super()._heed(data)
+
+        def _store(self, data):
+            before = set(self.table.keys().tolist())
+            super()._store(data)
+            new = [key for key in self.table.keys().tolist() if key not in before]
+            self.first.update(zip(new, data["priority"].tolist(), strict=True))
+
+    replay = ReplayConfig(capacity=2000, min_size=64, batch_size=16, insert_batch=10, samples_per_insert=4.0)
+    program, _ = draw(replace(algorithm, lr=1e-30), architecture, env, replay=replay, actors=2, net=net)
+    program.nodes["replay"].role = Comparing
+    watch = go(program, kind, tmp_path, Weights(lambda c: c.total("learner_steps") >= 50))
+    assert watch.reason == "until" and watch.final["replay-0"]["samples_masked"] >= 600
+
+
+def test_priorities_that_the_learner_sends_are_those_of_its_last_batch(tmp_path):
+    learned, drawn, heard = [], [], []
+
+    class Listening(replaying.ReplayLearner):
+        def _update(self, batch):
+            steps = super()._update(batch)
+            learned.append((batch["observation"].copy(), self.learn.priorities.copy()))
+            return steps
+
+    class Hearing(Replay):
+        def _heed(self, data):
+            if count := int(data["count"][0]):
+                heard.append((data["key"][:count].copy(), data["priority"][:count].copy()))
+            super()._heed(data)
+
+        def _sample(self, request):
+            super()._sample(request)
+            drawn.append((request.answer["key"].copy(), request.answer["items"].copy()))
+
+    program, parts = draw(APEX, "actor_learner", CATCH, replay=RATIO)
+    program.nodes["learner"].role, program.nodes["replay"].role = Listening, Hearing
+    go(program, "inline", tmp_path, Weights(lambda c: c.total("learner_steps") >= 50))
+    assert len(heard) >= 45
+    layout = items_layout(parts.algorithm.record.layout, RATIO.batch_size)
+    for (keys, block), (seen, errors), (their_keys, values) in zip(drawn, learned, heard, strict=False):
+        np.testing.assert_array_equal(layout.views(block)["observation"], seen)
+        np.testing.assert_array_equal(keys, their_keys)
+        np.testing.assert_array_equal(errors, values)
+
+
+@pytest.mark.parametrize(("architecture", "algorithm", "replay"), [
+    pytest.param("synchronous", PLAIN, TURNS, marks=pytest.mark.slow), ("actor_learner", APEX, RATIO)])
+def test_kill_9_of_replay_actor_and_learner_and_it_goes_on(architecture, algorithm, replay, tmp_path):
+    program, _ = draw(algorithm, architecture, CATCH, actors=2, replay=replace(replay, checkpoint=True))
+    program.store = Files()
+    killer = Killer(("replay-0", "actor-0", "learner-0"), times=3, progress="learner_steps", every=30)
+    due = [0.0]
+
+    def act(control):
+        if control.complete() and control.total("learner_steps") >= due[0]:
+            due[0] = control.total("learner_steps") + 20
+            folder = tmp_path / f"save-{int(due[0])}"
+            folder.mkdir()
+            control.checkpoint(folder)
+        killer(control)
+
+    watch = go(program, "local", tmp_path, Weights(killer.done, act, seconds=90))
+    assert watch.reason == "until" and killer.kills == 3
+    assert np.isfinite(watch.published["params"]).all()
+    assert watch.published["progress"][0] <= sum(page["env_steps"] for page in watch.final.values()), "steps were counted twice"
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    (["--algorithm", "dqn", "--architecture", "gossip"], "dqn learns from a replay table, and gossip has none"),
+    (["--algorithm", "dqn", "--architecture", "synchronous", "--replay.samples-per-insert", "None"], "take turns by it"),
+    (["--algorithm", "dqn", "--architecture", "actor_learner", "--architecture.buffer-slots", "8"], "learns from a replay table"),
+    (["--algorithm", "dqn", "--architecture", "actor_learner", "--learners", "2"], "one learner draws"),
+    (["--algorithm", "ppo", "--architecture", "synchronous", "--replay.capacity", "5000"], "there is no table"),
+    (["--algorithm", "dqn", "--architecture", "actor_learner", "--replay.tolerance", "5"], "could block both sides"),
+])
+def test_what_makes_no_sense_is_refused_before_anything_starts(words, sentence, capsys):
+    assert cli.main(["show", *words, CATCH, "--actors", "2"]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_the_list_shows_where_replay_is(capsys):
+    assert cli.main(["list"]) == 0
+    text = capsys.readouterr().out.partition("algorithms (what they tolerate)")[2]
+    lines = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+    assert lines["dqn"][1:7] == ["replay", "replay", "-", "-", "replay", "-"]
+
+
+QUICK = ["--runtime", "inline", "--console.mode", "none", "--no-tensorboard", "--eval.episodes", "5", "--replay.min-size", "100"]
+
+
+@pytest.mark.parametrize("preset", ["dqn", "double_dqn", "apex", "r2d2", "seed_r2d2"])
+def test_every_preset_runs_resumes_with_its_table_and_is_evaluated(preset, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    env = TMAZE if "r2d2" in preset else CATCH
+    assert cli.main(["train", preset, env, "--run-dir", "run", "--max-env-steps", "600", "--replay.checkpoint", *QUICK]) == 0
+    assert list((tmp_path / "run" / "checkpoints").glob("*/replay-0.safetensors"))
+    assert cli.main(["resume", "run", "--max-env-steps", "1000", "--console.mode", "none"]) == 0
+    assert cli.main(["eval", "run", "--episodes", "5"]) == 0

@@ -1,0 +1,41 @@
+"""Presets for Pong and Breakout: whole plans by one protocol, a convolutional torso, and a graph that can be drawn."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.envs.protocol import AtariProtocol
+from shoal.experiment.prepare import prepare
+from shoal.experiment.presets import preset_names
+from shoal.experiment.run import plan_of
+
+GAMES = ("ALE/Pong-v5", "ALE/Breakout-v5")
+PRESETS = ("impala", "appo", "seed", "ppo", "apex", "r2d2")
+
+
+def planned(preset: str, game: str):
+    if preset not in preset_names():
+        pytest.skip(f"there is no preset {preset} yet")
+    return plan_of(preset, game, None, None, {"actors": 1, "eval.enabled": False})
+
+
+@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_rewards_are_clipped_once_and_the_rest_is_the_id_s(preset, game):
+    experiment = planned(preset, game).experiment
+    protocol, _ = AtariProtocol.of(game, {}, experiment.envs.arguments())
+    in_learner = getattr(experiment.algorithm, "reward_clip", 0.0)
+    rescaled = preset == "r2d2"  # it rescales values instead (arXiv 1805.11593)
+    assert protocol.reward_clipping + bool(in_learner) == (0 if rescaled else 1)
+    assert (protocol.frameskip, protocol.stack_num, protocol.img_height, protocol.repeat_action_probability) == (4, 4, 84, 0.25)
+    assert experiment.net.torso in ("nature", "impala")
+    assert experiment.eval.episodes == 20
+
+
+@pytest.mark.atari
+@pytest.mark.parametrize("preset", PRESETS)
+def test_it_can_be_drawn(preset):
+    pytest.importorskip("ale_py")
+    prepared = prepare(planned(preset, "ALE/Breakout-v5"))
+    assert prepared.spec.backend == "ale" and prepared.spec.frame_skip == 4
+    assert prepared.program().describe()

@@ -1,0 +1,135 @@
+"""What only a GPU can show: the same numbers there as on the CPU, with graphs, pinned memory and a learner that runs ahead."""
+
+import numpy as np
+import pytest
+import torch
+
+from shoal import algorithms, envs
+from shoal.algorithms import a2c, ppo, vtrace
+from shoal.algorithms.hardware import GpuConfig, Hardware
+from shoal.algorithms.pinning import Direct
+from shoal.algorithms.serving import Counter
+from shoal.architectures.parts import EnvSource, Parts
+from shoal.core import Progress
+from shoal.nets import NetConfig
+from tests.algorithms.loop import Actor, join
+from tests.architectures.graphs import draw, go, train
+from tests.architectures.test_device import Me
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+GPU = Hardware("cuda", GpuConfig(bf16=False))
+LSTM = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=16, prev_action_reward=True)
+CONFIGS = {"a2c": a2c.Config(unroll=6, normalise_advantage=True), "vtrace": vtrace.Config(unroll=6, optimiser="rmsprop"),
+           "ppo": ppo.Config(unroll=6, epochs=2, minibatches=2, normalise_observations=True, normalise_returns=True)}
+
+
+@pytest.mark.parametrize("net", [NetConfig(hidden=(16,)), LSTM], ids=["mlp", "lstm"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_learner_on_the_gpu_makes_the_updates_of_one_on_the_cpu(name, net):
+    env = envs.make("CartPole-v1", 4, backend="compiled", max_episode_steps=8)
+    algorithm = algorithms.make(CONFIGS[name], EnvSource("CartPole-v1", "compiled", {"max_episode_steps": 8}).describe(), net, 4)
+    here, there = algorithm.learn(0), algorithm.learn(0)
+    there.to(GPU)
+    actor = Actor(algorithm, env, 0)
+    for update in range(4):
+        batch = join(algorithm.record, [actor.unroll(), actor.unroll()])
+        for learn in (here, there):
+            sums, moments = learn.sums(batch), learn.moments(batch)
+            for minibatch in learn.minibatches(batch, sums, Progress(), np.random.default_rng(update)):
+                gradient, _ = learn.gradients(minibatch, "all")
+                assert learn.apply(gradient, "all")
+            learn.absorb(moments)
+        np.testing.assert_allclose(there.published(Progress())["params"], here.published(Progress())["params"], atol=1e-4)
+        np.testing.assert_array_equal(there.snapshot(Progress())()["params"], there.published(Progress())["params"])
+
+
+@pytest.mark.parametrize("net", [NetConfig(hidden=(16,)), LSTM], ids=["mlp", "lstm"])
+def test_a_counters_answers_are_the_policys(net):
+    algorithm = algorithms.make(vtrace.Config(), envs.describe("shoal/Catch-v0"), net, 4)
+    policy, other = algorithm.policy(), algorithm.policy()
+    policy.to(GPU)
+    counter = Counter(policy, GPU, torch.Generator("cuda").manual_seed(0))
+    env, sight = envs.make("shoal/Catch-v0", 4), algorithm.record.sight(4)
+    now, state, seen = env.reset(seed=0), policy.initial_state(4), set()
+    state = {key: x.cpu().numpy() for key, x in state.items()}
+    action = None
+    for _ in range(40):  # the first calls go kernel by kernel, the others through the graph
+        view = sight.of(now, action)
+        action, after, extras = counter.act([view], [state], np.zeros(4, np.float32))
+        output = other.model.step(view, state)
+        expected = other.model.net.head.log_prob(output.params, torch.from_numpy(action))
+        np.testing.assert_allclose(extras["log_prob"], expected, atol=1e-4)
+        for key, x in output.state.items():
+            np.testing.assert_allclose(after[key], x, atol=1e-4)
+        state = after
+        seen.update(action.tolist())
+        now = env.step(action)
+    assert seen == {0, 1, 2}
+
+
+def test_the_device_architecture_learns_catch_as_a_graph(tmp_path):
+    program, parts = draw(a2c.Config(unroll=9, lr=5e-3, lambda_=1.0), "device", "shoal/Catch-v0", envs_per_actor=256,
+                          updates_per_step=10)
+    role = program.nodes["device"].role(Me(), Parts(parts.algorithm, parts.env, 256, hardware=GPU), None, 10)
+    for _ in range(21):
+        _finish(role.step())
+    assert role.graph is not None
+    stats = role.me.stats
+    before = stats.get("episode_return/sum"), stats.get("episode_return/count")
+    _finish(role.step())
+    episodes = stats.get("episode_return/count") - before[1]
+    assert episodes == 2560 and (stats.get("episode_return/sum") - before[0]) / episodes > 0.9
+
+
+def _finish(coroutine):
+    with pytest.raises(StopIteration):
+        coroutine.send(None)
+
+
+def test_frames_go_straight_from_slots_to_the_gpu(tmp_path):
+    """A whole program: what a Source hands out is what was sent, also when slots are used again and again."""
+    from shoal.runtime import Program
+    from shoal.slots import Field, Layout
+
+    layout = Layout({"observation": Field((3, 4, 128, 128), "u1", 1), "valid": Field((2, 4), "bool", 1)})
+
+    class Producer:
+        def __init__(self, me, unrolls):
+            self.unrolls, self.number = unrolls, 0
+
+        async def step(self):
+            slot = await self.unrolls.slot()
+            slot.data["observation"][...] = self.number % 251
+            self.number += 1
+            slot.send()
+
+    class Consumer:
+        def __init__(self, me, unrolls):
+            self.me, self.unrolls, self.number = me, unrolls, 0
+            unrolls.direct = Direct(layout, torch.device("cuda"))
+
+        async def step(self):
+            batch = await self.unrolls.take(2)
+            frames = batch["observation"]
+            assert frames.is_cuda and frames.shape == (3, 8, 128, 128)
+            for k in range(2):
+                assert bool((frames[:, 4 * k : 4 * k + 4] == self.number % 251).all())
+                self.number += 1
+            if self.number == 200:
+                self.me.finish("counted")
+
+    program = Program("frames")
+    unrolls = program.stream("unrolls", layout, depth=3)
+    program.add("producer", Producer, unrolls=unrolls.sink)
+    program.add("consumer", Consumer, unrolls=unrolls.source)
+    from tests.runtime.harness import Watch
+
+    assert go(program, "local", tmp_path, Watch()).reason == "counted"
+
+
+@pytest.mark.parametrize("architecture", ["actor_learner", "central_inference", "synchronous"])
+def test_programs_run_with_their_learner_on_the_gpu(architecture, tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.architectures.graphs.Parts", lambda *a, **k: Parts(*a, **k, hardware=GPU))
+    run = train(tmp_path, vtrace.Config(unroll=4), architecture, "shoal/Catch-v0", "local", actors=2, updates=60, net=LSTM)
+    assert run.reason == "counted" and np.isfinite(run.published["params"]).all()
