@@ -101,6 +101,8 @@ def draw(algorithm: Any, architecture: str, env: Any, *, seed: int = 7, actors: 
     module = named(architecture)
     source = env if isinstance(env, EnvSource) else EnvSource(env)
     seats = config.pop("envs_per_actor", SEATS)
+    if architecture == "device":
+        config.setdefault("updates_per_step", 1)  # so that updates can be counted one by one
     made = algorithms.make(algorithm, source.describe(), net or NetConfig(), seats)
     parts = Parts(made, source, seats, seed=seed, actors=actors, learners=learners, max_env_steps=max_env_steps,
                   replay=replay or ReplayConfig(),

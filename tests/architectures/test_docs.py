@@ -9,12 +9,12 @@ import pytest
 from shoal import cli
 
 PAGES = sorted(path for path in (Path(__file__).parents[2] / "docs" / "presets").glob("*.md")
-               if path.stem in ("a3c", "ga3c", "seed", "appo", "rapid_ppo", "gala", "ppo_quick", "dqn",
+               if path.stem in ("a3c", "ga3c", "seed", "appo", "rapid_ppo", "gala", "ppo_quick", "anakin", "dqn",
                                 "double_dqn", "apex", "r2d2", "seed_r2d2"))
 
 
 def test_there_is_a_page_for_each():
-    assert len(PAGES) == 12
+    assert len(PAGES) == 13
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

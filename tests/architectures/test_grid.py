@@ -15,7 +15,7 @@ GRID = {
     "vtrace": vtrace.Config(unroll=4),
     "appo": appo.Config(unroll=4, normalise_returns=True),
 }
-PRESETS = ("a3c", "ga3c", "seed", "appo", "rapid_ppo", "gala", "anakin")
+PRESETS = ("a3c", "ga3c", "seed", "appo", "rapid_ppo", "gala")
 LSTM = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=16, prev_action_reward=True)
 
 

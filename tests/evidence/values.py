@@ -19,5 +19,5 @@ LINES = [
     reaches("r2d2-pomdp", 6, "r2d2 on a CartPole without velocities", "r2d2", "shoal/CartPolePOMDP-v0", goal=350, budget=2_000_000),
     reaches("seed_r2d2-tmaze", 6, "seed_r2d2 on a T-maze (L = 8)", "seed_r2d2", "shoal/TMaze-v0", goal=0.9, budget=200_000),
     *(replace(survives(name, words, ("replay 0", "actor 1", "learner 0")), issue=6)
-      for name, words in (("apex", ("apex",)), ("apex-saved", ("apex", "--replay.checkpoint")))),
+      for name, words in (("apex", ("apex",)), ("apex-saved", ("apex", "--replay.checkpoint", "--actors", "2")))),
 ]

@@ -20,7 +20,7 @@ from shoal.algorithms.batch import Batch
 from shoal.algorithms.blueprint import Blueprint
 from shoal.algorithms.hardware import Hardware
 from shoal.algorithms.normaliser import Normaliser
-from shoal.algorithms.pinning import Outbox, Pinned
+from shoal.algorithms.pinning import Outbox, Pinned, to_host
 from shoal.algorithms.training import Optimiser, annealed
 from shoal.core import Progress, Tree
 
@@ -49,6 +49,10 @@ class Readings(Mapping[str, float]):
     def __init__(self, numbers: Mapping[str, torch.Tensor]) -> None:
         self._names = tuple(numbers)
         self._values = torch.stack([value.detach() for value in numbers.values()])
+
+    def send(self) -> None:
+        """Start them on their way; see `to_host` for when they may be read."""
+        self._values = to_host(self._values)
 
     def read(self) -> dict[str, float]:
         return dict(zip(self._names, self._values.tolist(), strict=True))

@@ -17,7 +17,7 @@ import torch
 from shoal.core import Tree
 from shoal.slots import Layout, map_tree
 
-__all__ = ["Direct", "Outbox", "Pinned"]
+__all__ = ["Direct", "Outbox", "Pinned", "to_host"]
 
 MOST = 16  # buffers that are locked; a stream has three for each size of batch
 LARGE = 1 << 16
@@ -107,6 +107,16 @@ class Direct:
         """Until nothing reads from the slots any more."""
         self._copied.record(self._side)
         self._copied.synchronize()
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """On its way to the host: to be read once an event that was recorded later has come. Reading it on the GPU's own stream
+    would wait for all that was started since."""
+    if not tensor.is_cuda:
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    host.copy_(tensor, non_blocking=True)
+    return host
 
 
 class Outbox:

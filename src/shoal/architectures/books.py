@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -57,11 +58,10 @@ class Books:
         else:
             self._judge(finite)
 
-    def hear(self, verdicts: list[torch.Tensor]) -> None:
-        """Look at what became of updates that were made on a GPU."""
-        for finite in torch.stack(verdicts).tolist() if verdicts else ():
+    def hear(self, verdicts: Iterable[bool]) -> None:
+        """What became of updates that were made on a GPU."""
+        for finite in verdicts:
             self._judge(finite)
-        verdicts.clear()
 
     def _judge(self, finite: bool) -> None:
         if finite:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shoal.algorithms.pinning import Direct
+from shoal.algorithms.pinning import Direct, to_host
 from shoal.architectures.books import Books, SharedModel, bundle
 from shoal.architectures.episodes import play_episodes
 from shoal.architectures.parts import Parts
@@ -122,7 +122,7 @@ class Learner:
             updated = await self._update(batch)
         except GroupChanged:
             self.me.stats.add("group_discarded")
-            self.greeted = False
+            self.greeted, self.running, self.books.unheard = False, None, []
             return
         if updated and self.gpu:
             self._follow()
@@ -131,20 +131,21 @@ class Learner:
 
     def _follow(self) -> None:
         """Leave this update to the GPU if there is more to do, and publish the one before it."""
-        snapshot = self.learn.snapshot(self.books.progress)  # type: ignore[attr-defined]
-        before, self.running = self.running, (snapshot, self.metrics, self.books.unheard)
-        self.books.unheard = []
+        self.metrics.send()
+        verdicts, self.books.unheard = to_host(torch.stack(self.books.unheard)), []
+        snapshot = self.learn.snapshot(self.books.progress)  # type: ignore[attr-defined]  # last: it says when all have come
+        before, self.running = self.running, (snapshot, self.metrics, verdicts)
         if before is not None:
             self._deliver(*before)
         if not self.unrolls.waiting(self.batch_slots or 0):  # type: ignore[attr-defined]
             self._deliver(*self.running)
             self.running = None
 
-    def _deliver(self, snapshot: Any, metrics: Any, verdicts: list[torch.Tensor]) -> None:
+    def _deliver(self, snapshot: Any, metrics: Any, verdicts: torch.Tensor) -> None:
         """Wait for an update and publish it."""
         with self.me.stats.phase("learn"):
             published = snapshot()
-        self.books.hear(verdicts)
+        self.books.hear(verdicts.tolist())
         self.books.show(metrics)
         self._publish(published)
 
@@ -183,7 +184,9 @@ class Learner:
                     steps += 1
             self.metrics = metrics
             if not self.gpu:
-                self.books.hear(self.books.unheard)
+                if self.books.unheard:
+                    self.books.hear(torch.stack(self.books.unheard).tolist())
+                    self.books.unheard = []
                 self.books.show(metrics)
         learn.absorb(moments)
         self.books.count(int(fresh), steps)
