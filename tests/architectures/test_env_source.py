@@ -6,6 +6,7 @@ import pytest
 from shoal.algorithms import vtrace
 from shoal.architectures import ARCHITECTURES
 from shoal.architectures.parts import EnvSource
+from shoal.errors import ConfigError
 from tests.architectures.graphs import train
 
 
@@ -18,7 +19,12 @@ def test_values_are_taken_in_turns_and_leave_the_rest_alone():
     assert plain.of(4) is plain
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_an_architecture_without_actors_refuses_them(tmp_path):
+    with pytest.raises(ConfigError, match="vary from actor to actor .ball_column."):
+        train(tmp_path, "a2c", "device", EnvSource("shoal/Catch-v0", varied={"ball_column": (0, 3)}), "inline", updates=1)
+
+
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "device"])
 def test_every_actor_has_its_own(architecture, tmp_path, monkeypatch):
     made = []
     make = EnvSource.make

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from shoal import algorithms, architectures, cli
+from shoal.errors import ConfigError
 from shoal.nets import NetConfig
 from tests.architectures import third_party_algorithm
 from tests.architectures.graphs import train
 
 HERE = "tests.architectures.third_party"
-PAIRS = [*(("luck", name) for name in (*architectures.ARCHITECTURES, "freshest")),
+PAIRS = [*(("luck", name) for name in (*architectures.ARCHITECTURES, "freshest") if name != "device"),  # it takes arrays
          *((name, "freshest") for name in algorithms.ALGORITHMS if not getattr(algorithms.named(name)[1], "from_replay", False))]
 LSTM = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=16)
 
@@ -31,6 +32,11 @@ def test_the_algorithm_is_short():
 def test_it_runs_on_every_pair(algorithm, architecture, net, tmp_path):
     run = train(tmp_path, algorithm, architecture, "shoal/Catch-v0", "inline", actors=2, updates=6, net=net)
     assert run.reason == "counted" and np.isfinite(run.published["params"]).all()
+
+
+def test_an_algorithm_of_arrays_is_refused_on_a_device(tmp_path):
+    with pytest.raises(ConfigError, match="Luck works on arrays only"):
+        train(tmp_path, "luck", "device", "shoal/Catch-v0", "inline", updates=1)
 
 
 @pytest.mark.parametrize(("algorithm", "architecture"), [("luck", "predictor_trainer"), ("vtrace", "freshest")])
