@@ -59,11 +59,11 @@ def draw(program: Program, parts: Parts, config: Config) -> None:
         raise ConfigError(f"--learners {parts.learners}: the device architecture has one device and one learner; raise "
                           "--architecture.envs-per-actor instead")
     if not getattr(parts.algorithm, "runs_on_gpu", False):
-        raise ConfigError(f"{type(parts.algorithm).__name__} works on arrays only: the device architecture needs an algorithm whose "
-                          "parts take tensors (runs_on_gpu); any other architecture runs it")
+        raise ConfigError(f"{type(parts.algorithm).__name__} works on arrays only: the device architecture needs an algorithm "
+                          "whose parts take tensors (runs_on_gpu); any other architecture runs it")
     if parts.env.varied:
-        raise ConfigError(f"environments that vary from actor to actor ({', '.join(parts.env.varied)}): the device architecture has "
-                          "no actors; any other architecture takes them")
+        raise ConfigError(f"environments that vary from actor to actor ({', '.join(parts.env.varied)}): the device architecture "
+                          "has no actors; any other architecture takes them")
     parts.env.tensors(1, "cpu")  # says what is wrong before anything starts
     weights = program.broadcast("weights", parts.algorithm.published_layout()) if parts.eval.enabled else None
     program.add("device", DeviceLearner, parts=parts, weights=weights and weights.publisher, updates=config.updates_per_step,
