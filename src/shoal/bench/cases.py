@@ -1,4 +1,4 @@
-"""What is measured: a few cases, each a preset and an environment. Later issues add lines here."""
+"""What is measured: a few cases, each a preset and an environment."""
 
 from __future__ import annotations
 

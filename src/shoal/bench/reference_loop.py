@@ -27,8 +27,8 @@ from torch.nn import functional
 __all__ = ["main", "rate", "train"]
 
 DEFAULTS = {
-    "cartpole": {"envs": 1024, "horizon": 32, "minibatches": 4, "lr": 5e-3, "reward_scale": 0.05},
-    "pong": {"envs": 32, "horizon": 32, "minibatches": 4, "lr": 5e-4, "reward_scale": 1.0},
+    "cartpole": {"envs": 2048, "horizon": 16, "minibatches": 4, "lr": 5e-3, "reward_scale": 0.05},
+    "pong": {"envs": 64, "horizon": 16, "minibatches": 4, "lr": 5e-4, "reward_scale": 1.0},
 }
 GRIDS = {  # environments, horizon, minibatches
     "cartpole": ((512, 1024, 2048), (16, 32), (1, 4)),
