@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from shoal.algorithms import a2c, ppo, vtrace
+from shoal.errors import ConfigError
 from shoal.nets import NetConfig
 from tests.architectures.graphs import train
 
@@ -44,6 +45,7 @@ def test_local_equals_inline_with_a_recurrent_net(tmp_path):
     (vtrace.Config(unroll=8, optimiser="sgd", lr=0.05), "actor_learner", {"batch_slots": 2}, {"batch_slots": 1}),
     (ppo.Config(unroll=8, epochs=1, minibatches=1, normalise_observations=True, optimiser="sgd", lr=0.05), "actor_learner",
      {"batch_slots": 2}, {"batch_slots": 1}),
+    (vtrace.Config(unroll=8, optimiser="sgd", lr=0.05), "actor_learner", {"batch_slots": 2}, {"batch_slots": 1, "one_place": True}),
 ])
 def test_two_learners_make_the_update_of_one_on_the_joined_batch(kind, algorithm, architecture, one, two, tmp_path):
     """Two actors in lock-step: their unrolls go to one learner, or to one of two learners each."""
@@ -54,3 +56,18 @@ def test_two_learners_make_the_update_of_one_on_the_joined_batch(kind, algorithm
     moved = np.abs(single.published["params"] - start.published["params"]).max()
     assert moved > 1e-3
     np.testing.assert_allclose(double.published["params"], single.published["params"], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["inline", "local"])
+def test_two_bundles_of_worker_and_trainer_make_the_update_of_one_trainer(kind, tmp_path):
+    """Each trainer learns from the worker in its own process, and they share gradients."""
+    config = ppo.Config(unroll=8, epochs=1, minibatches=1, normalise_observations=True, optimiser="sgd", lr=0.05)
+    single = train(tmp_path, config, "synchronous", "CartPole-v1", kind, actors=2, updates=6)
+    double = train(tmp_path, config, "synchronous", "CartPole-v1", kind, actors=2, learners=2, one_place=True, updates=6)
+    assert double.version == single.version
+    np.testing.assert_allclose(double.published["params"], single.published["params"], atol=1e-6)
+
+
+def test_a_learner_without_an_actor_in_its_process_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="2 learners and 1 actors"):
+        train(tmp_path, "vtrace", "actor_learner", "CartPole-v1", "inline", actors=1, learners=2, one_place=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal.core import any_of
-from shoal.errors import WireError
+from shoal.errors import ProgramError, WireError
 from shoal.runtime import Program
 from shoal.runtime.wires.stream import Stream
 from shoal.slots import Field, Layout
@@ -68,6 +68,22 @@ def test_everything_sent_arrives_whole_and_in_order(kind, producers, consumers, 
     assert watch.reason == "until"
     assert watch.wires["items"]["written"] >= 600
     assert watch.unbalanced == 0
+
+
+def test_in_a_paired_stream_every_producer_has_its_own_consumer():
+    stream = built(Stream("items", LAYOUT, depth=2, paired=True), sink=4, source=2)
+    sources = [stream.attach("source", c, 0) for c in range(2)]
+    for sink in (3, 0, 1, 2, 0):
+        now(stream.attach("sink", sink, 0).slot()).send()
+    for source, members in zip(sources, ([0, 2, 0], [1, 3]), strict=True):
+        now(source.take(len(members)))
+        assert source.last_members == members
+        assert not source.waiting(1)
+
+
+def test_a_paired_stream_needs_a_producer_for_every_consumer():
+    with pytest.raises(ProgramError, match="1 producers cannot serve 2 consumers in pairs"):
+        built(Stream("items", LAYOUT, paired=True), sink=1, source=2)
 
 
 @pytest.mark.parametrize(("full", "count"), [("block", 1), ("block", 2), ("drop_oldest", 1)])

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.architectures.parts import Parts
-from shoal.architectures.roles import Actor, Evaluator, Learner, learner_group
+from shoal.architectures.roles import Actor, Evaluator, Learner, bundles, learner_group
 from shoal.core import Delivery, Tolerance
 from shoal.errors import ConfigError
 from shoal.runtime import Program
@@ -51,7 +51,7 @@ class Config:
     delay_slots: int = 0
     """Keep unrolls back in a queue of this length before they may be drawn: an artificial lag, for experiments."""
     one_place: bool = False
-    """Put the actors and the learner into one process: on few cores, with cheap environments, nothing is faster."""
+    """Put the actors into their learner's process: on few cores, with cheap environments, nothing is faster."""
 
     def validate(self) -> None:
         for name in ("envs_per_actor", "batch_slots", "slots_per_actor"):
@@ -99,10 +99,10 @@ def draw(program: Program, parts: Parts, config: Config) -> None:
         raise ConfigError(f"--architecture.lockstep needs one unroll of each actor per update, but {parts.learners} learners x "
                           f"--architecture.batch-slots {config.batch_slots} is not --actors {parts.actors}; make them equal")
     algorithm = parts.algorithm
-    unrolls = program.stream("unrolls", algorithm.record.layout, depth=config.slots_per_actor)
+    unrolls = program.stream("unrolls", algorithm.record.layout, depth=config.slots_per_actor, paired=config.one_place)
     weights = program.broadcast("weights", algorithm.published_layout())
     group = learner_group(program, parts)
-    place = "main" if config.one_place else None
+    place = bundles(parts) if config.one_place else None
     program.add("actor", Actor, parts=parts, unrolls=unrolls.sink, weights=weights.reader, per_version=int(config.lockstep),
                 replicas=(1, parts.actors, parts.actors), place=place)
     program.add("learner", Learner, parts=parts, unrolls=unrolls.source, weights=weights.publisher, group=group,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,11 @@ from shoal.architectures.parts import Parts
 from shoal.architectures.player import Player
 from shoal.architectures.reuse import Reuse
 from shoal.core import Group, Me, Progress, Publisher, Reader, Shared, Sink, Source, Tree, any_of
-from shoal.errors import GroupChanged
+from shoal.errors import ConfigError, GroupChanged
 from shoal.runtime import Program
 from shoal.slots import Layout, leaves, map_tree
 
-__all__ = ["Actor", "Evaluator", "Learner", "learner_group"]
+__all__ = ["Actor", "Evaluator", "Learner", "bundles", "learner_group"]
 
 
 def learner_group(program: Program, parts: Parts) -> Any:
@@ -30,6 +31,14 @@ def learner_group(program: Program, parts: Parts) -> Any:
     learn = parts.algorithm.learn(parts.seed)
     nbytes = Layout.of(bundle(learn, np.zeros(2, np.int64))).nbytes
     return program.group("gradients", nbytes).port("member")
+
+
+def bundles(parts: Parts) -> Callable[[int], str]:
+    """A place for every learner and the actors that serve it (a paired stream): data never leave their process."""
+    if parts.actors < parts.learners:
+        raise ConfigError(f"--architecture.one-place with {parts.learners} learners and {parts.actors} actors: every learner needs "
+                          f"an actor in its process; give --actors {parts.learners}")
+    return lambda index: "main" if parts.learners == 1 else f"main-{index % parts.learners}"
 
 
 class Actor:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal.architectures.parts import Parts
-from shoal.architectures.roles import Actor, Evaluator, Learner, learner_group
+from shoal.architectures.roles import Actor, Evaluator, Learner, bundles, learner_group
 from shoal.core import Delivery, Tolerance
 from shoal.errors import ConfigError
 from shoal.runtime import Program
@@ -36,7 +36,7 @@ class Config:
     """Environments that one worker steps together, E."""
 
     one_place: bool = False
-    """Put the actors and the learner into one process: on few cores, with cheap environments, nothing is faster."""
+    """Put the workers into their trainer's process: on few cores, with cheap environments, nothing is faster."""
 
     def validate(self) -> None:
         if self.envs_per_actor < 1:
@@ -57,10 +57,11 @@ def draw(program: Program, parts: Parts, config: Config) -> None:
 
         draw_replay(program, parts, turns=True, one_place=config.one_place)
         return
-    unrolls = program.stream("unrolls", algorithm.record.layout, depth=1)
+    unrolls = program.stream("unrolls", algorithm.record.layout, depth=1, paired=config.one_place)
     weights = program.broadcast("weights", algorithm.published_layout())
-    place = "main" if config.one_place else None
-    program.add("worker", Actor, parts=parts, unrolls=unrolls.sink, weights=weights.reader, per_version=parts.learners,
+    place = bundles(parts) if config.one_place else None
+    program.add("worker", Actor, parts=parts, unrolls=unrolls.sink, weights=weights.reader,
+                per_version=1 if config.one_place else parts.learners,  # one unroll for each trainer that it serves
                 replicas=(1, parts.actors, parts.actors), place=place)
     program.add("trainer", Learner, parts=parts, unrolls=unrolls.source, weights=weights.publisher,
                 group=learner_group(program, parts), replicas=parts.learners, place=place, compute_threads=parts.learner_threads)

@@ -45,11 +45,13 @@ def laid_out(plan: Plan, say: Callable[[str], None]) -> Plan:
 
 
 def _with(plan: Plan, layout: Any) -> Plan:
-    """A batch holds the same rows as before: one unroll of every actor."""
+    """A batch of all learners together holds the same rows as before: one unroll of every actor."""
     experiment = plan.experiment
+    learners = max(layout.learners, experiment.learners)
     changes: dict[str, Any] = {"envs_per_actor": layout.envs_per_actor, "one_place": layout.one_place}
     if hasattr(experiment.architecture, "batch_slots"):
-        changes["batch_slots"] = layout.actors
+        changes["batch_slots"] = max(1, layout.actors // learners)
     architecture = dataclasses.replace(experiment.architecture, **changes)
     return dataclasses.replace(plan, experiment=dataclasses.replace(
-        experiment, architecture=architecture, actors=layout.actors, learner_threads=layout.learner_threads))
+        experiment, architecture=architecture, actors=layout.actors, learners=learners,
+        learner_threads=layout.learner_threads))

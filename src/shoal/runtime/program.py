@@ -88,8 +88,8 @@ class Program:
         self.wires[wire.name] = wire
         return wire
 
-    def stream(self, name: str, layout: Layout, depth: int = 2, full: str = "block") -> Stream:
-        return self._wire(Stream(name, layout, depth, full))
+    def stream(self, name: str, layout: Layout, depth: int = 2, full: str = "block", paired: bool = False) -> Stream:
+        return self._wire(Stream(name, layout, depth, full, paired))
 
     def broadcast(self, name: str, layout: Layout) -> Broadcast:
         return self._wire(Broadcast(name, layout))

@@ -112,7 +112,8 @@ class Books:
 class Stream(Wire):
     kind, ends = "stream", ("sink", "source")
 
-    def __init__(self, name: str, layout: Layout, depth: int = 2, full: str = "block") -> None:
+    def __init__(self, name: str, layout: Layout, depth: int = 2, full: str = "block", paired: bool = False) -> None:
+        """`paired`: producer p serves consumer p modulo their number, and no other one."""
         super().__init__(name)
         if full not in ("block", "drop_oldest"):
             raise ProgramError(f"stream {name}: full is 'block' or 'drop_oldest', not {full!r}")
@@ -122,7 +123,7 @@ class Stream(Wire):
             if not field.shape:
                 raise ProgramError(f"stream {name}: {'/'.join(path)} is a scalar, but slots are joined along an axis; "
                                    "give it the shape (1,)")
-        self.layout, self.depth, self.full = layout, depth, full
+        self.layout, self.depth, self.full, self.paired = layout, depth, full, paired
         self.lane_bytes = HEADER * (1 + depth) + depth * layout.nbytes
         self.channels: list[tuple[Channel, Channel]] = []
 
@@ -136,14 +137,22 @@ class Stream(Wire):
 
     def lay_out(self, medium: Medium) -> None:
         self.check_ends(sink=1, source=1)
+        if self.paired and self.members("sink") < self.members("source"):
+            raise ProgramError(f"stream {self.name}: {self.members('sink')} producers cannot serve {self.members('source')} "
+                               "consumers in pairs; there must be at least as many of them")
         lanes = self.members("sink") * self.members("source")
         self.memory = medium.memory(lanes * self.lane_bytes)
         self.channels = [(medium.channel(2 * self.depth), medium.channel(2 * self.depth)) for _ in range(lanes)]
 
     def attach(self, end: str, member: int, incarnation: int) -> Sink | Source:
         if end == "sink":
-            return Sink(self, [Lane(self, member, c) for c in range(self.members("source"))], incarnation)
-        return Source(self, [Lane(self, p, member) for p in range(self.members("sink"))])
+            consumers = [c for c in range(self.members("source")) if self._joins(member, c)]
+            return Sink(self, [Lane(self, member, c) for c in consumers], incarnation)
+        producers = [p for p in range(self.members("sink")) if self._joins(p, member)]
+        return Source(self, [Lane(self, p, member) for p in producers])
+
+    def _joins(self, producer: int, consumer: int) -> bool:
+        return not self.paired or producer % self.members("source") == consumer
 
     # ------------------------------------------------------------------ the supervisor's
     def books(self) -> Books:
@@ -404,7 +413,7 @@ class Source:
                     members.append(lane_number)
                     self._turn = (lane_number + 1) % len(self._lanes)
                     break
-        self.last_members = members
+        self.last_members = [self._lanes[k].producer for k in members]
         return stage if self.direct is None else {**stage, **self.direct.finish()}
 
     async def take_each(self) -> Any:
@@ -415,5 +424,5 @@ class Source:
         stage = self._stage(len(members))
         for position, lane_number in enumerate(members):
             self._gather(lane_number, stage, position)
-        self.last_members = members
+        self.last_members = [self._lanes[k].producer for k in members]
         return stage if self.direct is None else {**stage, **self.direct.finish()}
