@@ -2,8 +2,9 @@
 
 The composition of every batch stays what it was: `rows` environments in all, cut into 1, 2, ... actors. Each candidate runs
 for real, for about a second after its first updates, on the same fork server, and those that are close to the best a second
-time; the fastest in environment steps per second wins. On few cores with a cheap environment that is usually one process per core that does everything, an actor and a learner
-that shares gradients with the others (no batch is copied between cores); with a slow environment it is one actor per core.
+time; the fastest in environment steps per second wins. On few cores with a cheap environment that is usually one process per
+core that does everything, an actor and a learner that shares gradients with the others (no batch is copied between cores);
+with a slow environment it is one actor per core.
 """
 
 from __future__ import annotations
@@ -100,24 +101,26 @@ def calibrate(rows: int, cores: int, draw: Callable[[Layout], Program], say: Cal
     """Try every candidate; the trials, fastest first. `draw` makes the program of a layout, without an evaluator."""
     lent = nursery or Nursery()
     rates: dict[Layout, list[float]] = {}
-    try:
-        with tempfile.TemporaryDirectory(prefix="shoal-calibration-") as folder:
-            for layout in candidates(rows, cores):
-                watch = Stopwatch()
-                try:
-                    run(draw(layout), watch, "local", Path(folder), nursery=lent)
-                except ShoalError as error:
-                    say(f"  {layout}: failed ({str(error).splitlines()[0]})")
-                    continue
-                say(f"  {layout}: {watch.rate:,.0f} env steps/s")
-                rates[layout] = [watch.rate]
-            best = max((rate for (rate,) in rates.values()), default=0.0)
-            close = [layout for layout, (rate,) in rates.items() if rate >= CLOSE * best]
-            for layout in close if len(close) > 1 else ():
-                watch = Stopwatch()
+
+    def attempt(layout: Layout) -> None:
+        watch = Stopwatch()
+        try:
+            with tempfile.TemporaryDirectory(prefix="shoal-calibration-") as folder:
                 run(draw(layout), watch, "local", Path(folder), nursery=lent)
-                say(f"  again, {layout}: {watch.rate:,.0f} env steps/s")
-                rates[layout].append(watch.rate)
+        except ShoalError as error:
+            say(f"  {layout}: failed ({str(error).splitlines()[0]})")
+            rates.pop(layout, None)
+            return
+        say(f"  {layout}: {watch.rate:,.0f} env steps/s")
+        rates.setdefault(layout, []).append(watch.rate)
+
+    try:
+        for layout in candidates(rows, cores):
+            attempt(layout)
+        best = max((rate for (rate,) in rates.values()), default=0.0)
+        close = [layout for layout, (rate,) in rates.items() if rate >= CLOSE * best]
+        for layout in close if len(close) > 1 else ():
+            attempt(layout)
     finally:
         if nursery is None:
             lent.close()
