@@ -65,7 +65,8 @@ PONG = Scene(
     warm_seconds=3.0,
     seconds=9.0,
 )
-PAIR = {"net.torso": "nature", "actors": 2, "learners": 2, "architecture.one_place": True}
+NATURE = {"net.torso": "nature"}
+PAIR = {**NATURE, "actors": 2, "learners": 2, "architecture.one_place": True}
 """A process for each of two cores, with an actor and a learner: what `--actors auto` finds on them, without its half a minute."""
 
 CASES = (
