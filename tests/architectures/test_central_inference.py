@@ -9,9 +9,10 @@ import torch
 from shoal.algorithms import vtrace
 from shoal.architectures.parts import EnvSource
 from shoal.architectures.roles import Learner
+from shoal.errors import ConfigError
 from shoal.nets import NetConfig
 from tests.architectures.echo import Collector, Echo
-from tests.architectures.graphs import Weights, draw, go
+from tests.architectures.graphs import Weights, draw, go, train
 from tests.runtime.harness import kill
 
 NETS = {"mlp": NetConfig(hidden=(16,)), "lstm": NetConfig(hidden=(16,), recurrent="lstm", lstm_size=16, prev_action_reward=True)}
@@ -152,3 +153,18 @@ def test_one_group_and_many(kept, tmp_path):
     for groups in (1, 3):
         _, run = collect(tmp_path, "inline", NETS["mlp"], groups=groups)
         assert run.reason == "enough"
+
+
+@pytest.mark.parametrize("kind", ["inline", "local"])
+def test_a_server_in_the_process_of_every_learner(kind, tmp_path):
+    """Two processes, each with an actor, a server and a learner; only gradients and weights cross."""
+    run = train(tmp_path, vtrace.Config(unroll=4), "central_inference", "shoal/Catch-v0", kind, actors=2, learners=2,
+                one_place=True, batch_slots=2, updates=8)
+    assert run.reason == "counted" and np.isfinite(run.published["params"]).all()
+    shares = [run.final[f"learner-{k}"]["samples_consumed"] for k in range(2)]
+    assert min(shares) > 0 and shares == [run.final["learner-0"]["samples_consumed"]] * 2  # in step, and nobody takes another's
+
+
+def test_a_replay_table_is_not_in_a_learners_process(tmp_path):
+    with pytest.raises(ConfigError, match="one-place with --algorithm dqn does not fit here"):
+        train(tmp_path, "dqn", "central_inference", "shoal/Catch-v0", "inline", one_place=True)

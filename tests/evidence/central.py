@@ -23,22 +23,25 @@ __all__ = ["LINES"]
 ENV, ENVIRONMENTS, TURNS = "shoal/PixelCatch-v0", 32, 5
 LOOK, MEASURE = 3.0, 8.0  # seconds: of a setting of the grid, of a run that counts
 PRESETS = {"actor_learner": "impala", "central_inference": "seed"}
+BUNDLES = {"one_place": True, "learners": 2}
 # Actors, rows of a slot, slots of a batch, and what else differs. The environments are actors x rows (x 2 groups).
 GRID = {
     "actor_learner": ((1, 32, 1, {}), (2, 16, 1, {}), (2, 16, 2, {}), (1, 32, 1, {"one_place": True}),
-                      (1, 32, 1, {"learner_threads": 2})),
+                      (1, 32, 1, {"learner_threads": 2}), (2, 16, 1, BUNDLES)),
     "central_inference": ((1, 32, 1, {"groups": 1}), (1, 16, 1, {}), (1, 16, 2, {}), (2, 8, 4, {}),
-                          (1, 32, 1, {"groups": 1, "learner_threads": 2})),
+                          (1, 32, 1, {"groups": 1, "learner_threads": 2}), (2, 16, 1, {"groups": 1, **BUNDLES})),
 }
+OUTER = ("learner_threads", "learners")  # values of the experiment, not of the architecture
 Setting = tuple[int, int, int, dict[str, Any]]
 
 
 def rate(architecture: str, setting: Setting, seconds: float, seed: int, nursery: Nursery) -> float:
     """Env steps per second."""
     actors, rows, batch_slots, more = setting
-    layout = {key: value for key, value in more.items() if key != "learner_threads"}
+    layout = {key: value for key, value in more.items() if key not in OUTER}
+    outer = {key: more.get(key, 1) for key in OUTER}
     plan = plan_of(PRESETS[architecture], ENV, None, {"envs_per_actor": rows, "batch_slots": batch_slots, **layout},
-                   {"eval": {"enabled": False}, "actors": actors, "seed": seed, "learner_threads": more.get("learner_threads", 1)})
+                   {"eval": {"enabled": False}, "actors": actors, "seed": seed, **outer})
     watch = Stopwatch(seconds)
     with tempfile.TemporaryDirectory() as folder:
         runtime.run(prepare(plan).program(), watch, "local", Path(folder), nursery=nursery)

@@ -23,7 +23,7 @@ import torch
 from shoal.algorithms.serving import Counter
 from shoal.architectures.parts import Parts
 from shoal.architectures.player import note_episodes
-from shoal.architectures.roles import Evaluator, Learner, learner_group
+from shoal.architectures.roles import Evaluator, Learner, bundles, learner_group
 from shoal.architectures.views import join_rows, join_views, rows_of
 from shoal.core import Call, Delivery, Me, Progress, Reader, Request, Server, Sink, Tolerance, Tree
 from shoal.envs import Step
@@ -52,6 +52,8 @@ class Config:
     """Finished unrolls that may wait for the learner; few of them keep data young."""
     inference_rows: int = 512
     """Most environments in one forward pass."""
+    one_place: bool = False
+    """Put the actors and an inference server into their learner's process: on few cores nothing is faster."""
 
     def validate(self) -> None:
         for name in ("envs_per_actor", "groups", "batch_slots", "queue_slots", "inference_rows"):
@@ -73,14 +75,17 @@ def draw(program: Program, parts: Parts, config: Config) -> None:
         return
     request, reply = step_layouts(algorithm.record)
     steps = program.call("steps", request, reply, depth=config.groups)
-    # The server has one unroll of every group open, and some more on their way.
-    unrolls = program.stream("unrolls", algorithm.record.layout, depth=parts.actors * config.groups + config.queue_slots)
+    # A server has one unroll of every group open, and some more on their way.
+    unrolls = program.stream("unrolls", algorithm.record.layout, depth=parts.actors * config.groups + config.queue_slots,
+                             paired=config.one_place)
     weights = program.broadcast("weights", algorithm.published_layout())
-    program.add("actor", EnvActor, parts=parts, steps=steps.client, groups=config.groups, replicas=(1, parts.actors, parts.actors))
+    place = bundles(parts) if config.one_place else None
+    program.add("actor", EnvActor, parts=parts, steps=steps.client, groups=config.groups, place=place,
+                replicas=(1, parts.actors, parts.actors) if place is None else parts.actors)  # clients are dealt by number
     program.add("inference", InferenceServer, parts=parts, steps=steps.server, unrolls=unrolls.sink, weights=weights.reader,
-                groups=config.groups, most_rows=config.inference_rows)
+                groups=config.groups, most_rows=config.inference_rows, place=place, replicas=parts.learners if place else 1)
     program.add("learner", Learner, parts=parts, unrolls=unrolls.source, weights=weights.publisher,
-                group=learner_group(program, parts), batch_slots=config.batch_slots, replicas=parts.learners,
+                group=learner_group(program, parts), batch_slots=config.batch_slots, replicas=parts.learners, place=place,
                 compute_threads=parts.learner_threads)
     if parts.eval.enabled:
         program.add("evaluator", Evaluator, parts=parts, weights=weights.reader)
@@ -91,6 +96,9 @@ def _draw_replay(program: Program, parts: Parts, config: Config) -> None:
     from shoal.architectures.replay import replay_wires  # only now: it brings Numba
     from shoal.architectures.replaying import add_replay
 
+    if config.one_place:
+        raise ConfigError(f"--architecture.one-place with --algorithm {parts.algorithm.name} does not fit here: central_inference "
+                          "has its replay table in a process of its own; leave it out, or use --architecture actor_learner")
     request, reply = step_layouts(parts.algorithm.record.steps)  # type: ignore[attr-defined]
     steps = program.call("steps", request, reply, depth=config.groups)
     weights = program.broadcast("weights", parts.algorithm.published_layout())
