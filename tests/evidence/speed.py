@@ -3,7 +3,7 @@
 Every preset on CartPole and Catch in one run, one after the other: env steps/s, the learner's idle share, policy lag, and bytes
 written into wires per env step. `--write` makes docs/results/speed-presets.json and the table in docs/presets/README.md.
 
-Bytes: what stream slots, calls (request and reply), broadcasts and Hogwild's shared memory were written with, whole slots counted;
+Bytes: what stream slots, calls (request and reply), broadcasts, groups and Hogwild's shared memory were written with, whole slots counted;
 each is read at least once. Unrolls are written once and never pickled.
 """
 
@@ -60,12 +60,8 @@ def written(control: Any) -> float:
     total = 0.0
     for wire in control.program.wires.values():
         numbers = wire.numbers()
-        if "written" in numbers:
-            total += numbers["written"] * numbers["slot_bytes"]
-        elif "asked" in numbers:
-            total += numbers["asked"] * wire.request.nbytes + numbers["answered"] * wire.reply.nbytes
-        elif "version" in numbers:
-            total += numbers["version"] * numbers["bytes"]
+        if "bytes_moved" in numbers:
+            total += numbers["bytes_moved"]
         else:  # shared: every update writes all of it
             total += control.total("learner_steps") * numbers["bytes"]
     return total

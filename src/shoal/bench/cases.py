@@ -61,7 +61,7 @@ CARTPOLE = Scene(
 PONG = Scene(
     "ALE/Pong-v5",
     "pong",
-    Grid((16, 32), (16, 64, 256), (160, 640, 1280), ("raw:ale",)),
+    Grid((16, 32), (64, 256), (160, 1280), ("raw:ale",)),
     warm_seconds=3.0,
     seconds=9.0,
 )
