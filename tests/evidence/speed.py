@@ -3,8 +3,8 @@
 Every preset on CartPole and Catch in one run, one after the other: env steps/s, the learner's idle share, policy lag, and bytes
 written into wires per env step. `--write` makes docs/results/speed-presets.json and the table in docs/presets/README.md.
 
-Bytes: what stream slots, calls (request and reply), broadcasts, groups and Hogwild's shared memory were written with, whole slots counted;
-each is read at least once. Unrolls are written once and never pickled.
+Bytes: what stream slots, calls (request and reply), broadcasts, groups and Hogwild's shared memory were written with, whole slots
+counted; each is read at least once. Unrolls are written once and never pickled.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from shoal.bench.tables import bench_tables
 
 __all__ = ["main"]
 
-ROUNDS = {"cartpole": 3, "pong": 3}
+ROUNDS = {"cartpole": 3, "pong": 2}
 
 
 def say(text: str) -> None:
