@@ -3,8 +3,10 @@
 import pytest
 
 import shoal
+from shoal.architectures import actor_learner
 from shoal.coordination import calibration
 from shoal.coordination.calibration import Layout, Trial, candidates
+from shoal.errors import ConfigError
 from shoal.experiment import layout as layouts
 from shoal.experiment.run import plan_of
 
@@ -43,3 +45,35 @@ def test_a_real_calibration_tries_them_all_and_the_run_uses_one(tmp_path, monkey
     assert said.count("env steps/s\n") >= len(candidates(rows, 1)) and "failed" not in said
     chosen = Layout(plan.actors, plan.architecture.envs_per_actor, plan.architecture.one_place, plan.learner_threads, plan.learners)
     assert f"chosen: {chosen}" in said
+
+
+def test_what_was_asked_for_stays(monkeypatch):
+    tried = []
+    monkeypatch.setattr("shoal.coordination.calibrate", lambda layouts, *_: tried.extend(layouts) or [Trial(layouts[0], 1.0)])
+    plan = plan_of("impala", "CartPole-v1", None, None, {"actors": "auto", "architecture.one_place": True, "learners": 2})
+    monkeypatch.setattr(layouts.os, "sched_getaffinity", lambda _: {0, 1})
+    experiment = layouts.laid_out(plan, lambda line: None).experiment
+    assert tried and all(layout.one_place and layout.actors >= 2 for layout in tried)
+    assert (experiment.learners, experiment.architecture.one_place) == (2, True)
+    monkeypatch.setattr(layouts.os, "sched_getaffinity", lambda _: {0})
+    with pytest.raises(ConfigError, match="2 learners on 1 cores: there is nothing to choose from; give --actors 2"):
+        layouts.laid_out(plan, lambda line: None)
+
+
+def test_ctrl_c_in_a_trial_ends_the_command(monkeypatch):
+    ran = []
+
+    def interrupted(program, session, *_, **__):
+        ran.append(program)
+        return "interrupt"
+
+    monkeypatch.setattr(calibration, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        calibration.calibrate(candidates(8, 2), lambda layout: layout, print, nursery=object())
+    assert len(ran) == 1
+
+
+@pytest.mark.parametrize("reuse", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_reuse_that_is_no_number_of_times_is_refused(reuse):
+    with pytest.raises(ConfigError, match="reuse is"):
+        actor_learner.Config(reuse=reuse, buffer_slots=8).validate()

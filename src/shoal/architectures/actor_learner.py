@@ -13,6 +13,7 @@ learns from replay has a table in the place of the queue (`replaying.py`): Ape-X
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,8 +63,8 @@ class Config:
                 raise ConfigError(f"--architecture.{name.replace('_', '-')} is {getattr(self, name)}; it must not be negative")
         if self.max_staleness is not None and self.max_staleness < 0:
             raise ConfigError(f"--architecture.max-staleness is {self.max_staleness}; it must not be negative")
-        if self.reuse <= 0:
-            raise ConfigError(f"--architecture.reuse is {self.reuse}; it must be above 0")
+        if not 0 < self.reuse < math.inf:
+            raise ConfigError(f"--architecture.reuse is {self.reuse}; it must be above 0 and finite")
         if not self.buffer_slots and (self.reuse != 1.0 or self.delay_slots or self.max_staleness is not None):
             raise ConfigError(f"--architecture.reuse {self.reuse:g}, max-staleness and delay-slots need a buffer; give "
                               f"--architecture.buffer-slots {4 * self.batch_slots}")

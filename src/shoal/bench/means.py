@@ -31,7 +31,7 @@ from shoal.bench.__main__ import say
 from shoal.bench.limits import Cell, Layout, Probes
 from shoal.bench.probe import learning, prepared
 from shoal.bench.tables import means_tables
-from shoal.coordination.calibration import Stopwatch, calibrate
+from shoal.coordination.calibration import Stopwatch, calibrate, candidates
 from shoal.experiment.prepare import prepare
 from shoal.experiment.run import plan_of
 from shoal.ops import optimise
@@ -233,9 +233,9 @@ def layout(bench: Bench) -> Pair:
     def values(candidate: Any) -> dict[str, Any]:
         return {"eval.enabled": False, "actors": candidate.actors, "learner_threads": candidate.learner_threads,
                 "architecture.envs_per_actor": candidate.envs_per_actor, "architecture.one_place": candidate.one_place,
-                "architecture.batch_slots": candidate.actors}
+                "architecture.batch_slots": candidate.actors // candidate.learners, "learners": candidate.learners}
 
-    best = calibrate(rows, len(os.sched_getaffinity(0)), draw, say, bench.nursery)[0].layout
+    best = calibrate(candidates(rows, len(os.sched_getaffinity(0))), draw, say, bench.nursery)[0].layout
     bench.note = f"calibration chose {best}"
     plain = {"architecture__envs_per_actor": rows // 2, "architecture__batch_slots": 2}
     return bench.run("impala_throughput", **plain), bench.run("impala_throughput", **values(best))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,9 +96,9 @@ class Stopwatch:
         """Nothing to write."""
 
 
-def calibrate(rows: int, cores: int, draw: Callable[[Layout], Program], say: Callable[[str], None],
+def calibrate(layouts: Sequence[Layout], draw: Callable[[Layout], Program], say: Callable[[str], None],
               nursery: Nursery | None = None) -> list[Trial]:
-    """Try every candidate; the trials, fastest first. `draw` makes the program of a layout, without an evaluator."""
+    """Try every layout; the trials, fastest first. `draw` makes the program of a layout, without an evaluator."""
     lent = nursery or Nursery()
     rates: dict[Layout, list[float]] = {}
 
@@ -106,16 +106,18 @@ def calibrate(rows: int, cores: int, draw: Callable[[Layout], Program], say: Cal
         watch = Stopwatch()
         try:
             with tempfile.TemporaryDirectory(prefix="shoal-calibration-") as folder:
-                run(draw(layout), watch, "local", Path(folder), nursery=lent)
+                reason = run(draw(layout), watch, "local", Path(folder), nursery=lent)
         except ShoalError as error:
             say(f"  {layout}: failed ({str(error).splitlines()[0]})")
             rates.pop(layout, None)
             return
+        if reason == "interrupt":
+            raise KeyboardInterrupt  # of the whole, not of a trial
         say(f"  {layout}: {watch.rate:,.0f} env steps/s")
         rates.setdefault(layout, []).append(watch.rate)
 
     try:
-        for layout in candidates(rows, cores):
+        for layout in layouts:
             attempt(layout)
         best = max((rate for (rate,) in rates.values()), default=0.0)
         close = [layout for layout, (rate,) in rates.items() if rate >= CLOSE * best]

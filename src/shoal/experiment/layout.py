@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal import algorithms
+from shoal.errors import ConfigError
 from shoal.experiment.config import Plan, replayed
 from shoal.experiment.prepare import prepare
 from shoal.runtime import Program
@@ -27,10 +28,17 @@ def laid_out(plan: Plan, say: Callable[[str], None]) -> Plan:
     if experiment.actors != "auto" or experiment.runtime != "local" or fixed:
         return plan
     prepare(plan)  # whatever is wrong is found before anything is tried
-    from shoal.coordination import Layout, calibrate
+    from shoal.coordination import Layout, calibrate, candidates
 
     rows = architecture.envs_per_actor * getattr(architecture, "batch_slots", experiment.actor_count)
     cores = len(os.sched_getaffinity(0))
+
+    layouts = [layout for layout in candidates(rows, cores)
+               if (layout.one_place or not architecture.one_place)  # what was asked for stays
+               and not (layout.one_place and layout.actors < experiment.learners)]
+    if not layouts:
+        raise ConfigError(f"--architecture.one-place with {experiment.learners} learners on {cores} cores: there is nothing to "
+                          f"choose from; give --actors {experiment.learners} in place of auto")
 
     def draw(layout: Layout) -> Program:
         trial = _with(plan, layout)
@@ -39,7 +47,7 @@ def laid_out(plan: Plan, say: Callable[[str], None]) -> Plan:
         return prepare(dataclasses.replace(trial, experiment=silent)).program()
 
     say(f"calibrating: {rows} environments per batch on {cores} cores")
-    best = calibrate(rows, cores, draw, say)[0]
+    best = calibrate(layouts, draw, say)[0]
     say(f"chosen: {best.layout}")
     return _with(plan, best.layout)
 
