@@ -6,7 +6,6 @@ import pytest
 
 from shoal.envs.protocol import AtariProtocol
 from shoal.experiment.prepare import prepare
-from shoal.experiment.presets import preset_names
 from shoal.experiment.run import plan_of
 
 GAMES = ("ALE/Pong-v5", "ALE/Breakout-v5")
@@ -14,8 +13,6 @@ PRESETS = ("impala", "appo", "seed", "ppo", "apex", "r2d2")
 
 
 def planned(preset: str, game: str):
-    if preset not in preset_names():
-        pytest.skip(f"there is no preset {preset} yet")
     return plan_of(preset, game, None, None, {"actors": 1, "eval.enabled": False})
 
 

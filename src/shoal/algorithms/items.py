@@ -32,7 +32,7 @@ from shoal.slots import Field, map_tree
 if TYPE_CHECKING:
     from shoal.envs import Step
 
-__all__ = ["Cutter", "Items", "Memory", "Recorder", "Scene"]
+__all__ = ["Cutter", "ItemRecord", "Items", "Memory", "Recorder", "Scene"]
 
 Items = tuple[Tree, np.ndarray]  # rows [K, ...] and their priorities [K]
 
@@ -243,6 +243,29 @@ class Recorder:
         items, error = self.record.cut(self._memory, seats, begin, self._memory.count[seats])
         self._blocks.append((items, error.astype(np.float64) + priorities.FLOOR))
         self.ready += len(seats)
+
+
+@dataclass(frozen=True)
+class ItemRecord:
+    """What every core.Record of items has; a kind of item adds its layout, its sight and where to cut."""
+
+    scene: Scene
+
+    @property
+    def seats(self) -> int:
+        return self.scene.seats
+
+    @property
+    def mask_size(self) -> int:
+        return self.scene.mask_size
+
+    @property
+    def steps(self) -> Unroll:
+        return self.scene.steps
+
+    def recorder(self, seats: int | None = None) -> Recorder:
+        self.scene.check_seats(seats)
+        return Recorder(self, self.sight(self.seats))  # type: ignore[arg-type, attr-defined]
 
 
 def _copy_rows(into: Tree, here: slice, source: Tree, there: slice) -> None:

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.algorithms.items import Items, Memory, Recorder, Scene
-from shoal.algorithms.records import Unroll
+from shoal.algorithms.items import ItemRecord, Items, Memory
 from shoal.algorithms.sight import Sight
 from shoal.core import Tree
 from shoal.slots import Field, Layout
@@ -25,25 +24,12 @@ __all__ = ["Transitions"]
 
 
 @dataclass(frozen=True)
-class Transitions:
+class Transitions(ItemRecord):
     """A core.Record of n-step transitions."""
 
-    scene: Scene
     previous = False
     decisions = 1
     """Decisions that one item stands for."""
-
-    @property
-    def seats(self) -> int:
-        return self.scene.seats
-
-    @property
-    def mask_size(self) -> int:
-        return self.scene.mask_size
-
-    @property
-    def steps(self) -> Unroll:
-        return self.scene.steps
 
     @cached_property
     def layout(self) -> Layout:
@@ -63,10 +49,6 @@ class Transitions:
 
     def sight(self, seats: int) -> Sight:
         return Sight(None)
-
-    def recorder(self, seats: int | None = None) -> Recorder:
-        self.scene.check_seats(seats)
-        return Recorder(self, self.sight(self.seats))
 
     # -------------------------------------------------------------------------------- as a Cutter
     @property

@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.algorithms.items import Items, Memory, Recorder, Scene
-from shoal.algorithms.records import Unroll
+from shoal.algorithms.items import ItemRecord, Items, Memory
 from shoal.algorithms.sight import Sight
 from shoal.core import Tree
 from shoal.ops import priorities
@@ -31,10 +30,9 @@ __all__ = ["Windows"]
 
 
 @dataclass(frozen=True)
-class Windows:
+class Windows(ItemRecord):
     """A core.Record of windows."""
 
-    scene: Scene
     burn_in: int
     """l."""
     length: int
@@ -49,18 +47,6 @@ class Windows:
     """Whether the net sees the previous action and reward."""
     diagnose: bool = False
     """Also keep the q-values and the state of every step, to measure how stale stored states are."""
-
-    @property
-    def seats(self) -> int:
-        return self.scene.seats
-
-    @property
-    def mask_size(self) -> int:
-        return self.scene.mask_size
-
-    @property
-    def steps(self) -> Unroll:
-        return self.scene.steps
 
     @property
     def decisions(self) -> int:
@@ -94,10 +80,6 @@ class Windows:
 
     def sight(self, seats: int) -> Sight:
         return Sight(np.zeros(seats, np.int64) if self.previous else None)
-
-    def recorder(self, seats: int | None = None) -> Recorder:
-        self.scene.check_seats(seats)
-        return Recorder(self, self.sight(self.seats))
 
     # -------------------------------------------------------------------------------- as a Cutter
     @property

@@ -10,7 +10,7 @@ the net sees them) count as zero. Policy outputs start near uniform (gain .01), 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import gymnasium as gym
 import torch
@@ -22,6 +22,7 @@ from shoal.nets.config import NetConfig
 from shoal.nets.cores import LSTMCore, PassThrough, State
 from shoal.nets.encoder import Observation, encoder
 from shoal.nets.heads import ActionHead, action_head
+from shoal.nets.sequences import fold, lead, previous_step
 from shoal.nets.torsos import orthogonal
 
 __all__ = ["ActorCritic", "NetConfig", "Output", "build"]
@@ -106,11 +107,11 @@ class ActorCritic(nn.Module):
         all_states: bool = False,
     ) -> Output:
         """A sequence [T, B, ...]. ``all_states`` also returns the state after every step (for final_values)."""
-        T, B = _lead(observation)
-        folded = _fold(observation)
+        T, B = lead(observation)
+        folded = fold(observation)
         x = self.torso(folded)
         if self._uses_previous:
-            previous = self._previous(first, prev_action, prev_reward)
+            previous = previous_step(self.head.encode, first, prev_action, prev_reward)
             x = torch.cat([x, previous.flatten(0, 1)], 1)
         states: State = {}
         if self.recurrent:
@@ -131,7 +132,7 @@ class ActorCritic(nn.Module):
         """One step [B, ...] for acting, without gradients. ``first=None`` means that no episode starts."""
         x = self.torso(observation)
         if self._uses_previous:
-            x = torch.cat([x, self._previous(first, prev_action, prev_reward)], 1)
+            x = torch.cat([x, previous_step(self.head.encode, first, prev_action, prev_reward)], 1)
         x, state = self.core.step(x, state, first)
         params, value = self._read(x, observation)
         return Output(params, value, state)
@@ -160,23 +161,3 @@ class ActorCritic(nn.Module):
         if self.log_std is not None:
             params = torch.cat([params, self.log_std.expand(params.shape[0], -1)], 1)
         return params, value
-
-    def _previous(self, first: Tensor | None, prev_action: Tensor | None, prev_reward: Tensor | None) -> Tensor:
-        """[..., encoded + 1]: one-hot (or raw) action and clipped reward; zero where an episode starts."""
-        if prev_action is None or prev_reward is None:
-            raise ConfigError("net.prev_action_reward = True: the net needs prev_action and prev_reward at every step")
-        reward = prev_reward.float().clamp(-1, 1).unsqueeze(-1)
-        x = torch.cat([self.head.encode(prev_action), reward], -1)
-        return x if first is None else x.masked_fill(first.unsqueeze(-1), 0.0)
-
-
-def _lead(observation: Any) -> tuple[int, int]:
-    while isinstance(observation, dict):
-        observation = next(iter(observation.values()))
-    return observation.shape[0], observation.shape[1]
-
-
-def _fold(observation: Any) -> Any:
-    if isinstance(observation, dict):
-        return {key: _fold(part) for key, part in observation.items()}
-    return observation.flatten(0, 1)

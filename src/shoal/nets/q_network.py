@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.errors import ConfigError
-from shoal.nets.actor_critic import _fold, _lead
 from shoal.nets.config import NetConfig
 from shoal.nets.cores import LSTMCore, PassThrough, State
 from shoal.nets.encoder import Observation, encoder
+from shoal.nets.sequences import fold, lead, previous_step
 from shoal.nets.torsos import MLP, orthogonal
 from shoal.ops.value import dueling
 
@@ -106,10 +106,10 @@ class QNetwork(nn.Module):
         prev_reward: Tensor | None = None,
     ) -> QOutput:
         """A sequence [T, B, ...]."""
-        T, B = _lead(observation)
-        x = self.torso(_fold(observation)).unflatten(0, (T, B))
+        T, B = lead(observation)
+        x = self.torso(fold(observation)).unflatten(0, (T, B))
         if self._uses_previous:
-            x = torch.cat([x, self._previous(first, prev_action, prev_reward)], -1)
+            x = torch.cat([x, previous_step(self._encode, first, prev_action, prev_reward)], -1)
         x, state, states = self.core(x, state, first)
         return QOutput(self._read(x), state, states)
 
@@ -125,7 +125,7 @@ class QNetwork(nn.Module):
         """One step [B, ...] for acting, without gradients. ``first=None`` means that no episode starts."""
         x = self.torso(observation)
         if self._uses_previous:
-            x = torch.cat([x, self._previous(first, prev_action, prev_reward)], 1)
+            x = torch.cat([x, previous_step(self._encode, first, prev_action, prev_reward)], 1)
         x, state = self.core.step(x, state, first)
         return QOutput(self._read(x), state, {})
 
@@ -135,10 +135,5 @@ class QNetwork(nn.Module):
         value, advantage = self.streams(x).chunk(2, -1)
         return dueling(self.value_out(value), self.out(advantage))
 
-    def _previous(self, first: Tensor | None, prev_action: Tensor | None, prev_reward: Tensor | None) -> Tensor:
-        """[..., A + 1]: one-hot action and clipped reward; zero where an episode starts."""
-        if prev_action is None or prev_reward is None:
-            raise ConfigError("net.prev_action_reward = True: the net needs prev_action and prev_reward at every step")
-        reward = prev_reward.float().clamp(-1, 1).unsqueeze(-1)
-        x = torch.cat([F.one_hot(prev_action.long(), self.actions).float(), reward], -1)
-        return x if first is None else x.masked_fill(first.unsqueeze(-1), 0.0)
+    def _encode(self, action: Tensor) -> Tensor:
+        return F.one_hot(action.long(), self.actions).float()
