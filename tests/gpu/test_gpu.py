@@ -45,6 +45,30 @@ def test_a_learner_on_the_gpu_makes_the_updates_of_one_on_the_cpu(name, net):
 
 
 @pytest.mark.parametrize("net", [NetConfig(hidden=(16,)), LSTM], ids=["mlp", "lstm"])
+@pytest.mark.parametrize("name", ["vtrace", "ppo"])
+def test_a_captured_learner_makes_the_updates_of_one_on_the_cpu(name, net):
+    config = {"vtrace": vtrace.Config(unroll=6, lr_final=1e-5, entropy_final=0.0),
+              "ppo": ppo.Config(unroll=6, epochs=2, minibatches=2, lr_final=1e-5, clip_final=0.01, normalise_returns=True)}[name]
+    env = envs.make("CartPole-v1", 4, backend="compiled")  # nothing is truncated: all batches are alike
+    algorithm = algorithms.make(config, envs.describe("CartPole-v1", backend="compiled"), net, 4)
+    here, there = algorithm.learn(0), algorithm.learn(0)
+    there.to(GPU)
+    there.capture()
+    actor = Actor(algorithm, env, 0)
+    for update in range(12):
+        batch = join(algorithm.record, [actor.unroll(), actor.unroll()])
+        for learn in (here, there):
+            sums, moments = learn.sums(batch), learn.moments(batch)
+            for minibatch in learn.minibatches(batch, sums, Progress(fraction=update / 12), np.random.default_rng(update)):
+                gradient, metrics = learn.gradients(minibatch, "all")
+                assert learn.apply(gradient, "all")
+            learn.absorb(moments)
+        np.testing.assert_allclose(there.published(Progress())["params"], here.published(Progress())["params"], atol=1e-4)
+        assert metrics["learning_rate"] == pytest.approx(1e-3 + (1e-5 - 1e-3) * update / 12, rel=1e-4)
+    assert any(frame._graph is not None for frame in there._descend._frames.values())
+
+
+@pytest.mark.parametrize("net", [NetConfig(hidden=(16,)), LSTM], ids=["mlp", "lstm"])
 def test_a_counters_answers_are_the_policys(net):
     algorithm = algorithms.make(vtrace.Config(), envs.describe("shoal/Catch-v0"), net, 4)
     policy, other = algorithm.policy(), algorithm.policy()

@@ -148,6 +148,8 @@ class APPO:
 class APPOObjective:
     """One gradient per minibatch of a batch."""
 
+    captures = True
+
     def __init__(self, config: Config, learner: Learner) -> None:
         self.config, self.learner = config, learner
         self.passes = Passes(config, self.learner, self._advantages)

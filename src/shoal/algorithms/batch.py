@@ -60,6 +60,11 @@ class Batch:
         """T."""
         return self.action.shape[0]
 
+    @property
+    def regular(self) -> bool:
+        """Whether nothing is masked and nothing was truncated: then its shape says all about what is computed from it."""
+        return self.valid is None and self.finals is None
+
     @classmethod
     def of(cls, tree: Tree, seats: int, final_rows: int, tensor: Callable[[np.ndarray], torch.Tensor] = torch.from_numpy) -> Batch:
         """From joined slots of `seats` columns and `final_rows` rows of final observations each; `tensor` may move them."""

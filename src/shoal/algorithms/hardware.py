@@ -29,9 +29,13 @@ class GpuConfig:
     compile: bool = False
     """Let torch.compile fuse the learner's network and, in the device architecture, the environment's step."""
     graphs: bool = True
-    """Capture what is the same every time (an inference batch, a whole update of the device architecture) as a CUDA graph."""
+    """Capture what is the same every time (an inference batch, a learner's update) as a CUDA graph."""
     pinned: bool = True
     """Lock the learner's staging buffers in memory and copy them to the GPU on a stream of their own."""
+    actors: bool = False
+    """Let actors that have a policy of their own infer on the GPU too; each holds a context there."""
+    core_each: bool = True
+    """Keep every actor on a core of its own, where there are about as many actors as cores."""
 
 
 @dataclass(frozen=True)

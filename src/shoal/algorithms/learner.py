@@ -18,6 +18,7 @@ import torch
 
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.blueprint import Blueprint
+from shoal.algorithms.capture import Captured
 from shoal.algorithms.hardware import Hardware
 from shoal.algorithms.normaliser import Normaliser
 from shoal.algorithms.pinning import Outbox, Pinned, to_host
@@ -49,6 +50,12 @@ class Readings(Mapping[str, float]):
     def __init__(self, numbers: Mapping[str, torch.Tensor]) -> None:
         self._names = tuple(numbers)
         self._values = torch.stack([value.detach() for value in numbers.values()])
+
+    def copy(self) -> Readings:
+        """The same numbers, in memory of their own."""
+        other = Readings.__new__(Readings)
+        other._names, other._values = self._names, self._values.clone()
+        return other
 
     def send(self) -> None:
         """Start them on their way; see `to_host` for when they may be read."""
@@ -204,7 +211,10 @@ class Learner:
 
 
 class Objective(Protocol):
-    """Where a2c, ppo, appo and vtrace differ: what is shared, in which parts a batch is learned from, and the loss."""
+    """Where a2c, ppo, appo and vtrace differ: what is shared, in which parts a batch is learned from, and the loss.
+
+    With `captures` its minibatches have a `batch` and consist of tensors and numbers only: gradients can be captured as a graph.
+    """
 
     def sums(self, batch: Tree) -> np.ndarray: ...
     def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Any]: ...
@@ -221,17 +231,42 @@ class Descent:
         self.state, self.sums, self.gradients = learner.state, objective.sums, objective.gradients
         self.moments, self.absorb, self.bind, self.published = learner.moments, learner.absorb, learner.bind, learner.published
         self.to, self.snapshot = learner.to, learner.snapshot
+        self._rate: torch.Tensor | None = None  # where graphs read the learning rate
+        self._descend: Any = None
+        self._step: Any = learner.optimiser.step
+
+    def capture(self) -> None:
+        """Learn by replaying graphs from now on, where the objective can be captured (see capture.py)."""
+        if not getattr(self.objective, "captures", False):
+            return
+        optimiser = self.learner.optimiser
+        self._rate = optimiser.lr = torch.zeros((), device=optimiser.params.device)
+        self._descend, self._step = Captured(self.objective.gradients), Captured(optimiser.step)
+        self.gradients = self._replayed
+
+    def _replayed(self, minibatch: Any, phase: str) -> tuple[Any, Any]:
+        if not minibatch.batch.regular:
+            return self.objective.gradients(minibatch, phase)
+        gradient, readings = self._descend(minibatch, phase)
+        return gradient, readings.copy()
 
     @property
     def weights(self) -> Mapping[str, torch.Tensor]:
         return self.learner.weights
 
     def anneal(self, progress: Progress) -> None:
-        self.learner.optimiser.lr = annealed(progress, self.config.lr, self.config.lr_final)
+        rate = annealed(progress, self.config.lr, self.config.lr_final)
+        if self._rate is None:
+            self.learner.optimiser.lr = rate
+        else:
+            self._rate.fill_(rate)
 
     def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Any]:
         self.anneal(progress)
         return self.objective.minibatches(batch, sums, progress, rng)
 
     def apply(self, gradient: np.ndarray | torch.Tensor, phase: str) -> bool | torch.Tensor:
-        return self.learner.optimiser.step(gradient)
+        if self._rate is None:
+            return self.learner.optimiser.step(gradient)
+        finite: torch.Tensor = self._step(torch.as_tensor(gradient).to(self._rate.device))
+        return finite.clone()

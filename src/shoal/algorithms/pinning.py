@@ -67,7 +67,7 @@ class Direct:
     and wait before it gives the slots back."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
-        self.fields = tuple(name for name in ("observation",) if name in layout.fields)
+        self.fields = tuple(name for name in ("observation", "final_observation") if name in layout.fields)
         self._layout, self._device, self._locks = layout, device, Locks()
         self._side = torch.cuda.Stream(device)
         self._stages: dict[int, deque[Tree]] = {}
@@ -93,9 +93,15 @@ class Direct:
             width = source.shape[1]  # of a sequence [T + 1, B, ...], joined along B
             target[:, position * width : (position + 1) * width].copy_(torch.from_numpy(source), non_blocking=True)
 
+        def put_rows(target: torch.Tensor, source: np.ndarray) -> None:
+            start = position * len(source)
+            target[start : start + finals].copy_(torch.from_numpy(source[:finals]), non_blocking=True)
+
+        finals = int(slot["final_index"].max()) + 1 if "final_observation" in self.fields else 0  # hardly ever any
         with torch.cuda.stream(self._side):
-            for name in self.fields:
-                map_tree(put, self._stage[name], slot[name])
+            map_tree(put, self._stage["observation"], slot["observation"])
+            if finals:
+                map_tree(put_rows, self._stage["final_observation"], slot["final_observation"])
 
     def finish(self) -> Tree:
         """The batch's fields; whoever computes with them waits for the copies on the GPU."""
@@ -125,12 +131,17 @@ class Outbox:
     def __init__(self, like: torch.Tensor) -> None:
         self._host = [torch.empty(like.shape, dtype=like.dtype, pin_memory=True) for _ in range(2)]
         self._events = [torch.cuda.Event(blocking=True) for _ in range(2)]
+        self._side = torch.cuda.Stream(like.device)
         self._turn = 0
 
     def put(self, tensor: torch.Tensor) -> int:
         self._turn = 1 - self._turn
-        self._host[self._turn].copy_(tensor, non_blocking=True)
-        self._events[self._turn].record()
+        now = tensor.clone()  # so that the next update need not wait for the bus
+        self._side.wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(self._side):
+            self._host[self._turn].copy_(now, non_blocking=True)
+            self._events[self._turn].record()
+        now.record_stream(self._side)
         return self._turn
 
     def get(self, turn: int) -> np.ndarray:

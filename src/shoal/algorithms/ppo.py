@@ -137,6 +137,8 @@ class PPO:
 class PPOObjective:
     """Several gradients per batch."""
 
+    captures = True
+
     def __init__(self, config: Config, learner: Learner) -> None:
         self.config, self.learner = config, learner
         self.passes = Passes(config, self.learner, self._advantages)

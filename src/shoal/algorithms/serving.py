@@ -35,6 +35,10 @@ class Counter:
         self.policy, self.hardware, self.rng = policy, hardware, rng
         self._tables: dict[tuple[int, bool], Table] = {}
 
+    def answer(self, view: StepView, state: Tree, explore: np.ndarray, rng: torch.Generator) -> tuple[np.ndarray, Tree, Tree]:
+        """Policy.act itself, for an actor that infers on a GPU; the generator is the one it was made with."""
+        return self.act([view], [state], explore)
+
     def act(self, views: Sequence[StepView], states: Sequence[Tree], explore: np.ndarray) -> tuple[np.ndarray, Tree, Tree]:
         """Like Policy.act, for several groups of rows at once; answers in arrays."""
         rows = sum(len(view.first) for view in views)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from shoal.algorithms.blueprint import Blueprint, check_numbers
-from shoal.algorithms.learner import Descent, Learner, Totals
+from shoal.algorithms.learner import Descent, Learner
 from shoal.algorithms.training import OptimiserName, annealed
 from shoal.core import Progress, Tolerance, Tree
 from shoal.errors import ConfigError
@@ -142,12 +142,14 @@ class Update:
     """A batch and what is true while it is learned from."""
 
     batch: Batch
-    totals: Totals
+    weight: float
     entropy: float
 
 
 class VTraceObjective:
     """One gradient per batch."""
+
+    captures = True
 
     def __init__(self, config: Config, learner: Learner) -> None:
         self.config, self.learner = config, learner
@@ -159,7 +161,8 @@ class VTraceObjective:
         self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator
     ) -> Iterator[Update]:
         entropy = annealed(progress, self.config.entropy, self.config.entropy_final)
-        yield Update(self.learner.batch(batch), self.learner.totals(sums), entropy)
+        weight = self.learner.totals(sums).weight(reduction=self.config.reduction)
+        yield Update(self.learner.batch(batch), weight, entropy)
 
     def gradients(self, minibatch: Update, phase: str) -> tuple[np.ndarray, dict[str, float]]:
         config, batch, model = self.config, minibatch.batch, self.learner.model
@@ -179,7 +182,7 @@ class VTraceObjective:
             c_bar=config.c_bar,
             keep_t=batch.keep,
         )
-        valid, weight = batch.valid, minibatch.totals.weight(reduction=config.reduction)
+        valid, weight = batch.valid, minibatch.weight
         policy_loss = losses.masked_sum(losses.policy_gradient_loss(log_prob, target.pg_advantage), valid) * weight
         value_loss = losses.masked_sum(losses.value_loss(output.value[:-1], target.vs), valid) * weight
         bonus = losses.masked_sum(entropy, valid) * weight

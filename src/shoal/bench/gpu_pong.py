@@ -1,72 +1,157 @@
-"""Pong on a machine with a GPU: whole programs against the environment alone, measured in turns in one run.
+"""Pong on a machine with a GPU: whole programs against the environment alone, in turns of a few seconds.
 
-    python -m shoal.bench.gpu_pong [--rounds 2] [--only seed,impala]
+    python -m shoal.bench.gpu_pong [--turns 3] [--only seed,impala]
 
-e is the fastest of a few layouts of ALE alone (one process of all threads, or a process of one thread per core), i the
-policy on all cores. seed infers and learns on the GPU, so its yardstick is e; impala's actors infer on the CPU cores that also
-step the environments, so its yardstick is 1 / (1/e + 1/i). Prints one JSON object.
+A machine whose cores are shared with others may be a third faster a minute later. So a program is started once and then takes
+turns with its yardsticks: its processes are stopped (SIGSTOP) while ALE and the policy are measured alone on the same cores, and
+go on afterwards; a share divides two rates of one turn, and the median over the turns is reported. e is ALE alone, a process of
+one thread per core, which of the layouts tried was always the fastest; i is the policy on all cores. seed infers and learns on
+the GPU, so its yardstick is e; impala's actors infer on the cores that also step the environments, so its yardstick is
+1 / (1/e + 1/i); where they infer on the GPU it is e again. Prints one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
+import statistics
+import subprocess
 import sys
-from dataclasses import asdict, replace
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from shoal.bench import machine
 from shoal.bench.cases import NATURE, PONG, Case
 from shoal.bench.limits import Cell, Layout, Probes
-from shoal.bench.measure import run_shoal
+from shoal.bench.measure import phases
+from shoal.runtime.forkserver import PR_SET_PDEATHSIG, prctl
+from shoal.telemetry.sinks import read_lines
 
 __all__ = ["main"]
 
 CORES = len(os.sched_getaffinity(0))
-ENVS = (Cell("env", 128, Layout(1, CORES), "raw:ale"), Cell("env", 256, Layout(1, CORES), "raw:ale"),
-        Cell("env", 16, Layout(CORES, 1), "raw:ale"))
-ACTS = (Cell("act", 16, Layout(CORES, 1)), Cell("act", 64, Layout(CORES, 1)))
+ENV = Cell("env", 16, Layout(CORES, 1), "raw:ale")
+ACT = Cell("act", 64, Layout(CORES, 1))
 WIDE = {"device": "cuda", "actors": CORES, "architecture.envs_per_actor": 16}
 SEED = {**WIDE, "architecture.groups": 2, "architecture.batch_slots": 8, "architecture.queue_slots": 32}
+IMPALA = {**NATURE, **WIDE, "architecture.batch_slots": 8}
 CASES = (
     Case("seed", PONG, "seed", {**NATURE, **SEED}),
     Case("seed resnet", PONG, "seed", {**SEED, "net.torso": "impala"}),
-    Case("impala", PONG, "impala", {**NATURE, **WIDE, "architecture.batch_slots": 8}),
+    Case("impala", PONG, "impala", IMPALA),
+    Case("impala gpu", PONG, "impala", {**IMPALA, "gpu.actors": True}),
 )
+BEGIN_SECONDS = 150.0  # for a program's first environment step
+SETTLE_SECONDS = 0.7   # after it has been stopped
+LONGEST_SECONDS = 600.0
 
 
-def measured(probes: Probes, workload: str, cells: tuple[Cell, ...], seconds: float) -> list[Cell]:
-    return [replace(cell, frames_per_second=probes.rate(workload, cell, seconds)) for cell in cells]
+class Held:
+    """A program that runs in the background and can be stopped for a while."""
+
+    def __init__(self, case: Case, folder: str) -> None:
+        self._run = Path(folder) / "run"
+        arguments = case.arguments(max_seconds=LONGEST_SECONDS, run_dir=str(self._run))
+        self._process = subprocess.Popen([sys.executable, "-m", "shoal.bench.training", json.dumps(arguments)],
+                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                                         preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL))  # it never outlives us
+
+    def snapshots(self) -> list[dict[str, Any]]:
+        path = self._run / "metrics.jsonl"
+        return [row for row in read_lines(path) if row.get("kind") == "snapshot"] if path.exists() else []
+
+    def begin(self, warm_seconds: float) -> None:
+        """Until all actors have been at work for a while: they begin some seconds apart."""
+        deadline = time.monotonic() + BEGIN_SECONDS
+        while not any(shot["seconds"] for shot in self.snapshots()):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"no environment step: {self.end()[-500:]}")
+            time.sleep(0.2)
+        time.sleep(warm_seconds)
+
+    def rate(self, seconds: float) -> float:
+        """Env steps/s from now on."""
+        time.sleep(SETTLE_SECONDS)
+        began = time.time()
+        time.sleep(seconds + 1.0)  # it is looked at once a second
+        shots = [shot for shot in self.snapshots() if shot["time"] >= began]
+        if len(shots) < 2:
+            raise RuntimeError(f"the program wrote {len(shots)} snapshots in {seconds + 1} s; give more --seconds")
+        return float((shots[-1]["env_steps"] - shots[0]["env_steps"]) / (shots[-1]["time"] - shots[0]["time"]))
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        self._tell(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._tell(signal.SIGCONT)
+
+    def _tell(self, word: signal.Signals) -> None:
+        import psutil
+
+        top = psutil.Process(self._process.pid)
+        for process in (top, *top.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(word)
+
+    def end(self) -> str:
+        """End it, and with it all that it started; what it said."""
+        self._process.kill()
+        return self._process.communicate()[1]
+
+
+def turn(case: Case, held: Held, probes: Probes, workload: str, seconds: float) -> dict[str, float]:
+    """The yardstick and the program, one just after the other."""
+    with held.stopped():
+        row = {"e": probes.rate(workload, ENV, seconds / 2)}
+        if case.name == "impala":
+            row["i"] = probes.rate(workload, ACT, seconds / 2)
+    row["env_steps_per_second"] = held.rate(seconds)
+    row["limit"] = 1 / (1 / row["e"] + 1 / row["i"]) if "i" in row else row["e"]
+    row["share"] = row["env_steps_per_second"] / row["limit"]
+    return {name: round(value, 3 if name == "share" else None) for name, value in row.items()}
+
+
+def measured(case: Case, probes: Probes, workload: str, turns: int, seconds: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        held = Held(case, folder)
+        try:
+            held.begin(PONG.warm_seconds)
+            rows = [turn(case, held, probes, workload, seconds) for _ in range(turns)]
+        except RuntimeError as error:
+            return {"case": case.name, "error": str(error)}
+        finally:
+            held.end()
+        last = held.snapshots()[-1]
+    kept = {name: last.get(name) for name in ("learner_idle", "policy_lag", "data_age_seconds", "inference_batch", "verdict")}
+    return {"case": case.name, "share": statistics.median(row["share"] for row in rows), "turns": rows, **kept,
+            "phases": phases(last.get("roles") or {})}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--only", default="")
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--seconds", type=float, default=5.0)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is stopped must go on, or it could not end
     cases = [case for case in CASES if not options.only or case.name in options.only.split(",")]
-    rounds: list[dict[str, Any]] = []
+    workload = json.dumps({**CASES[2].arguments(), "device": "cpu"})
+    found: list[dict[str, Any]] = []
     with Probes() as probes:
-        workload = json.dumps({**CASES[2].arguments(), "device": "cpu"})
-        for _ in range(options.rounds):
-            envs = measured(probes, workload, ENVS, options.seconds)
-            acts = measured(probes, workload, ACTS, options.seconds)
-            e, i = (max(cell.frames_per_second for cell in cells) for cells in (envs, acts))
-            limits = {"seed": e, "impala": 1 / (1 / e + 1 / i)}
-            row: dict[str, Any] = {"e": round(e), "i": round(i), "cells": [asdict(cell) for cell in (*envs, *acts)]}
-            for case in cases:
-                outcome = run_shoal(case, options.scale)
-                limit = limits[case.name.split()[0]]
-                share = outcome.env_steps_per_second / limit
-                row[case.name] = {"limit": round(limit), "share": round(share, 3), **outcome.record()}
-                sys.stderr.write(f"e {e:,.0f} i {i:,.0f}   {case.name}: {outcome.env_steps_per_second:,.0f} env steps/s, "
-                                 f"{share:.0%} of {limit:,.0f} {outcome.error or ''}\n")
-            rounds.append(row)
-            sys.stderr.write(json.dumps(row) + "\n")
-    sys.stdout.write(json.dumps({**machine.describe(), "rounds": rounds}, indent=1) + "\n")
+        for cell in (ENV, ACT):
+            probes.rate(workload, cell, 0.5)  # they make their environments
+        for case in cases:
+            found.append(measured(case, probes, workload, options.turns, options.seconds))
+            sys.stderr.write(json.dumps(found[-1]) + "\n")
+    sys.stdout.write(json.dumps({**machine.describe(), "cases": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,21 @@
 """The learner on a GPU: the bare loop, and the same learner inside a whole program that is fed by replayed slots.
 
-    python -m shoal.bench.learner_limit --torso nature --batch 8192 [--compile] [--no-bf16] [--no-pinned] [--seconds 10]
+    python -m shoal.bench.learner_limit --torso nature --batch 8192 [--compile] [--no-bf16] [--no-pinned] [--no-graphs] [--turns 5]
 
-The bare loop makes updates on one batch that lies on the GPU already: nothing is copied, nothing is read back. In the program,
-producers in processes of their own send slots of 84 x 84 x 4 frames without writing them anew; the learner takes them as it
-always does: through shared memory, over the bus, update, weights published. Prints one JSON line.
+The bare loop makes updates kernel by kernel on one batch that lies on the GPU already: nothing is copied, nothing is read back. In
+the program, producers in processes of their own send slots of 84 x 84 x 4 frames without writing them anew; the learner takes
+them as it always does: through shared memory, over the bus, update, weights published. They take turns: the program's processes
+are stopped (SIGSTOP) while the bare loop runs. Inference is the server's, 256 rows at a time from host memory. Prints one JSON
+line with every turn; the share is the median of theirs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -24,9 +29,10 @@ import torch
 from shoal import algorithms
 from shoal.algorithms import vtrace
 from shoal.algorithms.hardware import GpuConfig, Hardware
+from shoal.algorithms.serving import Counter
 from shoal.architectures.parts import EnvSource, Parts
 from shoal.architectures.roles import Learner
-from shoal.core import Me, Progress, Reader, Sink
+from shoal.core import Me, Progress, Reader, Sink, StepView
 from shoal.envs import EnvSpec
 from shoal.nets import NetConfig
 from shoal.runtime import Program, run
@@ -35,6 +41,7 @@ __all__ = ["main"]
 
 UNROLL, SEATS, PRODUCERS = 31, 32, 4  # a slot has 32 rows of 32 frames
 WARM_UPDATES = 5  # the first one may compile
+SETTLE_SECONDS = 1.0
 
 
 class Replayer:
@@ -64,30 +71,47 @@ def fill(data: Any, rng: np.random.Generator, seen: set[int]) -> None:
     data["final_index"].fill(-1)
 
 
-def bare(algorithm: Any, hardware: Hardware, slots: int, seconds: float) -> float:
-    """Frames/s of updates on a batch that never moves."""
-    tree, rng = algorithm.record.layout.joined(slots).empty(), np.random.default_rng(0)
-    fill(tree, rng, set())
-    learn = algorithm.learn(0)
-    learn.to(hardware)
-    sums = learn.sums(tree)
-    minibatch = next(iter(learn.minibatches(tree, sums, Progress(), rng)))
-    wait = torch.cuda.synchronize if hardware.on_gpu else lambda: None
+class Bare:
+    """Updates on a batch that never moves."""
 
-    def update() -> None:
-        gradient, _ = learn.gradients(minibatch, "all")
-        learn.apply(gradient, "all")
+    def __init__(self, algorithm: Any, hardware: Hardware, slots: int) -> None:
+        tree, rng = algorithm.record.layout.joined(slots).empty(), np.random.default_rng(0)
+        fill(tree, rng, set())
+        self._learn, self._frames = algorithm.learn(0), slots * SEATS * UNROLL
+        self._learn.to(hardware)
+        self._minibatch = next(iter(self._learn.minibatches(tree, self._learn.sums(tree), Progress(), rng)))
+        self._wait = torch.cuda.synchronize if hardware.on_gpu else lambda: None
+        self._update(3)
 
-    for _ in range(3):
-        update()
-    wait()
+    def _update(self, times: int) -> None:
+        for _ in range(times):
+            gradient, _ = self._learn.gradients(self._minibatch, "all")
+            self._learn.apply(gradient, "all")
+        self._wait()
+
+    def rate(self, seconds: float) -> float:
+        """Frames/s."""
+        began, done = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds:
+            self._update(4)
+            done += 4
+        return done * self._frames / (time.perf_counter() - began)
+
+
+def inference(algorithm: Any, hardware: Hardware, seconds: float, rows: int = 256) -> float:
+    """Frames/s of an inference server's forward passes, with the copies to the GPU and back."""
+    policy = algorithm.policy()
+    policy.to(hardware)
+    counter = Counter(policy, hardware, torch.Generator(hardware.device).manual_seed(0))
+    frames = np.random.default_rng(0).integers(256, size=(rows, *algorithm.record.observation_space.shape), dtype=np.uint8)
+    view, still = StepView(frames, np.zeros(rows, bool)), np.zeros(rows, np.float32)
+    for _ in range(5):
+        counter.act([view], [{}], still)
     began, done = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
-        for _ in range(4):
-            update()
-        wait()
-        done += 4
-    return done * slots * SEATS * UNROLL / (time.perf_counter() - began)
+        counter.act([view], [{}], still)
+        done += rows
+    return done / (time.perf_counter() - began)
 
 
 def bus(nbytes: int = 1 << 28) -> float:
@@ -103,48 +127,65 @@ def bus(nbytes: int = 1 << 28) -> float:
 
 
 class Watch:
-    """A session that reads the learner's counters between two moments."""
+    """A session that lets the program and the bare loop take turns."""
 
-    def __init__(self, warm: float, seconds: float) -> None:
-        self.warm, self.seconds, self.marks = warm, seconds, []
+    def __init__(self, bare: Bare, turns: int, seconds: float) -> None:
+        self.bare, self.turns, self.seconds = bare, turns, seconds
+        self.rows: list[dict[str, float]] = []
+        self.page: dict[str, float] = {}
+        self._warm = self._mark = 0.0
 
     def begin(self, control: Any) -> None: ...
 
     def tick(self, control: Any) -> None:
-        consumed, updates = control.total("samples_consumed"), control.total("learner_steps")
-        now = time.perf_counter()
-        if updates > WARM_UPDATES and (not self.marks or (len(self.marks) == 1 and now - self.marks[0][0] > self.warm)):
-            self.marks.append((now, consumed))
-            self.before = control.snapshot()["learner-0"]
-        if len(self.marks) == 2 and now - self.marks[1][0] > self.seconds:
-            self.marks.append((now, consumed))
-            self.page = {name: value - self.before[name] for name, value in control.snapshot()["learner-0"].items()}
-            control.stop("seconds")
+        consumed, now = control.total("samples_consumed"), time.perf_counter()
+        if control.total("learner_steps") <= WARM_UPDATES:
+            self._warm = now + SETTLE_SECONDS
+        elif not self._mark and now > self._warm:
+            self._mark, self._consumed, self._before = now, consumed, control.snapshot()["learner-0"]
+        elif self._mark and now - self._mark > self.seconds:
+            self._note(control, (consumed - self._consumed) / (now - self._mark))
+            if len(self.rows) == self.turns:
+                control.stop("seconds")
+
+    def _note(self, control: Any, program: float) -> None:
+        """The end of the program's turn; now the bare loop's."""
+        for name, value in control.snapshot()["learner-0"].items():
+            self.page[name] = self.page.get(name, 0.0) + value - self._before[name]
+        send(signal.SIGSTOP)
+        try:
+            bare = self.bare.rate(self.seconds)
+        finally:
+            send(signal.SIGCONT)
+        self.rows.append({"program": round(program), "bare": round(bare), "share": round(program / bare, 3)})
+        self._mark, self._warm = 0.0, time.perf_counter() + SETTLE_SECONDS
 
     def saved(self, folder: Path, ok: bool) -> None: ...
     def newest(self) -> None: ...
     def end(self, control: Any, reason: str, error: str | None) -> None: ...
 
-    @property
-    def rate(self) -> float:
-        (_, _), (t0, n0), (t1, n1) = self.marks
-        return (n1 - n0) / (t1 - t0)
+
+def send(word: signal.Signals) -> None:
+    """A signal to all processes that this one has started."""
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(word)
 
 
-def whole(algorithm: Any, hardware: Hardware, slots: int, seconds: float) -> tuple[float, dict[str, float]]:
-    """Frames/s of the learner in a program, and where its time went."""
+def whole(algorithm: Any, hardware: Hardware, slots: int, watch: Any) -> dict[str, float]:
+    """Run a program with the learner in it until the turns are over; where its time went."""
     program, layout = Program("learner_limit"), algorithm.record.layout
     unrolls = program.stream("unrolls", layout, depth=max(3, -(-3 * slots // PRODUCERS)))
     weights = program.broadcast("weights", algorithm.published_layout())
     parts = Parts(algorithm, EnvSource("none"), SEATS, hardware=hardware)
     program.add("producer", Replayer, unrolls=unrolls.sink, weights=weights.reader, layout=layout, replicas=PRODUCERS)
     program.add("learner", Learner, parts=parts, unrolls=unrolls.source, weights=weights.publisher, batch_slots=slots)
-    watch: Any = Watch(1.0, seconds)
     with tempfile.TemporaryDirectory() as folder:
         run(program, watch, "local", Path(folder))
-    phases = {name.partition("/")[2]: round(value, 2) for name, value in watch.page.items()
-              if name.startswith(("phase_seconds/", "wait_seconds/")) and value > 0.005}
-    return watch.rate, phases
+    return {name.partition("/")[2]: round(value, 2) for name, value in watch.page.items()
+            if name.startswith(("phase_seconds/", "wait_seconds/")) and value > 0.005}
 
 
 def main() -> None:
@@ -154,24 +195,30 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--no-bf16", action="store_true")
     parser.add_argument("--no-pinned", action="store_true")
+    parser.add_argument("--no-graphs", action="store_true")
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--bare-only", action="store_true")
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
-    hardware = Hardware(options.device, GpuConfig(bf16=not options.no_bf16, compile=options.compile, pinned=not options.no_pinned))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is stopped must go on, or it could not end
+    hardware = Hardware(options.device, GpuConfig(bf16=not options.no_bf16, compile=options.compile, pinned=not options.no_pinned,
+                                                  graphs=not options.no_graphs))
     frames = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     spec = EnvSpec("frames", frames, gym.spaces.Discrete(6), 27_000, 4, 1, False, "none", "", 6)
     algorithm = algorithms.make(vtrace.Config(unroll=UNROLL), spec, NetConfig(torso=options.torso), SEATS)
     slots = max(1, options.batch // ((UNROLL + 1) * SEATS))
-    line = {"torso": options.torso, "frames_per_batch": slots * SEATS * (UNROLL + 1), "bf16": hardware.gpu.bf16,
-            "compile": hardware.gpu.compile, "pinned": hardware.gpu.pinned,
-            "bare_frames_per_second": round(bare(algorithm, hardware, slots, options.seconds))}
+    bare = Bare(algorithm, hardware, slots)
+    line: dict[str, Any] = {"torso": options.torso, "frames_per_batch": slots * SEATS * (UNROLL + 1), "bf16": hardware.gpu.bf16,
+                            "compile": hardware.gpu.compile, "pinned": hardware.gpu.pinned, "graphs": hardware.gpu.graphs,
+                            "bare_frames_per_second": round(bare.rate(options.seconds))}
     if hardware.on_gpu:
-        line["bus_bytes_per_second"] = round(bus())
+        line |= {"bus_bytes_per_second": round(bus()),
+                 "inference_frames_per_second": round(inference(algorithm, hardware, options.seconds))}
     if not options.bare_only:
-        rate, phases = whole(algorithm, hardware, slots, options.seconds)
-        share = rate / line["bare_frames_per_second"]
-        line |= {"program_frames_per_second": round(rate), "share": round(share, 3), "seconds": phases}
+        watch: Any = Watch(bare, options.turns, options.seconds)
+        spent = whole(algorithm, hardware, slots, watch)
+        line |= {"turns": watch.rows, "share": statistics.median(row["share"] for row in watch.rows), "seconds": spent}
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 

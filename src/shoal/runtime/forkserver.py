@@ -32,10 +32,20 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 MARK = "SHOAL_FORK_SERVER"  # an environment variable by which processes that outlived their fork server are found
 FILES = 65536
 SWEEP_SECONDS = 2.0
+GIVE_WAY = 10  # niceness of a process that is kept on one core
 
 
 def prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def keep_to_core(number: int | None) -> None:
+    """Let this process, and the threads that it starts, run on one of its cores only; none: on any. It gives way there to those
+    that may run anywhere: an inference server that waits its turn behind an actor holds up all the other actors."""
+    if number is not None:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[number % len(cores)]})
+        os.nice(GIVE_WAY)
 
 
 def raise_file_limit() -> None:
@@ -168,9 +178,9 @@ class ForkServer:
         if os.getppid() != self._pid:
             return 1  # it died before PDEATHSIG was set
         self._socket.close()
-        line = socket.socket(fileno=connection)
-        from shoal.runtime.place import Birth, Line, report, run_place
+        from shoal.runtime.place import Birth, Line, PlaceProcess, report, run_place
 
+        line = Line(socket.socket(fileno=connection))
         births = [Birth(**birth) for birth in message["births"]]
         try:
             self._redirect(message["log"])
@@ -182,10 +192,11 @@ class ForkServer:
             torch.set_num_threads(message["threads"])
             sys.path.extend(path for path in self._paths if path not in sys.path)
             program = cloudpickle.loads(self._blob)
+            keep_to_core(program.places[message["place"]].core)
         except BaseException as failure:
-            report(Line(line), f"{births[0].node}-{births[0].index}", failure)
+            report(line, f"{births[0].node}-{births[0].index}", failure)
             return 1
-        code = run_place(program, message["place"], line, births)
+        code = run_place(PlaceProcess(program, message["place"], line), line, births)
         with contextlib.suppress(OSError):  # a full disk
             sys.stdout.flush()
             sys.stderr.flush()
