@@ -12,13 +12,15 @@ import torch
 
 from shoal import algorithms
 from shoal.architectures import ARCHITECTURES, named
-from shoal.architectures.async_gradients import ParameterServer, hogwild_worker
+from shoal.architectures.async_gradients import hogwild_worker
 from shoal.architectures.device import DeviceLearner
 from shoal.architectures.gossip import gossip_learner
+from shoal.architectures.master import ParameterServer
 from shoal.architectures.parts import EnvSource, EvalPlan, Parts
 from shoal.architectures.replay_config import ReplayConfig
 from shoal.architectures.replaying import ReplayLearner
 from shoal.architectures.roles import Learner
+from shoal.architectures.shards import first_shard
 from shoal.core import any_of
 from shoal.nets import NetConfig
 from shoal.runtime import Program, run
@@ -72,6 +74,7 @@ COUNTS: dict[Any, Callable[[Any], int]] = {
     Learner: lambda role: role.counts[1],
     ReplayLearner: lambda role: role.counts[1],
     ParameterServer: lambda role: role.version,
+    first_shard: lambda role: role.version,
     hogwild_worker: lambda role: role.link.model.version,
     gossip_learner: lambda role: role.link.version,
     DeviceLearner: lambda role: role.books.totals[1],

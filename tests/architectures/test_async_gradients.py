@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from shoal.algorithms import a2c, ppo, vtrace
-from shoal.architectures.async_gradients import ParameterServer
 from shoal.architectures.books import SharedModel, model_layout
+from shoal.architectures.master import ParameterServer
 from shoal.architectures.parts import EvalPlan
 from shoal.core import any_of
 from shoal.errors import ConfigError
@@ -191,7 +191,7 @@ def test_a_killed_worker_or_server_comes_back_and_training_goes_on(mode, victims
             mark[0] = control.total("learner_steps") + 300
 
     watch = Weights(until=lambda control: not left and control.total("restarts") >= len(victims)
-                    and control.total("learner_steps") > mark[0], act=act, seconds=25)
+                    and control.total("learner_steps") > mark[0], act=act, seconds=60)
     run = train(tmp_path, a2c.Config(unroll=5), "async_gradients", "CartPole-v1", "local", actors=2, mode=mode, updates=None,
                 watch=watch)
     assert run.reason == "until"

@@ -5,7 +5,7 @@ import pytest
 
 from shoal import cli
 from shoal.algorithms import a2c, appo, ppo, vtrace
-from shoal.architectures import ARCHITECTURES
+from shoal.architectures import ARCHITECTURES, named
 from shoal.nets import NetConfig
 from tests.architectures.graphs import train
 
@@ -15,12 +15,13 @@ GRID = {
     "vtrace": vtrace.Config(unroll=4),
     "appo": appo.Config(unroll=4, normalise_returns=True),
 }
+UNROLLED = [name for name in ARCHITECTURES if getattr(named(name), "has_unrolls", True)]
 PRESETS = ("a3c", "ga3c", "seed", "appo", "rapid_ppo", "gala")
 LSTM = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=16, prev_action_reward=True)
 
 
 @pytest.mark.parametrize("net", [None, LSTM], ids=["mlp", "lstm"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", UNROLLED)
 @pytest.mark.parametrize("algorithm", GRID)
 def test_every_pair_runs_and_learns_something(algorithm, architecture, net, tmp_path):
     first = train(tmp_path, GRID[algorithm], architecture, "shoal/Catch-v0", "inline", actors=2, updates=1, net=net)
@@ -39,7 +40,7 @@ def test_some_pairs_between_processes(algorithm, architecture, tmp_path):
 QUICK = ["--runtime", "inline", "--max-env-steps", "1500", "--console.mode", "none", "--no-tensorboard", "--eval.episodes", "5"]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", UNROLLED)
 @pytest.mark.parametrize("algorithm", GRID)
 def test_every_pair_runs_from_the_command_line(algorithm, architecture, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

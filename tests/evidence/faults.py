@@ -21,13 +21,13 @@ __all__ = ["LINES"]
 FIRST, EVERY = 8_000, 8_000  # env steps before the first death and between two
 
 
-def survives(name: str, preset: tuple[str, ...], victims: tuple[str, ...]) -> Line:
+def survives(name: str, preset: tuple[str, ...], victims: tuple[str, ...], env: str = "CartPole-v1", goal: float = 450) -> Line:
     """`victims` are processes as `ps` shows them ("actor 1" for "shoal: actor 1"), killed one after the other."""
 
     def run(seed: int) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             done = Path(folder) / "run"
-            command = ["train", *preset, "CartPole-v1", "--until-return", "450", "--max-env-steps", "1000000", "--seed", str(seed),
+            command = ["train", *preset, env, "--until-return", f"{goal:g}", "--max-env-steps", "1000000", "--seed", str(seed),
                        "--checkpoint.every-seconds", "1", "--eval.every-env-steps", str(FIRST + EVERY * len(victims)),
                        "--console.mode", "none"]
             process = subprocess.Popen([str(Path(sys.executable).parent / "shoal"), *command, "--run-dir", str(done)],
@@ -48,7 +48,7 @@ def survives(name: str, preset: tuple[str, ...], victims: tuple[str, ...]) -> Li
         return {"met": met, "command": "shoal " + " ".join(command), "kills": kills, "exit_code": process.returncode,
                 **{key: summary.get(key) for key in KEPT}}
 
-    return Line(f"stress-kill-{name}", 5, f"{' '.join(preset)} on CartPole-v1 reaches 450 although {', '.join(victims)} are killed "
+    return Line(f"stress-kill-{name}", 5, f"{' '.join(preset)} on {env} reaches {goal:g} although {', '.join(victims)} are killed "
                 "(SIGKILL) on the way", run, seeds=(0,))
 
 

@@ -20,10 +20,10 @@ import torch
 
 from shoal.algorithms.q_model import QModel
 from shoal.algorithms.q_plan import QPlan
-from shoal.algorithms.training import Optimiser, annealed
+from shoal.algorithms.q_slice import QSlice, advance, optimiser_of
+from shoal.algorithms.training import annealed
 from shoal.core import Progress, Tree
 from shoal.ops import priorities
-from shoal.ops.value import polyak_
 from shoal.slots import map_tree
 
 __all__ = ["Errors", "Judged", "QLearn"]
@@ -67,15 +67,7 @@ class QLearn:
         self.model, self.target = plan.model(seed), plan.model(seed)
         self.updates = torch.zeros(1)
         self.state: dict[str, torch.Tensor] = {"target": self.target.params, "updates": self.updates}
-        self.optimiser = Optimiser(
-            config.optimiser,
-            self.model.params,
-            self.state,
-            epsilon=config.optimiser_epsilon,
-            grad_norm=config.grad_norm,
-            decay=config.rmsprop_decay,
-            start=config.adagrad_start,
-        )
+        self.optimiser = optimiser_of(config, self.model.params, self.state)
         self.priorities = np.zeros(0)
         """Of the batch that the last gradient was made of, [B], raw; by the parameters before the step."""
 
@@ -137,19 +129,17 @@ class QLearn:
 
     def apply(self, gradient: np.ndarray, phase: str) -> bool:
         """Clip, step, and refresh the target where that is due. False, and nothing changed, where it is not finite."""
-        if not self.optimiser.step(gradient):
-            return False
-        self.updates += 1
-        period = self.config.target_period_updates
-        if self.config.target_tau > 0:
-            polyak_(self.target.params, self.model.params, self.config.target_tau)
-        elif period and int(self.updates) % period == 0:
-            self.refresh_target()
-        return True
+        return advance(self.config, self.optimiser, self.updates, self.target.params, gradient)
 
-    def refresh_target(self) -> None:
-        """The target net is this net from now on."""
-        polyak_(self.target.params, self.model.params, 1.0)
+    # -------------------------------------------------------------------------------- a parameter server in pieces
+    def cut(self, where: slice) -> QSlice:
+        """What a server needs that has only this slice of the parameters; gradients that are sent to it are `clipped` before."""
+        params, target = (model.params[where].detach().clone() for model in (self.model, self.target))
+        return QSlice(self.config, params, target, where.start)
+
+    def clipped(self, gradient: np.ndarray) -> np.ndarray:
+        """As `apply` clips it."""
+        return self.optimiser.clipped(torch.from_numpy(gradient))[0].numpy()
 
     # -------------------------------------------------------------------------------- the outside
     def bind(self, arrays: Mapping[str, np.ndarray]) -> None:

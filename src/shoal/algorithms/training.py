@@ -55,17 +55,18 @@ class Optimiser:
             return self._step_unseen(gradient)
         if self.params.is_cuda:  # a mean over several learners
             return self._step_unseen(torch.from_numpy(gradient).to(self.params.device))
-        grad = torch.from_numpy(gradient)
-        if self.grad_norm > 0:
-            norm = float(torch.linalg.vector_norm(grad))
-            if norm > self.grad_norm:
-                grad = grad * (self.grad_norm / norm)
-        else:
-            norm = float(grad.abs().max())
+        grad, norm = self.clipped(torch.from_numpy(gradient))
         if not np.isfinite(norm):
             return False
         self._apply(grad)
         return True
+
+    def clipped(self, grad: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """The gradient, scaled down where it is too long, and its size, which is not finite where the gradient is not."""
+        if self.grad_norm <= 0:
+            return grad, float(grad.abs().max())
+        norm = float(torch.linalg.vector_norm(grad))
+        return (grad * (self.grad_norm / norm) if norm > self.grad_norm else grad), norm
 
     def _apply(self, grad: torch.Tensor) -> None:
         if self.kind == "adam":

@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "predictor_trainer": "shoal.architectures.predictor_trainer",
     "central_inference": "shoal.architectures.central_inference",
     "gossip": "shoal.architectures.gossip",
+    "parameter_server": "shoal.architectures.parameter_server",
     "device": "shoal.architectures.device",
 }
 """Name -> module with Config, delivers(config) and draw(program, parts, config)."""

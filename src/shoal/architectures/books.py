@@ -32,6 +32,7 @@ class Books:
     def __init__(self, me: Me, parts: Parts, learn: Learn | None = None, counts: np.ndarray | None = None, share: int = 1) -> None:
         """`counts` has a row for each of those who count together, this one's first; `share` others count alike, unseen."""
         self.me, self.budget, self.share = me, parts.max_env_steps, share
+        self.offline, self.updates = parts.offline, parts.max_learner_steps
         self.learn = learn or parts.learn()  # all begin alike
         self.counts = np.zeros((1, 2), np.int64) if counts is None else counts
         self.row = 0 if counts is None else me.index
@@ -45,7 +46,8 @@ class Books:
     @property
     def progress(self) -> Progress:
         env_steps, learner_steps = (int(n) for n in self.totals)
-        return Progress(env_steps, learner_steps, min(1.0, env_steps / self.budget) if self.budget else 0.0)
+        done, budget = (learner_steps, self.updates) if self.offline else (env_steps, self.budget)
+        return Progress(env_steps, learner_steps, min(1.0, done / budget) if budget else 0.0)
 
     def count(self, env_steps: int, learner_steps: int) -> None:
         self.counts[self.row] += (env_steps, learner_steps)

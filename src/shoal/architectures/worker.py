@@ -19,18 +19,20 @@ from shoal.architectures.parts import Parts
 from shoal.architectures.player import Player
 from shoal.core import Learn, Me, Progress, Tree
 
-__all__ = ["Link", "Origin", "Worker"]
+__all__ = ["Link", "Origin", "Worker", "push_gradients"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The unroll that a gradient comes from: its data, how many decisions it holds, whether this is its last gradient."""
+    """What a gradient comes from: an unroll or a drawn batch, how many new decisions it holds, whether this is its last gradient,
+    and its loss."""
 
     batch: Tree
     decisions: int
     last: bool = False
+    loss: float = 0.0
 
 
 class Link(Protocol):
@@ -71,18 +73,7 @@ class Worker:
         decisions = self.player.unroll(self.data)
         stats.add("samples_consumed", decisions)
         stats.observe("data_age_seconds", time.time() - self.data["time"])
-        await self._learn(decisions)
-
-    async def _learn(self, decisions: int) -> None:
-        stats, link, learn = self.me.stats, self.link, self.link.learn
-        with stats.phase("prepare"):
-            sums = learn.sums(self.data)
-        for minibatch, last in marked(learn.minibatches(self.data, sums, link.progress, self.rng)):
-            for phase in learn.phases:
-                with stats.phase("learn"):
-                    gradient, metrics = learn.gradients(minibatch, phase)
-                await link.push(gradient, phase, Origin(self.data, decisions, last and phase == learn.phases[-1]))
-        link.show(metrics)
+        await push_gradients(self.me, self.link, self.data, decisions, self.rng)
 
     def state(self) -> dict[str, np.ndarray] | None:
         kept = self.link.state()
@@ -97,6 +88,19 @@ class Worker:
 
     def close(self) -> None:
         self.player.close()
+
+
+async def push_gradients(me: Me, link: Link, data: Tree, decisions: int, rng: np.random.Generator) -> None:
+    """Compute the gradients of an unroll, or of a drawn batch, and send them off one by one."""
+    learn = link.learn
+    with me.stats.phase("prepare"):
+        sums = learn.sums(data)
+    for minibatch, last in marked(learn.minibatches(data, sums, link.progress, rng)):
+        for phase in learn.phases:
+            with me.stats.phase("learn"):
+                gradient, metrics = learn.gradients(minibatch, phase)
+            await link.push(gradient, phase, Origin(data, decisions, last and phase == learn.phases[-1], metrics["loss"]))
+    link.show(metrics)
 
 
 def marked(items: Iterable[T]) -> Iterator[tuple[T, bool]]:

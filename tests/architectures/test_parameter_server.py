@@ -1,0 +1,239 @@
+"""GORILA: one bundle is DQN, four shards are one, bad gradients are refused, and any process may be killed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from shoal import cli
+from shoal.algorithms import dqn, r2d2
+from shoal.architectures.books import Books
+from shoal.architectures.bundle import BundleLearner
+from shoal.architectures.replay_config import ReplayConfig
+from shoal.architectures.shards import Shard, cuts_of, first_shard
+from shoal.errors import ConfigError
+from shoal.experiment.checkpoints import TensorFiles
+from shoal.experiment.evaluation import published_of
+from shoal.nets import NetConfig
+from tests.architectures.gorila import Poisoned, with_laggard
+from tests.architectures.graphs import Weights, draw, go, train
+from tests.runtime.harness import Files, Killer
+
+CATCH, TMAZE = "shoal/Catch-v0", "shoal/TMaze-v0"
+PLAIN = dqn.Config(double=False, epsilon_steps=500, target_period_updates=10, optimiser="adagrad", optimiser_epsilon=1e-8, lr=0.02)
+R2D2 = r2d2.Config(burn_in=2, length=4, stride=2, lr=1e-3, target_period_updates=10)
+LSTM = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=16, prev_action_reward=True)
+TURNS = ReplayConfig(capacity=400, min_size=64, batch_size=16, insert_batch=4, samples_per_insert=4.0, exponent=0.0)
+GLOBAL = replace(TURNS, insert_batch=10)
+BARE = {"shards": 1, "max_staleness": 0, "outlier_width": None}
+
+
+# ---------------------------------------------------------------------------------------------- identities
+@pytest.mark.parametrize("kind", ["inline", "local"])
+def test_one_bundle_is_dqn_with_adagrad_bit_for_bit(kind, tmp_path):
+    """No gradient of the only learner is ever old; the target net is the server's, and its actor has every update it waited for."""
+    alone = train(tmp_path, PLAIN, "synchronous", CATCH, "inline", updates=60, replay=TURNS)
+    bundle = train(tmp_path, PLAIN, "parameter_server", CATCH, kind, updates=60, replay=TURNS, **BARE)
+    assert alone.reason == bundle.reason == "counted"
+    assert bundle.hash == alone.hash
+    np.testing.assert_array_equal(bundle.published["progress"], alone.published["progress"])
+    assert bundle.final["server-0"]["gradients_stale"] == 0
+
+
+def trace(folder, config, updates=40, **options):
+    """What the learner has after every update: parameters and target net."""
+    seen = []
+
+    class Tracing(BundleLearner):
+        async def step(self):
+            await super().step()
+            seen.append([tensor.numpy().copy() for tensor in self.link.learn.weights.values()])
+
+    program, _ = draw(config, "parameter_server", CATCH, replay=TURNS, max_env_steps=2000, **options)
+    program.nodes["learner"].role = Tracing
+    go(program, "inline", folder, Weights(lambda control: len(seen) >= updates))
+    return seen[:updates]
+
+
+@pytest.mark.parametrize("optimiser", ["adagrad", "adam", "rmsprop_centred"])
+def test_four_shards_are_one_bit_for_bit(optimiser, tmp_path):
+    """Gradients are clipped before they are cut, and all shards make a step of the annealed size."""
+    config = replace(PLAIN, optimiser=optimiser, lr=1e-3, lr_final=1e-5, grad_norm=0.05)
+    one, four = (trace(tmp_path, config, shards=shards) for shards in (1, 4))
+    assert len(one) == 40 and not np.array_equal(one[0][0], one[-1][0]) and not np.array_equal(one[0][1], one[-1][1])
+    for whole, pieces in zip(one, four, strict=True):
+        for a, b in zip(whole, pieces, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_slices_cover_the_vector_once():
+    for size, shards in ((1000, 1), (1000, 4), (64, 1), (65, 2), (12_345, 7)):
+        cuts = cuts_of(size, shards)
+        assert np.concatenate([np.arange(size)[cut] for cut in cuts]).tolist() == list(range(size))
+        assert all(cut.start % 64 == 0 and cut.stop > cut.start for cut in cuts)
+    with pytest.raises(ConfigError, match="use 16 or fewer"):
+        cuts_of(1000, 17)
+
+
+# ---------------------------------------------------------------------------------------------- what is refused
+def test_the_gradients_of_a_laggard_are_refused_and_counted(tmp_path):
+    def run(limit):
+        program, _ = draw(PLAIN, "parameter_server", CATCH, actors=2, replay=TURNS, shards=1, max_staleness=limit)
+        program.nodes["learner"].role = with_laggard(1)
+        return go(program, "inline", tmp_path, Weights(lambda control: control.total("learner_steps") >= 60))
+
+    strict, lenient = run(5), run(None)
+    pushed = strict.final["learner-1"]["steps"]
+    refused = strict.final["server-0"]["gradients_stale"]
+    assert pushed >= 40 and pushed - 6 <= refused <= pushed
+    assert strict.final["server-0"]["gradient_age/max"] >= 50 and lenient.final["server-0"]["gradients_stale"] == 0
+    inserted = sum(strict.final[f"actor-{k}"]["env_steps"] for k in range(2))
+    assert inserted - 32 <= strict.published["progress"][0] <= inserted, "steps of refused gradients count too"
+
+
+def test_a_refused_gradient_is_refused_by_all_shards(tmp_path):
+    """Two bundles in turn, and no gradient may be old: of each pair one is refused, and never half of it applied."""
+    roles = {}
+
+    def kept(make):
+        def made(me, **arguments):
+            roles[me.name] = make(me, **arguments)
+            return roles[me.name]
+
+        return made
+
+    program, _ = draw(PLAIN, "parameter_server", CATCH, actors=2, replay=TURNS, shards=3, max_staleness=0)
+    for name, make in (("server", first_shard), ("shard_1", Shard), ("shard_2", Shard)):
+        program.nodes[name].role = kept(make)
+    done = go(program, "inline", tmp_path, Weights(lambda control: control.total("learner_steps") >= 60))
+    assert done.final["server-0"]["gradients_stale"] >= 40
+    applied = [int(role.learn.state["updates"]) for role in roles.values()]
+    assert max(applied) - min(applied) <= 1 and max(applied) == roles["server"].version  # one may be on its way
+
+
+def test_outliers_are_kept_back_and_counted(tmp_path):
+    """Rewards of one bundle in two are spoiled after the gate has warmed up; only its learner's gradients are refused."""
+    source = Poisoned(CATCH, victim=1, begin=150, share=0.02)
+    config = replace(PLAIN, loss="squared")
+    program, _ = draw(config, "parameter_server", source, actors=2, replay=TURNS, outlier_width=4.0, shards=1)
+    done = go(program, "inline", tmp_path, Weights(lambda control: control.total("gradients_outlying") >= 6))
+    assert done.reason == "until"
+    healthy, spoiled = (done.final[f"learner-{k}"]["gradients_outlying"] for k in range(2))
+    assert spoiled >= 4 > healthy
+    inserted = sum(done.final[f"actor-{k}"]["env_steps"] for k in range(2))
+    assert inserted - 64 <= done.published["progress"][0] <= inserted, "steps of gradients that were kept back count too"
+
+
+def test_a_learner_remembers_which_losses_are_usual(tmp_path):
+    _, parts = draw(PLAIN, "parameter_server", CATCH, replay=TURNS)
+
+    class Me:
+        rng = staticmethod(lambda salt: np.random.default_rng(1))
+
+    wire = type("Wire", (), {"depth": 1})()
+    first, second = (BundleLearner(Me(), parts, [slice(0, 64)], wire, None, 4.0, server_0=None) for _ in range(2))
+    for loss in np.linspace(0.9, 1.1, 150):
+        assert first.link._usual(float(loss))
+    second.load(first.state())
+    assert second.link.gate == first.link.gate and not second.link._usual(10.0) and second.link._usual(1.05)
+    assert second.link._usual(float("nan")), "the server has the say over numbers that are not finite"
+
+
+# ---------------------------------------------------------------------------------------------- checkpoints, kills
+def test_a_slice_goes_on_from_its_checkpoint_bit_for_bit():
+    _, parts = draw(PLAIN, "parameter_server", CATCH, replay=TURNS)
+    cut = slice(64, 256)
+
+    def shard():
+        return Books(None, parts, parts.algorithm.learn(parts.seed).cut(cut))
+
+    def advance(books, steps):
+        for k in steps:
+            books.learn.anneal(books.progress)
+            books.learn.apply(np.random.default_rng(k).normal(size=192).astype(np.float32), "all")
+
+    first, second = shard(), shard()
+    advance(first, range(7))  # the target is refreshed after ten
+    second.unbundle({name: array.copy() for name, array in first.bundle().items()})
+    advance(first, range(7, 15))
+    advance(second, range(7, 15))
+    assert first.bundle().keys() == second.bundle().keys() >= {"learn/adagrad.square", "learn/target", "learn/updates"}
+    for name, array in first.bundle().items():
+        np.testing.assert_array_equal(array, second.bundle()[name], err_msg=name)
+    assert not np.array_equal(first.bundle()["learn/target"], shard().bundle()["learn/target"])
+
+
+def test_a_policy_is_put_together_from_the_slices_of_a_checkpoint(tmp_path):
+    _, parts = draw(PLAIN, "parameter_server", CATCH, replay=TURNS)
+    learn = parts.algorithm.learn(3)
+    with torch.no_grad():
+        learn.state["params"].normal_()
+    size = len(learn.state["params"])
+    for k, cut in enumerate(cuts_of(size, 12)):
+        books = Books(None, parts, learn.cut(cut))
+        books.count(70, 30)
+        TensorFiles().save(tmp_path / f"{'server' if k == 0 else f'shard_{k}'}-0.safetensors", books.bundle())
+    published = published_of(parts.algorithm, tmp_path)
+    np.testing.assert_array_equal(published["params"], learn.state["params"].detach().numpy())
+    assert published["progress"][:2].tolist() == [70, 30]
+
+
+def test_kill_9_of_the_server_a_shard_and_a_bundle_and_it_goes_on(tmp_path):
+    program, _ = draw(PLAIN, "parameter_server", CATCH, actors=2, replay=replace(TURNS, checkpoint=True), shards=2,
+                      max_staleness=20)
+    program.store = Files()
+    killer = Killer(("server-0", "shard_1-0", "bundle-0"), times=3, progress="learner_steps", every=30)
+    due, versions = [0.0], []
+
+    def act(control):
+        versions.append(control.wires()["weights"]["version"])
+        if control.complete() and control.total("learner_steps") >= due[0]:
+            due[0] = control.total("learner_steps") + 20
+            folder = tmp_path / f"save-{int(due[0])}"
+            folder.mkdir()
+            control.checkpoint(folder)
+        killer(control)
+
+    watch = go(program, "local", tmp_path, Weights(killer.done, act, seconds=90))
+    assert watch.reason == "until" and killer.kills == 3
+    assert versions == sorted(versions) and np.isfinite(watch.published["params"]).all()
+    steps = sum(page["env_steps"] for page in watch.final.values())
+    assert watch.published["progress"][0] <= steps, "steps were counted twice"
+    saved = dict(np.load(watch.newest() / "server-0.safetensors"))
+    assert saved["learn/updates"][0] > 10 and (saved["learn/adagrad.square"] != PLAIN.adagrad_start).any()
+
+
+# ---------------------------------------------------------------------------------------------- the grid
+@pytest.mark.parametrize(("algorithm", "mode", "kind"), [
+    ("dqn", "local", "inline"), ("dqn", "global", "inline"), ("dqn", "global", "local"), ("r2d2", "local", "local"),
+    ("r2d2", "global", "inline")])
+def test_both_algorithms_run_with_either_replay(algorithm, mode, kind, tmp_path):
+    config, env, net = (PLAIN, CATCH, None) if algorithm == "dqn" else (R2D2, TMAZE, LSTM)
+    options = {"actors": 2, "net": net, "replay": TURNS if mode == "local" else GLOBAL, "table": mode, "shards": 1}
+    start = train(tmp_path, config, "parameter_server", env, "inline", updates=0, **options)
+
+    def both(control):
+        pages = control.snapshot()
+        return control.total("learner_steps") >= 30 and all(pages[f"learner-{k}"]["samples_consumed"] for k in range(2))
+
+    run = train(tmp_path, config, "parameter_server", env, kind, updates=None, watch=Weights(both, seconds=60), **options)
+    assert run.reason == "until" and np.isfinite(run.published["params"]).all()
+    assert np.abs(run.published["params"] - start.published["params"]).max() > 1e-5
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    (["--algorithm", "vtrace"], "vtrace learns from unrolls as they come, and parameter_server has replay tables"),
+    (["--algorithm", "dqn", "--learners", "2"], "use --actors"),
+    (["--algorithm", "dqn", "--architecture.shards", "0"], "shards is 0; it must be at least 1"),
+    (["--algorithm", "dqn", "--architecture.shards", "100000"], "parameters can be cut into"),
+    (["--algorithm", "dqn", "--architecture.outlier-width", "-1"], "must be above 0, or none"),
+    (["--algorithm", "dqn", "--architecture.max-staleness", "-1"], "must not be negative"),
+    (["--algorithm", "dqn", "--replay.publish-updates", "4"], "after every update"),
+    (["--algorithm", "dqn", "--architecture.table", "global", "--replay.tolerance", "5"], "could block both sides"),
+])
+def test_what_makes_no_sense_is_refused_before_anything_starts(words, sentence, capsys):
+    assert cli.main(["show", "--architecture", "parameter_server", *words, CATCH, "--actors", "2"]) == 2
+    assert sentence in capsys.readouterr().err
