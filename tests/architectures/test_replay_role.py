@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -10,17 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.architectures.replay import Inserts, Replay, Samples, replay_wires
+from shoal.architectures.replay import Block, Inserts, Replay, Samples, replay_wires
 from shoal.architectures.replay_config import ReplayConfig
 from shoal.errors import ConfigError
 from shoal.runtime import Program
 from shoal.runtime.instance import Me
 from shoal.slots import Field, Inline, Layout
 from tests.architectures.graphs import go
-from tests.runtime.harness import RUNTIMES, Files, Killer, Watch
+from tests.runtime.harness import RUNTIMES, Files, Killer, Watch, kill
 
 ITEM = Layout({"id": Field((1,), "i8"), "nest": {"x": Field((1, 3), "f4")}, "time": Field((1,), "f8")})
 FIRST, UPDATED = 0.25, 0.5  # a priority is its item's id plus one of these
+POISON = -1  # the id of items that must never be seen
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class FakeParts:
 
     replay: ReplayConfig
     actors: int = 2
+    demos: str | None = None
     algorithm: Any = field(default_factory=lambda: SimpleNamespace(record=SimpleNamespace(layout=ITEM)))
 
 
@@ -64,6 +68,7 @@ class Consumer:
     async def step(self):
         keys, batch = await self.samples.take()
         ids = batch["id"]
+        assert (ids > 0).all(), "an item that was not sent"
         assert (batch["nest"]["x"] == (ids % 1000)[:, None] + np.array([0, 1, 2])).all(), "torn or mixed items"
         for key, number in zip(keys.tolist(), ids.tolist(), strict=True):
             assert self.ids.setdefault(key, number) == number, "a key was used again"
@@ -160,6 +165,95 @@ def test_kill_9_of_any_of_them_mixes_nothing(checkpoint, turns, tmp_path):
     assert watch.reason == "until" and killer.kills == 4
     assert sum(page["restarts"] for page in watch.final.values()) >= 4
     assert not [event for event in watch.events if event["kind"] == "error"], "a check failed in a role"
+
+
+def dies(me, life: int) -> bool:
+    return me.index == 0 and me.incarnation == life
+
+
+class MortalProducer(Producer):
+    """Dies once with a request written and not sent, once with it sent and not answered."""
+
+    async def step(self):
+        if self.me.incarnation < 2 and self.next % 10**7 > 30:
+            draft = await self.inserts.slot()
+            draft.data["items"]["id"][:], draft.data["priority"][:] = POISON, 1e9
+            if dies(self.me, 1):
+                draft.data["items"]["id"][:] = ids = np.arange(self.next, self.next + self.config.insert_batch)
+                draft.data["items"]["nest"]["x"][:], draft.data["priority"][:] = (ids % 1000)[:, None] + [0, 1, 2], ids + FIRST
+                draft.send()
+            os.kill(os.getpid(), signal.SIGKILL)
+        await super().step()
+
+
+class MortalReplay(CheckedReplay):
+    """Dies with items in the table whose sender was not told; then with a batch drawn and not sent."""
+
+    def _answer_added(self):
+        if dies(self.me, 0) and self.limiter.samples > 200:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super()._answer_added()
+
+    def _sample(self, request):
+        if dies(self.me, 1) and self.limiter.inserts > 100:
+            self.core.try_sample("replay", self.config.batch_size, Block(request.answer["items"]))
+            os.kill(os.getpid(), signal.SIGKILL)
+        super()._sample(request)
+
+
+class MortalConsumer(Consumer):
+    """Dies with a batch whose priorities nobody has heard; then with them written into a question and not sent."""
+
+    async def step(self):
+        await super().step()
+        if self.me.incarnation < 2 and len(self.ids) > 50:
+            if dies(self.me, 1):
+                draft = await self.samples._client.slot()
+                draft.data["count"][0], draft.data["priority"][:] = len(draft.data["key"]), 1e9
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_deaths_with_unsent_items_and_unheard_priorities_mix_nothing(tmp_path):
+    """What was written and not sent is never seen; every item in the table is whole, once, with a priority of its own."""
+    config = ReplayConfig(capacity=300, min_size=60, batch_size=16, insert_batch=10, samples_per_insert=4.0)
+    program = program_of(config)
+    for name, role in (("producer", MortalProducer), ("replay", MortalReplay), ("consumer", MortalConsumer)):
+        program.nodes[name].role = role
+    died, after = {"producer-0": 2, "replay-0": 2, "consumer-0": 2}, []
+
+    def until(control):
+        pages = control.snapshot()
+        if not after and all(pages[name]["restarts"] == deaths for name, deaths in died.items()):
+            after.append(control.total("learner_steps"))
+        return after and control.total("learner_steps") > after[0] + 50
+
+    watch = go(program, "local", tmp_path, Watch(until, seconds=90))
+    assert watch.reason == "until", {name: page["restarts"] for name, page in watch.final.items()}
+    assert not [event for event in watch.events if event["kind"] == "error"], "a check failed in a role"
+
+
+def test_a_killed_table_is_filled_again_from_the_newest_checkpoint(tmp_path):
+    """Items in it = those of the checkpoint + those that have come in since; nothing leaves it here."""
+    config = ReplayConfig(capacity=10**6, min_size=60, batch_size=16, insert_batch=10, samples_per_insert=4.0, checkpoint=True)
+    folder, seen = tmp_path / "save", {}
+
+    def act(control):
+        page = control.snapshot()["replay-0"]
+        if "asked" not in seen and page["replay_size"] >= 3000:
+            seen["asked"] = page["replay_size"]
+            folder.mkdir()
+            control.checkpoint(folder)
+        elif watch.folder and "killed" not in seen:
+            seen["killed"] = page["replay_inserts"]
+            kill(control, "replay-0")
+        elif "killed" in seen and page["restarts"] == 1 and "back" not in seen:
+            seen["back"] = page["replay_inserts"]
+        elif "back" in seen and page["replay_inserts"] >= seen["back"] + 100:
+            seen["restored"] = page["replay_size"] - (page["replay_inserts"] - seen["killed"])
+
+    watch = Watch(lambda c: "restored" in seen, act, seconds=90)
+    go(program_of(config), "local", tmp_path, watch)
+    assert watch.reason == "until" and seen["restored"] >= seen["asked"] - 500, seen
 
 
 def test_the_state_of_a_table_comes_back_with_counters_and_priorities(tmp_path):

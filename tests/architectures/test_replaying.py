@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import pytest
+import torch
 
 from shoal import cli
 from shoal.algorithms import dqn, r2d2
+from shoal.algorithms.transitions import Transitions
 from shoal.architectures import replaying
 from shoal.architectures.replay import Replay, items_layout
 from shoal.architectures.replay_config import ReplayConfig
 from shoal.nets import NetConfig
+from shoal.slots import Field, Layout, map_tree
 from tests.architectures.graphs import Weights, draw, go, train
 from tests.runtime.harness import Files, Killer
 
@@ -57,13 +61,30 @@ def test_in_turns_an_actor_always_acts_with_the_newest_weights(tmp_path):
     assert len(ends) > 40 and all(updates <= newest <= updates + 1 for updates, newest in ends)
 
 
+class TransitionsWithQ(Transitions):
+    """Transitions that keep the q-values the actor had, as windows do with `diagnose`."""
+
+    @cached_property
+    def layout(self):
+        return Layout({**super().layout.fields, "q": Field((1, int(self.scene.action_space.n)), "float32")})
+
+    def columns(self):
+        return {"q": ((int(self.scene.action_space.n),), "float32")}
+
+    def cut(self, memory, seats, begin, end):
+        items, error = super().cut(memory, seats, begin, end)
+        return {**items, "q": memory.get("q", begin, seats)}, error
+
+
 @pytest.mark.parametrize(("kind", "architecture", "algorithm"), [
     ("inline", "actor_learner", APEX), ("local", "actor_learner", R2D2), ("inline", "central_inference", R2D2),
     ("inline", "central_inference", APEX)])
-def test_with_frozen_weights_the_actor_and_the_learner_give_an_item_the_same_priority(kind, architecture, algorithm, tmp_path):
+def test_with_frozen_weights_the_actor_and_the_learner_agree_in_q_values_and_priorities(kind, architecture, algorithm, tmp_path,
+                                                                                        monkeypatch):
     """They see the same observations, actions and rewards (and, with memory, the same stored state) with the same net, so their
-    errors agree to 1e-5: a wrong row, action, state, discount or bootstrap would show."""
+    q-values at every step and their errors agree to 1e-5: a wrong row, action, state, discount or bootstrap would show."""
     env, net = (TMAZE, LSTM) if algorithm is R2D2 else (CATCH, None)
+    burn_in = R2D2.burn_in
 
     class Comparing(Replay):
         first: dict[int, float] = {}  # noqa: RUF012
@@ -82,19 +103,34 @@ def test_with_frozen_weights_the_actor_and_the_learner_give_an_item_the_same_pri
             new = [key for key in self.table.keys().tolist() if key not in before]
             self.first.update(zip(new, data["priority"].tolist(), strict=True))
 
+    class Looking(replaying.ReplayLearner):
+        async def _update(self, batch):
+            with torch.no_grad():
+                if algorithm is R2D2:
+                    q = r2d2.WindowErrors(R2D2).unroll(self.learn.model, map_tree(torch.from_numpy, batch)).q[:-1].transpose(0, 1)
+                    gap = (q - torch.from_numpy(batch["q"][:, burn_in:-1]))[torch.from_numpy(batch["valid"][:, burn_in:])]
+                else:
+                    gap = self.learn.model.net(torch.from_numpy(batch["observation"])) - torch.from_numpy(batch["q"])
+            assert float(gap.abs().max()) < 1e-5, f"{float(gap.abs().max())} between the actor's q-values and the learner's"
+            self.me.stats.add("samples_masked", gap.numel())
+            return await super()._update(batch)
+
     replay = ReplayConfig(capacity=2000, min_size=64, batch_size=16, insert_batch=10, samples_per_insert=4.0)
-    program, _ = draw(replace(algorithm, lr=1e-30), architecture, env, replay=replay, actors=2, net=net)
-    program.nodes["replay"].role = Comparing
+    monkeypatch.setattr(dqn.DQN, "record", property(lambda self: TransitionsWithQ(self.plan.scene)))
+    frozen = replace(algorithm, lr=1e-30, **({"diagnose": True} if algorithm is R2D2 else {}))
+    program, _ = draw(frozen, architecture, env, replay=replay, actors=2, net=net)
+    program.nodes["replay"].role, program.nodes["learner"].role = Comparing, Looking
     watch = go(program, kind, tmp_path, Weights(lambda c: c.total("learner_steps") >= 50))
     assert watch.reason == "until" and watch.final["replay-0"]["samples_masked"] >= 600
+    assert watch.final["learner-0"]["samples_masked"] >= 1000
 
 
 def test_priorities_that_the_learner_sends_are_those_of_its_last_batch(tmp_path):
     learned, drawn, heard = [], [], []
 
     class Listening(replaying.ReplayLearner):
-        def _update(self, batch):
-            steps = super()._update(batch)
+        async def _update(self, batch):
+            steps = await super()._update(batch)
             learned.append((batch["observation"].copy(), self.learn.priorities.copy()))
             return steps
 
@@ -145,7 +181,8 @@ def test_kill_9_of_replay_actor_and_learner_and_it_goes_on(architecture, algorit
     (["--algorithm", "dqn", "--architecture", "gossip"], "dqn learns from a replay table, and gossip has none"),
     (["--algorithm", "dqn", "--architecture", "synchronous", "--replay.samples-per-insert", "None"], "take turns by it"),
     (["--algorithm", "dqn", "--architecture", "actor_learner", "--architecture.buffer-slots", "8"], "learns from a replay table"),
-    (["--algorithm", "dqn", "--architecture", "actor_learner", "--learners", "2"], "one learner draws"),
+    (["--algorithm", "dqn", "--architecture", "synchronous", "--learners", "2"], "one learner take turns"),
+    (["--algorithm", "dqn", "--architecture", "actor_learner", "--architecture.one-place", "--learners", "2"], "is one process"),
     (["--algorithm", "ppo", "--architecture", "synchronous", "--replay.capacity", "5000"], "there is no table"),
     (["--algorithm", "dqn", "--architecture", "actor_learner", "--replay.tolerance", "5"], "could block both sides"),
 ])
@@ -158,13 +195,13 @@ def test_the_list_shows_where_replay_is(capsys):
     assert cli.main(["list"]) == 0
     text = capsys.readouterr().out.partition("algorithms (what they tolerate)")[2]
     lines = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
-    assert lines["dqn"][1:7] == ["replay", "replay", "-", "-", "replay", "-"]
+    assert lines["dqn"][1:8] == ["replay", "replay", "-", "-", "replay", "-", "replay"]
 
 
 QUICK = ["--runtime", "inline", "--console.mode", "none", "--no-tensorboard", "--eval.episodes", "5", "--replay.min-size", "100"]
 
 
-@pytest.mark.parametrize("preset", ["dqn", "double_dqn", "apex", "r2d2", "seed_r2d2"])
+@pytest.mark.parametrize("preset", ["dqn", "double_dqn", "apex", "r2d2", "seed_r2d2", "gorila"])
 def test_every_preset_runs_resumes_with_its_table_and_is_evaluated(preset, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     env = TMAZE if "r2d2" in preset else CATCH

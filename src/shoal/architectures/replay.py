@@ -28,14 +28,15 @@ from shoal import replay
 from shoal.architectures.parts import Parts
 from shoal.core import Call, Me, Request, Server, Tree, any_of
 from shoal.replay import checkpoint
-from shoal.replay.batch import BatchLayout
+from shoal.replay.batch import BatchLayout, Info
 from shoal.replay.columns import Column, Spec, flatten
 from shoal.replay.core import Core, Pending
 from shoal.runtime import Program
 from shoal.runtime.wires import Call as CallWire
 from shoal.slots import Field, Layout, leaves
 
-__all__ = ["Inserts", "Replay", "Samples", "make_limiter", "replay_wires"]
+__all__ = ["Block", "Inserts", "Replay", "Samples", "items_layout", "make_limiter", "replay_wires", "samples_wire", "store",
+           "stored_columns", "tell"]
 
 TABLE = "replay"
 KEY_SHIFT = 40  # keys of one life of the role
@@ -45,16 +46,21 @@ DEPTH = 2  # inserts that an actor may have on their way
 
 def replay_wires(program: Program, parts: Parts, turns: bool = False) -> tuple[CallWire, CallWire]:
     """The two call wires of a Replay. In turns nobody is ahead: one insert of each actor, one batch."""
-    layout, config = parts.algorithm.record.layout, parts.replay
-    some, batch = config.insert_batch, config.batch_size
-    reply = {"items": Field((items_layout(layout, batch).nbytes,), "u1"), "key": Field((batch,), "i8"),
-             "probability": Field((batch,), "f8"), "table_size": Field((1,), "i8"), "env_steps": Field((1,), "i8")}
+    layout, some = parts.algorithm.record.layout, parts.replay.insert_batch
     items = {"items": layout.joined(some).fields, "priority": Field((some,), "f8"), "decisions": Field((1,), "i8")}
+    inserts = program.call("inserts", Layout(items), Layout({"inserts": Field((1,), "i8")}), 1 if turns else DEPTH)
+    return inserts, samples_wire(program, parts, turns)
+
+
+def samples_wire(program: Program, parts: Parts, turns: bool) -> CallWire:
+    """A learner's questions, with new priorities, and the batches that answer them."""
+    config, batch = parts.replay, parts.replay.batch_size
+    items = items_layout(parts.algorithm.record.layout, batch)
+    reply = {"items": Field((items.nbytes,), "u1"), "key": Field((batch,), "i8"), "probability": Field((batch,), "f8"),
+             "table_size": Field((batch,), "i8"), "fresh": Field((1,), "i8")}
     updates = {"key": Field((batch,), "i8"), "priority": Field((batch,), "f8"), "count": Field((1,), "i8"),
                "trim": Field((1,), "bool")}
-    inserts = program.call("inserts", Layout(items), Layout({"inserts": Field((1,), "i8")}), 1 if turns else DEPTH)
-    samples = program.call("samples", Layout(updates), Layout(reply), 1 if turns else config.prefetch)
-    return inserts, samples
+    return program.call("samples", Layout(updates), Layout(reply), 1 if turns else config.prefetch)
 
 
 def stored_columns(item: Layout) -> tuple[Column, ...]:
@@ -91,17 +97,22 @@ class Replay:
             limiter=self.limiter, soft=self.config.trim_updates > 0)], seed=int(me.rng("draws").integers(2**62)))
         self.table = self.core.table(TABLE)
         self.columns = stored_columns(parts.algorithm.record.layout)
-        self.rows = np.ones((self.config.insert_batch, 1, 4), np.int32)
-        self.rows[:, 0, 1] = np.arange(self.config.insert_batch)
+        self.rows = records(self.config.insert_batch)
         self.adding: deque[Request] = deque()    # inserts that the limiter has not allowed
         self.drawing: deque[Request] = deque()   # batches that it does not allow yet
         self.added: list[Request] = []           # in turns: those that are in, but not answered
+        self.demos: Any = None                   # their own table, where there are demonstrations
+        if parts.demos is not None:
+            from shoal.architectures.demos import Demonstrations
+
+            self.demos = Demonstrations(me, parts)
         self.saved: set[bytes] = set()           # digests of those in `added` when the table was saved that was loaded
         self.counts = np.zeros(2, np.int64)      # env_steps that were inserted, lives
+        self.counted = 0                         # of these env_steps, those that some learner was told of
         self._begin_life(0)
         self.blocked = {"insert": False, "sample": False}
         self.told = {"insert": 0.0, "sample": 0.0}  # seconds that telemetry knows of
-        self.noted = self.settled = False
+        self.noted, self.settled = 0, False
 
     def _begin_life(self, lives: int) -> None:
         """Number items above all that any earlier life has numbered; `lives` were counted by the one that was saved."""
@@ -149,14 +160,8 @@ class Replay:
             self._answer_added()
 
     def _store(self, data: Tree) -> None:
-        count, before = self.config.insert_batch, self.limiter.inserts
-        given = flatten(data["items"])
-        group = self.core.store.open([column.spec for column in self.columns], count)
-        for column, rows in zip(self.columns, group.arrays, strict=True):
-            rows[...] = given[column.spec.path]
-        self.rows[:, 0, 0] = group.first
-        Pending(self.table, self.columns, True, data["priority"].copy(), self.rows).push()
-        self.core.store.close(group, count)
+        before = self.limiter.inserts
+        store(self.core, self.table, self.columns, data["items"], data["priority"], self.rows)
         self.counts[0] += data["decisions"][0]
         self.me.stats.add("replay_inserts", self.limiter.inserts - before)  # the table refuses priorities that are not finite
 
@@ -169,8 +174,14 @@ class Replay:
     def _heed(self, data: Tree) -> None:
         """What the learner says with its question: new priorities of an earlier batch, and whether to trim."""
         count = int(data["count"][0])
+        keys, priorities = data["key"][:count].copy(), data["priority"][:count].copy()
+        if self.demos is not None:
+            shown = keys < 1 << KEY_SHIFT
+            self.demos.update(keys[shown], priorities[shown])
+            keys, priorities = keys[~shown], priorities[~shown]
+            count = len(keys)
         if count:
-            unknown, _ = self.table.update(data["key"][:count].copy(), data["priority"][:count].copy())
+            unknown, _ = self.table.update(keys, priorities)
             self.me.stats.add("priority_updates", count - unknown)
             self.me.stats.add("priority_updates_late", unknown)
         if data["trim"][0]:
@@ -178,12 +189,18 @@ class Replay:
 
     def _sample(self, request: Request) -> None:
         answer, count = request.answer, self.config.batch_size
-        batch = self.core.try_sample(TABLE, count, Block(answer["items"]))
-        assert batch is not None and len(batch) == count, "the limiter had allowed a whole batch"
-        answer["key"][:], answer["probability"][:] = batch.info.keys, batch.info.probabilities
-        answer["table_size"][0], answer["env_steps"][0] = batch.info.table_size, self.counts[0]
+        shown = 0 if self.demos is None else self.demos.share(count)  # the batch's last elements
+        if shown:
+            tell(answer, slice(count - shown, count), self.demos.draw(shown, answer["items"], count - shown))
+            count -= shown
+        if count:
+            where = (True, self.demos.layout.part(0, count)) if shown else ()
+            batch = self.core.try_sample(TABLE, count, Block(answer["items"]), *where)
+            assert batch is not None and len(batch) == count, "the limiter had allowed a whole batch"
+            tell(answer, slice(0, count), batch.info)
+        answer["fresh"][0], self.counted = self.counts[0] - self.counted, int(self.counts[0])
         request.reply(answer)
-        self.me.stats.add("replay_samples", count)
+        self.me.stats.add("replay_samples", count)  # of the agents' own
 
     def _count(self) -> None:
         stats, limiter = self.me.stats, self.limiter
@@ -208,22 +225,53 @@ class Replay:
         chunks = np.concatenate([np.zeros(0, np.uint8), *(_raw(block) for block in blocks)])
         words = np.frombuffer(checkpoint.packed(index), np.uint8)
         nbytes = chunks.nbytes + words.nbytes
-        if self.table.size and not self.noted:
-            self.noted = True
+        if self.table.size and nbytes >= 2 * self.noted:
+            self.noted = nbytes
             self.me.note(f"the replay table is saved with every checkpoint: {self.table.size:,} items, {nbytes / 1e6:,.1f} MB now")
         self.me.stats.set("replay_checkpoint_bytes", nbytes)
         added = np.array([list(digest(request.data)) for request in self.added], np.uint8).reshape(-1, DIGEST)
-        return {"inserted": self.counts, "index": words, "chunks": chunks, "added": added}
+        demos = {} if self.demos is None else self.demos.state()
+        return {"inserted": self.counts, "index": words, "chunks": chunks, "added": added, **demos}
 
     def load(self, state: dict[str, np.ndarray]) -> None:
         index = checkpoint.unpacked(state["index"].tobytes(), "the saved replay table")
         checkpoint.fill(self.core, index, io.BytesIO(state["chunks"].tobytes()), "the saved replay table")
-        self.counts[0] = state["inserted"][0]
+        self.counts[0] = self.counted = int(state["inserted"][0])
         self._begin_life(int(state["inserted"][1]))
         self.saved = {row.tobytes() for row in state["added"]}
+        if self.demos is not None and "demo_keys" in state:
+            self.demos.load(state)
 
     def close(self) -> None:
         self.core.close()
+        if self.demos is not None:
+            self.demos.close()
+
+
+def store(core: Core, table: Any, columns: tuple[Column, ...], items: Tree, priority: np.ndarray,
+          rows: np.ndarray | None = None) -> None:
+    """Put items [K, ...] into a table; `rows` is memory for their records."""
+    count, given = len(priority), flatten(items)
+    group = core.store.open([column.spec for column in columns], count)
+    for column, into in zip(columns, group.arrays, strict=True):
+        into[...] = given[column.spec.path]
+    if rows is None:
+        rows = records(count)
+    rows[:, 0, 0] = group.first
+    Pending(table, columns, True, priority.copy(), rows).push()
+    core.store.close(group, count)
+
+
+def records(count: int) -> np.ndarray:
+    """Where items are that lie one behind the other in one group of chunks: int32[count, 1, 4]."""
+    rows = np.ones((count, 1, 4), np.int32)
+    rows[:, 0, 1] = np.arange(count)
+    return rows
+
+
+def tell(answer: Tree, where: slice, info: Info) -> None:
+    """What a learner must know of some of a batch's elements: those of one table."""
+    answer["key"][where], answer["probability"][where], answer["table_size"][where] = info.keys, info.probabilities, info.table_size
 
 
 def make_limiter(parts: Parts, turns: bool) -> replay.RateLimiter:
@@ -283,8 +331,7 @@ class Samples:
         self._asked: deque[Any] = deque()
         self._keys = self._priorities = np.zeros(0)
         self._batches = 0
-        self.env_steps = 0  # that had come into the table at the last batch
-        self.fresh = 0      # that have come since
+        self.fresh = 0  # env_steps that have come into the table, and that no batch before this one has told of
 
     async def take(self) -> tuple[np.ndarray, Tree]:
         """The keys of the next batch, and the batch: its items side by side, how likely each was, how many there are."""
@@ -298,9 +345,7 @@ class Samples:
         reply = await self._asked[0].result()
         self._asked.popleft()
         self._batches += 1
-        total = int(reply["env_steps"][0])
-        self.fresh = max(0, total - self.env_steps)  # a restarted table may have forgotten some
-        self.env_steps = total
+        self.fresh = int(reply["fresh"][0])
         items = self._layout.views(reply["items"])
         return reply["key"], {**items, "probability": reply["probability"], "table_size": reply["table_size"]}
 

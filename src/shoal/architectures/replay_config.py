@@ -36,6 +36,13 @@ class ReplayConfig:
     """Updates between two publications of weights."""
     checkpoint: bool = False
     """Save the table with every checkpoint, and fill it again after a restart."""
+    demo_ratio: float | None = None
+    """Rho: how likely each element of a batch is a demonstration; none is 1/256 with --demos (R2D3)."""
+
+    @property
+    def rho(self) -> float:
+        """The number behind none."""
+        return 1 / 256 if self.demo_ratio is None else self.demo_ratio
 
     def validate(self) -> None:
         for name in ("capacity", "min_size", "batch_size", "insert_batch", "prefetch", "publish_updates"):
@@ -43,6 +50,9 @@ class ReplayConfig:
                 raise ConfigError(f"{_flag(name)} is {getattr(self, name)}; it must be at least 1")
         if not 0 <= self.exponent < math.inf:
             raise ConfigError(f"--replay.exponent is {self.exponent}; it must be 0 (all alike) or more")
+        if self.demo_ratio is not None and not 0 <= self.demo_ratio < 1:
+            raise ConfigError(f"--replay.demo-ratio is {self.demo_ratio}; it must be 0 or more and less than 1 (a learner that "
+                              "sees demonstrations alone is --offline)")
         if self.trim_updates < 0:
             raise ConfigError(f"--replay.trim-updates is {self.trim_updates}; it must be 0 (at once) or more")
         if self.min_size > self.capacity:

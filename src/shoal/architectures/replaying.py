@@ -1,7 +1,7 @@
 """Actors, a replay table and a learner: the data path of algorithms that learn from replay (DQN, Ape-X, R2D2).
 
       actor 0 ─┐
-      actor 1 ─┼── inserts (call) ──▶ replay ◀── samples (call) ── learner
+      actor 1 ─┼── inserts (call) ──▶ replay ◀── samples (call) ── learner, or several with shared gradients (group)
       ...     ─┘   items, priorities         batches, priorities      │
          ▲                                                            │
          └──────────────── weights (broadcast) ◀──────────────────────┴──▶ evaluator
@@ -20,17 +20,22 @@ import numpy as np
 from shoal.architectures.books import Books
 from shoal.architectures.parts import Parts
 from shoal.architectures.replay import Inserts, Replay, Samples, make_limiter, replay_wires
-from shoal.architectures.roles import Actor, Evaluator
-from shoal.core import Call, Me, Publisher, Reader, Tree
-from shoal.errors import ConfigError
+from shoal.architectures.roles import Actor, Evaluator, agree, learner_group
+from shoal.core import Call, Group, Me, Publisher, Reader, Tree
+from shoal.errors import ConfigError, GroupChanged
 from shoal.runtime import Program
 from shoal.runtime.wires import Broadcast
 from shoal.runtime.wires import Call as CallWire
 
-__all__ = ["ReplayLearner", "add_replay", "collector", "draw_replay"]
+__all__ = ["ReplayLearner", "add_replay", "collector", "draw_replay", "measure"]
 
 def draw_replay(program: Program, parts: Parts, *, turns: bool, one_place: bool) -> None:
-    """The graph above."""
+    """The graph above; offline, what is left of it without actors."""
+    if parts.offline:
+        from shoal.architectures.demos import draw_offline
+
+        draw_offline(program, parts)
+        return
     inserts, samples = replay_wires(program, parts, turns)
     weights = program.broadcast("weights", parts.algorithm.published_layout())
     place = "main" if one_place else None
@@ -43,14 +48,15 @@ def draw_replay(program: Program, parts: Parts, *, turns: bool, one_place: bool)
 
 def add_replay(program: Program, parts: Parts, inserts: CallWire, samples: CallWire, weights: Broadcast, turns: bool = False,
                place: str | None = None) -> None:
-    """The table and its learner, whoever inserts."""
-    if parts.learners > 1:
-        raise ConfigError(f"--learners {parts.learners} with --algorithm {parts.algorithm.name} does not fit: one learner draws "
-                          "from the replay table; use --learners 1")
+    """The table and those who learn from it, whoever inserts."""
+    if parts.learners > 1 and (turns or place):
+        why = "actors and one learner take turns" if turns else "with --architecture.one-place there is one process"
+        raise ConfigError(f"--learners {parts.learners} with --algorithm {parts.algorithm.name} does not fit here: {why}; use "
+                          "--learners 1, or --architecture actor_learner with a process for each")
     make_limiter(parts, turns)  # a band that could block both sides is refused here
     program.add("replay", Replay, parts=parts, inserts=inserts.server, samples=samples.server, turns=turns, place=place)
-    program.add("learner", ReplayLearner, parts=parts, samples=samples.client, weights=weights.publisher, place=place,
-                compute_threads=parts.learner_threads)
+    program.add("learner", ReplayLearner, parts=parts, samples=samples.client, weights=weights.publisher,
+                group=learner_group(program, parts), replicas=parts.learners, place=place, compute_threads=parts.learner_threads)
 
 
 def collector(me: Me, parts: Parts, inserts: Call, weights: Reader) -> Actor:
@@ -61,8 +67,11 @@ def collector(me: Me, parts: Parts, inserts: Call, weights: Reader) -> Actor:
 class ReplayLearner:
     """Draws batches, makes updates, sends new priorities back, publishes weights."""
 
-    def __init__(self, me: Me, parts: Parts, samples: Call, weights: Publisher) -> None:
-        self.me, self.weights, self.config = me, weights, parts.replay
+    shares_state = True  # a restarted learner may begin from any learner's checkpoint
+
+    def __init__(self, me: Me, parts: Parts, samples: Call, weights: Publisher, group: Group | None = None) -> None:
+        """With others in a group it makes the update of their joined batch."""
+        self.me, self.weights, self.group, self.config = me, weights, group, parts.replay
         self.samples = Samples(parts, samples)
         self.books = Books(me, parts)
         self.learn = self.books.learn
@@ -75,37 +84,55 @@ class ReplayLearner:
         """env_steps that came into the table, and learner_steps."""
         return self.books.totals
 
+    @property
+    def leader(self) -> bool:
+        """Whose weights are published and kept."""
+        return self.group is None or self.group.leader
+
     async def step(self) -> None:
         self.settled = True  # nothing is changed before a batch is here
         if not self.greeted:
-            self.greeted = True
-            self._publish()
+            await self._greet()
         keys, batch = await self.samples.take()
         self.settled = False
-        self._measure(batch)
-        steps = self._update(batch)
+        measure(self.me, batch, self.weights.version, self.decisions)
+        try:
+            steps = await self._update(batch)
+        except GroupChanged:
+            self.me.stats.add("group_discarded")
+            self.greeted = False
+            return
         self.samples.update(keys, self.learn.priorities)  # type: ignore[attr-defined]
-        self.books.count(self.samples.fresh, steps)
-        self.me.stats.add("learner_steps", steps)
-        if self.counts[1] % self.config.publish_updates == 0:
+        if self.leader:
+            self.me.stats.add("learner_steps", steps)
+            if self.counts[1] % self.config.publish_updates == 0:
+                self._publish()
+
+    async def _greet(self) -> None:
+        """Agree with the others on one state, then publish it."""
+        if self.group is not None:
+            await agree(self.books, self.group)
+        self.greeted = True
+        if self.leader:
             self._publish()
 
-    def _update(self, batch: Tree) -> int:
+    async def _update(self, batch: Tree) -> int:
         stats, learn, steps = self.me.stats, self.learn, 0
-        with stats.phase("learn"):
-            for minibatch in learn.minibatches(batch, learn.sums(batch), self.books.progress, self.rng):
-                for phase in learn.phases:
+        fresh, sums = self.samples.fresh, learn.sums(batch)
+        if self.group is not None:
+            joined = await self.group.sum(np.array([fresh, *sums]))
+            fresh, sums = int(joined[0]), joined[1:]
+        for minibatch in learn.minibatches(batch, sums, self.books.progress, self.rng):
+            for phase in learn.phases:
+                with stats.phase("learn"):
                     gradient, metrics = learn.gradients(minibatch, phase)
+                    if self.group is not None:
+                        gradient = await self.group.mean(gradient)
                     self.books.apply(gradient, phase)
-                    steps += 1
+                steps += 1
         self.books.show(metrics)
+        self.books.count(fresh, steps)
         return steps
-
-    def _measure(self, batch: Tree) -> None:
-        stats, versions = self.me.stats, batch["weights_version"]
-        stats.add("samples_consumed", len(versions) * self.decisions)
-        stats.observe("policy_lag", self.weights.version - versions)
-        stats.observe("data_age_seconds", time.time() - batch["time"])
 
     def _publish(self) -> None:
         with self.me.stats.phase("publish"):
@@ -113,11 +140,21 @@ class ReplayLearner:
         self.me.stats.set("weights_version", version)
 
     # ------------------------------------------------------------------ what a checkpoint holds
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self) -> dict[str, np.ndarray] | None:
+        if not self.leader:
+            return None
         words = np.frombuffer(json.dumps(self.rng.bit_generator.state).encode(), np.uint8)
         return {**self.books.bundle(), "rng": words}
 
     def load(self, state: dict[str, np.ndarray]) -> None:
         self.books.unbundle(state)
-        self.samples.env_steps = int(self.counts[0])
         self.rng.bit_generator.state = json.loads(bytes(state["rng"]))
+
+
+def measure(me: Me, batch: Tree, version: int, decisions: int) -> None:
+    """How old a batch is at this version; an item of it stands for so many decisions."""
+    stats, versions = me.stats, batch["weights_version"]
+    stats.add("samples_consumed", len(versions) * decisions)
+    own = versions >= 0  # demonstrations were made by no version
+    stats.observe("policy_lag", version - versions[own])
+    stats.observe("data_age_seconds", time.time() - batch["time"][own])

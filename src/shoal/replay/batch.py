@@ -70,6 +70,16 @@ class BatchLayout:
         geometry = np.stack([sizes * np.array(self.lengths, np.int64), np.array(offsets, np.int64)])
         object.__setattr__(self, "geometry", geometry)
 
+    def part(self, start: int, count: int) -> BatchLayout:
+        """`count` of its items from the one at `start` on, where they lie in the same block."""
+        made = BatchLayout(self.columns, count, self.lengths)
+        geometry = self.geometry.copy()
+        geometry[1] += start * geometry[0]
+        object.__setattr__(made, "geometry", geometry)
+        object.__setattr__(made, "offsets", tuple(geometry[1].tolist()))
+        object.__setattr__(made, "nbytes", self.nbytes)
+        return made
+
     def views(self, memory: npt.NDArray[np.uint8], offset: int = 0) -> Any:
         """The nested arrays over a block of memory."""
         flat = {

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shoal.errors import ConfigError
 from shoal.replay import items as k
-from shoal.replay.batch import Batch, Buffers
+from shoal.replay.batch import Batch, BatchLayout, Buffers
 from shoal.replay.chunks import ChunkStore
 from shoal.replay.columns import Column
 from shoal.replay.contents import TableCore
@@ -103,12 +103,19 @@ class Core:
         except KeyError:
             raise NotFound(f"no table {name!r}; there are {sorted(self.tables)}") from None
 
-    def try_sample(self, name: str, n: int, buffers: Buffers, counted: bool = True) -> Batch | None:
-        """Draw and gather up to n items, or None when the limiter allows none. For callers without threads."""
+    def try_sample(
+        self, name: str, n: int, buffers: Buffers, counted: bool = True, layout: BatchLayout | None = None
+    ) -> Batch | None:
+        """Draw and gather up to n items, or None when the limiter allows none. For callers without threads.
+
+        `layout` is where n items that are all alike go: a part of a larger batch.
+        """
         table = self.table(name)
         drawn = table.try_draw(n, counted)
         if drawn is None:
             return None
+        if layout is not None:
+            drawn = drawn._replace(layout=layout)
         memory = buffers.take(drawn.layout.nbytes)
         plan, rows = table.plan(drawn, memory.ctypes.data)
         if drawn.info.lengths is not None:

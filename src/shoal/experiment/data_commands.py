@@ -1,0 +1,286 @@
+"""`shoal data record` and `shoal data info`: demonstrations in and out. docs/demos.md."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal import __version__
+from shoal.errors import ConfigError
+from shoal.experiment.config import EnvsConfig, Names, default_plan
+from shoal.experiment.parse import parse_options, split_positionals
+from shoal.experiment.presets import closest, load_preset, preset_names
+from shoal.experiment.references import EnvRef, check_trust, find, modules_of
+
+__all__ = ["data_command"]
+
+USAGE = "shoal data record SOURCE ENV"
+
+
+@dataclass(frozen=True)
+class Record:
+    """Play whole episodes and write them to a folder."""
+
+    out: str | None = None
+    """The folder; demos/<environment> by default."""
+    episodes: int = 100
+    """How many episodes."""
+    steps: int | None = None
+    """Stop earlier, after the episode that makes it so many decisions."""
+    num_envs: int = 8
+    """Environments that are played side by side; fewer take less memory."""
+    seed: int = 0
+    """Of the environments and of everything random."""
+    epsilon: float = 0.0
+    """Share of actions that are replaced by random ones."""
+    explore: bool = False
+    """Let a run's policy explore as in training, instead of acting greedily."""
+    append: bool = False
+    """Add to the recording that is there."""
+    overwrite: bool = False
+    """Replace the recording that is there."""
+    trust: bool = False
+    """Import modules that a run names, also from outside the installed environment."""
+    envs: EnvsConfig = dataclasses.field(default_factory=EnvsConfig)
+    """How environments are made; those of a run are made as the run made them."""
+
+    def validate(self) -> None:
+        self.envs.validate()
+        for name in ("episodes", "num_envs"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)} is not possible: give 1 or more")
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(f"--steps {self.steps} is not possible: give 1 or more, or leave it out")
+        if not 0 <= self.epsilon <= 1:
+            raise ConfigError(f"--epsilon {self.epsilon} is not possible: give a share from 0 to 1")
+        if self.seed < 0:
+            raise ConfigError(f"--seed {self.seed} is not possible: give 0 or more")
+        if self.append and self.overwrite:
+            raise ConfigError("--append adds to a recording and --overwrite replaces it; give one of them")
+
+
+def data_command(arguments: list[str]) -> int:
+    if not arguments or arguments[0] not in ("record", "info"):
+        raise ConfigError(f"shoal data {' '.join(arguments)}: give `record SOURCE ENV` or `info PATH`")
+    return (_record if arguments[0] == "record" else _info)(arguments[1:])
+
+
+# ---------------------------------------------------------------------------------------------- record
+def _record(arguments: list[str]) -> int:
+    if any(word in ("-h", "--help") for word in arguments):
+        parse_options(Record, Record(), ["--help"], USAGE)
+    given, rest = split_positionals(arguments, 2)
+    options = parse_options(Record, Record(), rest, USAGE)
+    options.validate()
+    if not given or len(given) > 2:
+        raise ConfigError(f"{USAGE}: SOURCE is a run directory, a script (expert.py, expert.py:function or module:function), a "
+                          "preset, or random; then the environment")
+    sys.path.append(os.getcwd())
+    make = _source(given[0], given[1] if len(given) > 1 else None, options)
+    with _interruptible() as stop:
+        return _play(make, options, stop)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Who acts, and where."""
+
+    words: str
+    """For demos.json and for people."""
+    env: EnvRef
+    envs: EnvsConfig
+    actor: Callable[[Any, np.random.Generator], Any]
+    """(environments, rng) -> shoal.offline.recording.Actor"""
+
+
+def _source(name: str, env: str | None, options: Record) -> Source:
+    if (Path(name) / "config.json").is_file():
+        return _run_source(Path(name), env, options)
+    if env is None:
+        raise ConfigError(f"which environment? Add its id: shoal data record {name} CartPole-v1")
+    if options.explore:
+        raise ConfigError(f"--explore is for a run's policy, and {name} is none; --epsilon mixes random actions into any source")
+    place = EnvRef(env)
+    if name == "random":
+        from shoal.offline.recording import Random
+
+        return Source("random actions", place, options.envs, lambda made, rng: Random(made.action_space, rng))
+    if name in preset_names():
+        return _preset_source(name, place, options)
+    if ":" in name or name.endswith(".py"):
+        function = _function(name)
+        from shoal.offline.recording import Script
+
+        return Source(f"script {name}", place, options.envs, lambda made, rng: Script(function, made, rng, name))
+    what = "it does not exist" if not Path(name).exists() else "it has no config.json, and does not end in .py"
+    known = closest(name, [*preset_names(), "random"], "presets")
+    raise ConfigError(f"{name} is no run directory, script or preset ({what}){known}")
+
+
+def _run_source(path: Path, env: str | None, options: Record) -> Source:
+    """The policy of a run's newest checkpoint."""
+    from shoal.experiment.run import load
+    from shoal.experiment.rundir import RunDir
+
+    if options.envs != EnvsConfig():
+        raise ConfigError("--envs.* with a run directory does not fit: environments are made as the run made them; leave it out")
+    rundir = RunDir.open(path)
+    for line in check_trust(modules_of(rundir.config()), options.trust):
+        sys.stdout.write(f"{line}\n")
+    run = load(path, env=env if env not in (None, rundir.config()["env"]["name"]) else None, trust=options.trust)
+    published, plan = run.published, run.prepared.plan
+    how = "exploring" if options.explore else "greedy"
+    return Source(f"run {path} ({plan.names.title}, {how})", plan.env, plan.experiment.envs,
+                  lambda made, rng: _Acting(run.prepared.algorithm, published, made.num_seats, options.explore, rng))
+
+
+def _preset_source(name: str, env: EnvRef, options: Record) -> Source:
+    """A preset's policy before anything is learned, exploring as training begins."""
+    from shoal.core import Progress
+    from shoal.experiment.prepare import prepare
+
+    preset = load_preset(name)
+    plan = default_plan(Names(preset.algorithm, preset.architecture, name), env, preset,
+                        {"envs.backend": options.envs.backend, "envs.kwargs": options.envs.kwargs, "seed": options.seed})
+    algorithm = prepare(plan).algorithm
+    published = algorithm.learn(options.seed).published(Progress())
+    return Source(f"preset {name}, untrained", env, plan.experiment.envs,
+                  lambda made, rng: _Acting(algorithm, published, made.num_seats, True, rng))
+
+
+class _Acting:
+    """An algorithm's policy as an actor of a recording."""
+
+    def __init__(self, algorithm: Any, published: Any, seats: int, explore: bool, rng: np.random.Generator) -> None:
+        import torch
+
+        from shoal.core import Progress
+
+        self.policy, self.sight = algorithm.policy(), algorithm.record.sight(seats)
+        self.policy.load(published)
+        self.state = self.policy.initial_state(seats)
+        self.rng = torch.Generator().manual_seed(int(rng.integers(2**31)))
+        progress = Progress(*(int(n) for n in published["progress"][:2]), float(published["progress"][2]))
+        self.explore = algorithm.explore(0, 1, seats, progress) if explore else None
+
+    def __call__(self, step: Any, previous: Any) -> np.ndarray:
+        action, self.state, _ = self.policy.act(self.sight.of(step, previous), self.state, self.explore, self.rng)
+        return action
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """The function behind expert.py, expert.py:function or module:function; it is called policy where nothing else is said."""
+    place, _, inside = name.partition(":")
+    inside = inside or "policy"
+    if place.endswith(".py"):
+        path = Path(place)
+        if not path.is_file():
+            raise ConfigError(f"there is no script {place}; give the path of a Python file with a function {inside}(observation)")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:  # whatever a user's script raises
+            raise ConfigError(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
+        function = getattr(module, inside, None)
+    else:
+        function = find(f"{place}:{inside}")
+    if not callable(function):
+        there = [one for one in vars(module) if callable(getattr(module, one)) and one[0] != "_"] if place.endswith(".py") else []
+        raise ConfigError(f"{name}: there is no function {inside!r}{'; there are ' + ', '.join(there) if there else ''}; write "
+                          f"def {inside}(observation)")
+    return function
+
+
+def _play(source: Source, options: Record, stop: Callable[[], bool]) -> int:
+    from shoal.architectures.parts import EnvSource
+    from shoal.experiment.run import compute_threads
+    from shoal.offline import Writer
+    from shoal.offline.recording import Order, about_env, record
+
+    path = Path(options.out or Path("demos") / re.sub(r"[^A-Za-z0-9_.-]+", "-", source.env.name))
+    kwargs = source.envs.arguments()
+    env = EnvSource(source.env.target, source.envs.backend, kwargs).make(min(options.num_envs, options.episodes))
+    try:
+        first = env.reset(options.seed)
+        about = dataclasses.replace(about_env(env, first, kwargs), env=source.env.name)
+        made = {"source": source.words, "seed": options.seed, "epsilon": options.epsilon, "shoal": __version__,
+                "date": time.strftime("%Y-%m-%d %H:%M")}
+        writer = Writer.create(path, about, made, append=options.append, overwrite=options.overwrite)
+        order = Order(options.episodes, options.steps, options.seed, options.epsilon)
+        actor = source.actor(env, np.random.default_rng(options.seed))
+        with writer, compute_threads(1):
+            done = record(env, first, actor, writer, order, _say, stop)
+    finally:
+        env.close()
+    _say(f"{'stopped by hand: ' if stop() else ''}{done:,} episodes of {source.words} in {source.env.name}"
+         + (f", {options.episodes - done:,} fewer than asked for" if stop() else ""))
+    if (path / "demos.json").exists():
+        _describe(path)
+    return 130 if stop() else 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C (or SIGTERM) once: write what is there and stop. Twice: stop at once."""
+    pressed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed.is_set
+        return
+
+    def handler(number: int, frame: object) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield pressed.is_set
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+# ---------------------------------------------------------------------------------------------- info
+def _info(arguments: list[str]) -> int:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise ConfigError("shoal data info PATH: give one folder of demonstrations, or of a Minari dataset")
+    _describe(Path(arguments[0]))
+    return 0
+
+
+def _describe(path: Path) -> None:
+    from shoal.offline import open_demos
+
+    about = open_demos(path).about
+    inside = ", ".join(f"{name}={value!r}" for name, value in (about.kwargs or {}).items())
+    env = about.env or "an environment that nobody wrote down"
+    _say(f"{path}: {about.kind} recording of {env}{f' ({inside})' if inside else ''}")
+    _say(f"  episodes      {about.episodes:,} ({about.terminated:,} terminated, {about.episodes - about.terminated:,} truncated)")
+    _say(f"  steps         {about.steps:,}, {about.nbytes / 1e6:,.2f} MB")
+    for name, spread in (("return", about.returns), ("length", about.lengths)):
+        if spread is not None:
+            _say(f"  {name:<13} {spread.mean:.4g} ± {spread.std:.3g} (min {spread.least:.4g}, max {spread.most:.4g})")
+    _say(f"  observations  {about.observation_space}")
+    _say(f"  actions       {about.action_space}{f', masks of {about.mask_size}' if about.mask_size else ''}")
+    for part in about.made:
+        _say(f"  made          {', '.join(f'{name} {value}' for name, value in part.items() if value is not None)}")
