@@ -1,5 +1,6 @@
-"""What steers a program from above its roles: calibration of the layout (`--actors auto`)."""
+"""What steers a program from above its roles: `--actors auto`, calibration of the layout and the controller that moves it on."""
 
+from shoal.coordination.autoscale import AutoscaleConfig, Autoscaler, Rule
 from shoal.coordination.calibration import Layout, Trial, calibrate, candidates
 
-__all__ = ["Layout", "Trial", "calibrate", "candidates"]
+__all__ = ["AutoscaleConfig", "Autoscaler", "Layout", "Rule", "Trial", "calibrate", "candidates"]

@@ -1,0 +1,194 @@
+"""`shoal plan PRESET ENV --actors 2000`: measure the parts here, simulate them there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import ConfigError
+from shoal.planning.pipeline import simulate
+from shoal.planning.terms import Cluster, Costs, Forecast
+
+if TYPE_CHECKING:
+    from shoal.experiment.config import Plan
+
+__all__ = ["plan_command", "table"]
+
+USAGE = """\
+shoal plan PRESET ENV --actors 2000 [--learners 4] [--cores-per-node 16] [--nodes 8] [--gigabits 10] [options of train]
+
+Runs the preset for some seconds with one actor and with two, and predicts env steps/s, learner idle and policy lag with more
+of them: a discrete-event simulation of actors, slots, learners, cores and links. docs/scaling.md says how far it can be trusted.
+"""
+KNOWN = ("actor_learner", "synchronous")
+SIZES = (1, 2, 5)
+BUSY = 0.3  # of the cores: what others take shows in every number
+
+
+@dataclass(frozen=True)
+class Options:
+    """Predict what more actors, learners and machines would do."""
+
+    actors: int = 1000
+    """How many actors; the table has smaller numbers too."""
+    learners: int = 1
+    """How many learners share the gradients."""
+    cores_per_node: int | None = None
+    """Cores of each machine; as many as here by default."""
+    nodes: int | None = None
+    """How many machines; by default enough for every actor and every learner to have a core."""
+    gigabits: float = 10.0
+    """Of each machine's link, per second and direction."""
+    seconds: float = 5.0
+    """How long each of the two runs is looked at."""
+
+    def validate(self) -> None:
+        for name in ("actors", "learners", "cores_per_node", "nodes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {value} is not possible: give 1 or more")
+        for name in ("gigabits", "seconds"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"--{name} {getattr(self, name)} is not possible: give more than 0")
+        if self.actors > 10_000 or self.learners > 64:
+            raise ConfigError(f"--actors {self.actors} --learners {self.learners} is more than the model has been looked at with; "
+                              "give at most 10000 and 64")
+
+    def cluster(self, actors: int) -> Cluster:
+        """The machines for one row of the table."""
+        cores = self.cores_per_node or len(os.sched_getaffinity(0))
+        made = Cluster.of(actors, self.learners, cores, self.gigabits)
+        return made if self.nodes is None else replace(made, nodes=self.nodes)
+
+
+def plan_command(arguments: list[str]) -> int:
+    from shoal.experiment.parse import parse_options, parse_train
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(USAGE)
+        return 0 if arguments else 2
+    mine, rest = _apart(arguments)
+    options = parse_options(Options, Options(), mine, "shoal plan PRESET ENV")
+    options.validate()
+    sys.path.append(os.getcwd())  # for environments of the user's own, as in `shoal train`
+    plan = parse_train(rest)
+    batch, depth = _shape(plan)
+    lockstep = plan.names.architecture == "synchronous"
+    costs = _measured(plan, options, batch, depth, lockstep)
+    rows = [simulate(costs, options.cluster(n), n, options.learners, batch, depth, lockstep=lockstep)
+            for n in _sizes(options.actors)]
+    sys.stdout.write("\n" + table(rows) + "\n\n" + told(costs, options, batch, depth, lockstep) + "\n")
+    return 0
+
+
+def _apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of this command, and everything that `shoal train` would be given."""
+    from shoal.experiment.parse import is_option
+
+    names = {f"--{name}" for name in Options.__dataclass_fields__}
+    mine: list[str] = []
+    rest: list[str] = []
+    target, values = rest, 0
+    for token in arguments:
+        if is_option(token):
+            own = "--" + token.partition("=")[0].strip("-").replace("-", "_") in names
+            target, values = (mine, 0 if "=" in token else 1) if own else (rest, -1)
+            target.append(token)
+        elif target is mine and values == 0:
+            target = rest  # its value has been read: this is PRESET or ENV
+            rest.append(token)
+        else:
+            values -= target is mine
+            target.append(token)
+    return mine, rest
+
+
+def _shape(plan: Plan) -> tuple[int, int]:
+    """Slots in a batch, and slots of each actor; a sentence for what the model does not know."""
+    from shoal import algorithms
+    from shoal.experiment.config import replayed
+
+    names, architecture = plan.names, plan.experiment.architecture
+    if names.architecture not in KNOWN or replayed(algorithms.named(names.algorithm)[1]):
+        raise ConfigError("shoal plan knows actors that send unrolls to learners (--architecture actor_learner or synchronous, as "
+                          f"impala, rapid_ppo, ppo and a2c have them), not {names.algorithm} x {names.architecture}; give one of "
+                          "those presets")
+    if architecture.one_place or getattr(architecture, "lockstep", False):
+        word = "one-place" if architecture.one_place else "lockstep"
+        raise ConfigError(f"shoal plan with --architecture.{word} does not fit: actors in processes of their own are what it "
+                          "multiplies; leave it out")
+    if names.architecture == "synchronous":
+        return 1, 1  # one slot of every actor
+    batch = architecture.batch_slots / architecture.reuse if architecture.buffer_slots else architecture.batch_slots
+    return max(1, round(batch)), architecture.slots_per_actor
+
+
+def _measured(plan: Plan, options: Options, batch: int, depth: int, lockstep: bool) -> Costs:
+    from shoal.experiment.prepare import prepare
+    from shoal.planning.measure import both, fitted
+    from shoal.runtime import Program
+    from shoal.runtime.local import Nursery
+
+    def draw(actors: int, learners: int) -> Program:
+        silent = replace(plan.experiment, actors=actors, learners=learners, until_return=None,
+                         eval=replace(plan.experiment.eval, enabled=False))
+        return prepare(replace(plan, experiment=silent)).program()
+
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    if load > BUSY * cores:
+        say(f"other processes keep {load:.1f} of {cores} cores busy: what is measured will be too slow; wait until it is quiet")
+    nursery = Nursery()
+    try:
+        one, two = both(draw, nursery, options.seconds, say)
+    finally:
+        nursery.close()
+    return fitted(one, two, batch, depth, lockstep=lockstep)
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _sizes(most: int) -> list[int]:
+    sizes = [factor * 10**power for power in range(5) for factor in SIZES]
+    return [*(size for size in sizes if size < most), most]
+
+
+# ---------------------------------------------------------------------------------------------- words
+def table(rows: Sequence[Forecast]) -> str:
+    """One line for each size."""
+    head = ("actors", "learners", "nodes", "env steps/s", "learner idle", "lag", "first bottleneck")
+    cells = [(f"{row.actors:,}", f"{row.learners}", f"{row.nodes:,}", f"{row.env_steps_per_second:,.0f}",
+              f"{100 * row.learner_idle:.0f} %", f"{row.policy_lag:,.1f}", row.bottleneck) for row in rows]
+    widths = [max(len(line[i]) for line in (head, *cells)) for i in range(len(head))]
+    lines = []
+    for *numbers, words in (head, *cells):
+        lines.append("  ".join([*(cell.rjust(width) for cell, width in zip(numbers, widths, strict=False)), words]))
+    return "\n".join(lines)
+
+
+def told(costs: Costs, options: Options, batch: int, depth: int, lockstep: bool) -> str:
+    """What was measured, and what is assumed."""
+    def one(name: str) -> str:
+        cost: Any = getattr(costs, name)
+        waiting = f" + {1000 * cost.wait:.3g} ms without a core" if cost.wait else ""
+        return f"{1000 * cost.cpu:.3g} ms{waiting}"
+
+    per_unroll = ", ".join(f"{words} {one(name)}" for name, words in (("env", "environment"), ("inference", "inference"),
+                                                                      ("put", "recording and handing over"), ("pull", "weights")))
+    per_update = ", ".join(f"{words} {one(name)}" for name, words in (("get", "copying a slot"), ("update", "learning"),
+                                                                      ("publish", "publishing")))
+    per_update += f", and {one('update_slot')} for each slot" if lockstep else ""
+    size = "one slot of every actor" if lockstep else f"{batch} slots"
+    return (f"measured  an unroll of {costs.decisions:,.0f} env steps: {per_unroll}\n"
+            f"          an update of {size}: {per_update}\n"
+            f"          cores run at {100 * costs.full_speed:.0f} % of their speed while all are busy; a slot has "
+            f"{costs.slot_bytes:,.0f} bytes, the weights {costs.weights_bytes:,.0f}\n"
+            f"assumed   cores like those here, links of {options.gigabits:g} Gbit/s, weights sent once to each node and version, "
+            f"{depth} slots for each\n"
+            "          pair of actor and learner, gradients shared in memory on one node and in a ring between nodes; nobody\n"
+            "          dies, and whoever supervises keeps up")
