@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup train test evidence bench bench-quick bench-peers bench-replay lint type docs clean
+.PHONY: setup train test evidence bench bench-quick bench-peers bench-replay bench-feed lint type docs clean
 
 setup: $(STAMP)
 
@@ -37,6 +37,9 @@ bench-peers: setup
 
 bench-replay: setup
 	$(BIN)/python -m shoal.bench.replay
+
+bench-feed: setup
+	$(BIN)/python -m shoal.bench.feed
 
 lint: setup
 	$(BIN)/ruff check .

@@ -106,6 +106,19 @@ def within_publish(role):
     role.learn.published = poisoned
 
 
+def with_unsent_items(role):
+    """An actor that has sent some items, and holds others that are finished."""
+    recorder = role.player.recorder
+    write = recorder.write
+
+    def mortal(*values):
+        write(*values)
+        if role.sent >= 2 and recorder.ready:
+            die()
+
+    recorder.write = mortal
+
+
 LEARNER = (lambda role: at_call(role.learn, "gradients", 5), within_publish,
            lambda role: at_call(TensorFiles, "save", 1, half_a_file))
 MOMENTS = {  # role -> what its first, second, ... life dies of: within a slot, an update, a publication, a checkpoint, ...
@@ -113,7 +126,12 @@ MOMENTS = {  # role -> what its first, second, ... life dies of: within a slot, 
                "evaluator": (lambda role: at_call(role.env, "step", 20),)},
     "seed": {"actor": (lambda role: at_call(role.envs[0], "step", 30),), "learner": LEARNER[:1],
              "inference": (lambda role: at_call(role.policy, "act", 20),)},
+    "apex": {"actor": (with_unsent_items,), "learner": LEARNER,
+             "replay": (lambda role: at_call(role, "_answer_added", 5),  # items are in, and nobody was told
+                        lambda role: at_call(role.core, "try_sample", 8), lambda role: at_call(role.table, "update", 5))},
 }
+REPLAY = {"replay": {"capacity": 2_000, "min_size": 100, "batch_size": 16, "insert_batch": 10, "samples_per_insert": 4.0,
+                     "trim_updates": 10, "checkpoint": True}}
 
 
 def doomed(make, moments):
@@ -148,7 +166,8 @@ def test_killed_while_writing_learning_publishing_saving_evaluating_answering(pr
         return seen and control.total("learner_steps") >= seen["steps"] + 5 and control.session.newest() != seen["newest"] \
             and control.complete() and control.total("alive") == len(control.running)
 
-    session = go(tmp_path / "run", preset, "CartPole-v1", change, overrides=EVALUATED, act=act, until=until)
+    overrides = {**EVALUATED, **(REPLAY if preset == "apex" else {})}
+    session = go(tmp_path / "run", preset, "CartPole-v1", change, overrides=overrides, act=act, until=until)
     assert session.reason == "until", (session.screen.getvalue(), places)
     assert session.summary["slots"]["conserved"] and session.summary["restarts"] == sum(places.values())
     assert versions == sorted(versions)

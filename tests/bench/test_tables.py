@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from shoal.bench import feed_tables as feed
 from shoal.bench import machine, report
 from shoal.bench.cases import CASES
 from shoal.bench.measure import Outcome, Spread, alternate, last_json, phases, rate, reported, start
@@ -107,6 +108,24 @@ def test_means_tables_have_ratios_of_the_same_round():
     row = {"name": "threads", "without": "many", "with": "one", "unit": "frames/s", "note": "", "off": [1.0, 10.0],
            "on": [2.0, 30.0]}
     assert "2.50 (2.00 - 3.00)" in means_tables(results(means=[row]))
+
+
+def test_feed_tables_judge_the_first_case_by_medians():
+    def way(updates, idle, waits):
+        return {"updates_per_second": updates, "learner_idle": idle, "env_steps_per_second": 5e3, "actor_waits": waits,
+                "actor_hands_over": 0.02, "actor_makes_items": 0.1}
+
+    turns = [{"table": way(table, idle, 0.01), "memory": way(100.0, 0.0, 0.01), "alone": way(110.0, 0.0, 0.0)}
+             for table, idle in ((95.0, 0.02), (80.0, 0.09), (93.0, 0.06))]
+    cases = [{"name": name, "load": 1.0, "turns": turns} for name in feed.CASES]
+    text = feed.feed_tables(results(goals=feed.GOALS, seconds=6.0, cases=cases))
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")]
+    shown = {(row[0], row[1]): row[2:] for row in rows}
+    first, second = feed.CASES
+    assert shown[first, "learner idle"] == ["6.0% (2.0% - 9.0%)", "< 5%", "no"]
+    assert shown[first, "updates/s, of those from memory"] == ["93.0% (80.0% - 95.0%)", ">= 90%", "yes"]
+    assert shown[first, "actors: waiting for replay, handing items over"] == ["3.0% (3.0% - 3.0%)", "< 10%", "yes"]
+    assert shown[second, "learner idle"][1:] == ["-", "-"], "it has no goal"
 
 
 def test_parts_measured_apart_are_merged():

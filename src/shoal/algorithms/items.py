@@ -6,17 +6,19 @@
     recorder.write(action, state, extras, step, version)       # state: the one before this act
     if recorder.ready >= K: recorder.take(into, priority)      # the K oldest items, in the layout of record.layout.joined(K)
 
-A recorder remembers the newest steps of every seat's episode and lets a record cut items out of them. Items never cross
-an episode. One is finished when the q-values of its last observation are known, one act after that was seen, or at once
-where its episode ends. Priorities are |td| by the actor's own net, which selects and evaluates (Ape-X, section 3). An
-actor does not know the q-values of a truncated episode's last observation: the best q of the one before stands in.
+A recorder remembers the newest steps of every seat's episode and lets a record cut items out of them, those of several
+steps at once: NumPy takes hardly longer for many than for one. Items never cross an episode. One is finished when the
+q-values of its last observation are known, one act after that was seen, or at once where its episode ends. Priorities are
+|td| by the actor's own net, which selects and evaluates (Ape-X, section 3). An actor does not know the q-values of a
+truncated episode's last observation: the best q of the one before stands in.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium as gym
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from shoal.envs import Step
 
 __all__ = ["Cutter", "ItemRecord", "Items", "Memory", "Recorder", "Scene"]
+
+LATER = 16  # steps that may pass before items are cut that have become due
 
 Items = tuple[Tree, np.ndarray]  # rows [K, ...] and their priorities [K]
 
@@ -130,7 +134,9 @@ class Cutter(Protocol):
         """Of episodes that end at `count` [K]: (which of them, where their item begins), again and again."""
         ...
 
-    def cut(self, memory: Memory, seats: np.ndarray, begin: np.ndarray, end: np.ndarray) -> Items: ...
+    def cut(self, memory: Memory, seats: np.ndarray, begin: np.ndarray, end: np.ndarray) -> Items:
+        """All but the time at which they were made."""
+        ...
 
 
 class Recorder:
@@ -150,11 +156,13 @@ class Recorder:
             columns["mask"] = ((scene.mask_size,), "bool")
         if record.previous:
             columns.update(prev_action=((), "int64"), prev_reward=((), "float32"))
-        self._memory = Memory(record.reach, scene.seats, columns)
+        self._memory = Memory(record.reach + LATER, scene.seats, columns)
+        self._later: list[tuple[np.ndarray, np.ndarray, np.ndarray, float]] = []  # seats, begin, end, time: due, not yet cut
+        self._waited = 0  # steps since the first of them
         self._blocks: deque[Items] = deque()  # finished, as they were cut
         self._used = 0  # rows of the oldest block that were taken
         self.ready = 0
-        """Finished items that wait to be taken."""
+        """Finished items that wait to be taken, cut or not."""
 
     def view(self, step: Step) -> StepView:
         """What the policy sees of this step. The same object every time."""
@@ -163,32 +171,45 @@ class Recorder:
     def begin(self, step: Step) -> None:
         """Episodes begin everywhere; whatever was unfinished, or finished and not taken, is dropped."""
         self._blocks.clear()
-        self.ready = self._used = 0
+        self._later.clear()
+        self.ready = self._used = self._waited = 0
         self._memory.count[:] = 0
         self._see(step)
 
     def write(self, action: np.ndarray, state: Tree, extras: Tree, step: Step, version: int) -> None:
         """That `action`, chosen with `state` and with the q-values in `extras`, led to `step`."""
-        memory, q = self._memory, extras["q"]
-        alive = memory.seats if step.valid.all() else np.flatnonzero(step.valid)
+        memory, q, whole = self._memory, extras["q"], bool(step.valid.all())
+        alive = memory.seats if whole else np.flatnonzero(step.valid)
         done = action if step.executed_action is None else step.executed_action
+
+        def living(rows: np.ndarray) -> np.ndarray:
+            return rows if whole else rows[alive]
+
         reward = step.reward
         if self.scene.reward_clip:
             reward = np.clip(reward, -self.scene.reward_clip, self.scene.reward_clip)
         best = self.scene.best(q)
-        memory.put(alive, action=done[alive], reward=reward[alive], discount=step.discount[alive],
-                   taken=q[alive, done[alive]], best=best[alive], version=version)  # fmt: skip
+        acts = living(done)
+        memory.put(alive, action=acts, reward=living(reward), discount=living(step.discount), taken=q[alive, acts],
+                   best=living(best), version=version)
         if "state" in memory:
-            memory.put(alive, state=map_tree(lambda x: np.asarray(x)[alive], state))
+            memory.put(alive, state=map_tree(lambda x: living(np.asarray(x)), state))
         if "q" in memory:
-            memory.put(alive, q=q[alive])
+            memory.put(alive, q=living(q))
         due = alive[self.record.due(memory.count[alive])]
         if len(due):
-            self._cut(due, self.record.first_due(memory.count[due]))
+            end = memory.count[due]
+            self._later.append((due, self.record.first_due(end), end, time.time()))
+            self.ready += len(due)
         memory.count[alive] += 1
-        over = alive[step.last[alive]]
+        over = alive[living(step.last)]
         if len(over):
+            self.catch_up()  # the next episode is written over this one
             self._end(over, done, best, step)
+        elif self._later:
+            self._waited += 1
+            if self._waited == LATER:
+                self.catch_up()
         if self.record.previous:
             self._sight.of(step, action)
         self._see(step)
@@ -198,6 +219,7 @@ class Recorder:
         count, done = len(priority), 0
         if count > self.ready:
             raise ValueError(f"{count} items were asked for, but {self.ready} are ready")
+        self.catch_up()
         while done < count:
             items, values = self._blocks[0]
             rows = min(count - done, len(values) - self._used)
@@ -209,6 +231,15 @@ class Recorder:
                 self._blocks.popleft()
                 self._used = 0
         self.ready -= count
+
+    def catch_up(self) -> None:
+        """Cut everything that has become due; `take` does it too."""
+        if self._later:
+            seats, begin, end = (np.concatenate(rows) for rows in list(zip(*self._later, strict=True))[:3])
+            times = np.repeat([when for *_, when in self._later], [len(due) for due, *_ in self._later])
+            self._later.clear()
+            self._waited = 0
+            self._cut(seats, begin, end, times)
 
     def _see(self, step: Step) -> None:
         """What will be acted on next."""
@@ -230,7 +261,9 @@ class Recorder:
             memory.put(over, prev_action=done[over], prev_reward=step.reward[over])
         for which, begin in self.record.endings(memory.count[over]):
             if len(begin):
-                self._cut(over[which], begin)
+                seats = over[which]
+                self._cut(seats, begin, memory.count[seats], np.full(len(seats), time.time()))
+                self.ready += len(seats)
 
     def _last_observations(self, over: np.ndarray, step: Step) -> Tree:
         """The true last observation where truncated; zeros where terminated: nothing depends on it, and it is not known."""
@@ -239,10 +272,9 @@ class Recorder:
             _assign(rows, np.searchsorted(over, step.final_rows), step.final_observation)
         return rows
 
-    def _cut(self, seats: np.ndarray, begin: np.ndarray) -> None:
-        items, error = self.record.cut(self._memory, seats, begin, self._memory.count[seats])
-        self._blocks.append((items, error.astype(np.float64) + priorities.FLOOR))
-        self.ready += len(seats)
+    def _cut(self, seats: np.ndarray, begin: np.ndarray, end: np.ndarray, times: np.ndarray) -> None:
+        items, error = self.record.cut(self._memory, seats, begin, end)
+        self._blocks.append(({**items, "time": times}, error.astype(np.float64) + priorities.FLOOR))
 
 
 @dataclass(frozen=True)
@@ -262,6 +294,10 @@ class ItemRecord:
     @property
     def steps(self) -> Unroll:
         return self.scene.steps
+
+    def of_seats(self, seats: int) -> ItemRecord:
+        """The same record for another number of seats; its items are laid out alike."""
+        return replace(self, scene=replace(self.scene, seats=seats))
 
     def recorder(self, seats: int | None = None) -> Recorder:
         self.scene.check_seats(seats)

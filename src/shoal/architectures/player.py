@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.algorithms.serving import Counter
 from shoal.architectures.parts import Parts
 from shoal.core import Me, Progress, Tree
 from shoal.envs import Step
@@ -25,8 +26,13 @@ class Player:
         self.policy = self.algorithm.policy()
         self.recorder = self.algorithm.record.recorder(self.env.num_seats)
         self.rng = torch.Generator().manual_seed(int(seeds[0]))
+        self.act: Any = self.policy.act
+        self.hidden = self.policy.initial_state(self.env.num_seats)  # on the CPU
+        if parts.hardware.on_gpu and parts.hardware.gpu.actors:
+            self.policy.to(parts.hardware)  # type: ignore[attr-defined]
+            self.rng = torch.Generator(parts.hardware.device).manual_seed(int(seeds[0]))
+            self.act = Counter(self.policy, parts.hardware, self.rng).answer
         self.now = self.env.reset(int(seeds[1]))
-        self.hidden = self.policy.initial_state(self.env.num_seats)
         self.begun = False
         self.explore: Any = None
         self.version = 0
@@ -41,14 +47,14 @@ class Player:
 
     def unroll(self, data: Tree) -> int:
         """Fill `data` with one unroll; returns how many decisions it holds."""
-        recorder, policy, env, stats, now, state = self.recorder, self.policy, self.env, self.me.stats, self.now, self.hidden
+        recorder, act, env, stats, now, state = self.recorder, self.act, self.env, self.me.stats, self.now, self.hidden
         inference, world, write = stats.phase("inference"), stats.phase("env"), stats.phase("write")
         with write:
             recorder.begin(data, now, state, self.version)
         decisions = 0
         for t in range(recorder.record.length):
             with inference:
-                action, state, extras = policy.act(recorder.view(now), state, self.explore, self.rng)
+                action, state, extras = act(recorder.view(now), state, self.explore, self.rng)
             with world:
                 now = env.step(action)
             with write:
@@ -62,8 +68,9 @@ class Player:
 
     def collect(self, data: Tree) -> int:
         """Play until as many items are finished as `data` holds, and fill it; returns how many decisions that took."""
-        recorder, policy, env, stats, now, state = self.recorder, self.policy, self.env, self.me.stats, self.now, self.hidden
+        recorder, act, env, stats, now, state = self.recorder, self.act, self.env, self.me.stats, self.now, self.hidden
         inference, world, write = stats.phase("inference"), stats.phase("env"), stats.phase("write")
+        gather = stats.phase("gather")
         if not self.begun:
             self.begun = True
             recorder.begin(now)
@@ -71,7 +78,7 @@ class Player:
         while recorder.ready < len(data["priority"]):
             before = state
             with inference:
-                action, state, extras = policy.act(recorder.view(now), before, self.explore, self.rng)
+                action, state, extras = act(recorder.view(now), before, self.explore, self.rng)
             with world:
                 now = env.step(action)
             with write:
@@ -80,6 +87,8 @@ class Player:
             note_episodes(stats, now)
         self.now, self.hidden = now, state
         with write:
+            recorder.catch_up()
+        with gather:
             recorder.take(data["items"], data["priority"])
             data["decisions"][0] = decisions
         stats.add("env_steps", decisions)

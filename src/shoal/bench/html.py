@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -118,8 +119,24 @@ def modelled(limit: Mapping[str, Any], actors: int) -> float:
     return float(min(actors / (1 / e + 1 / i), l / limit["passes"], limit["env_steps_per_second"]))
 
 
+def predicted(by_actors: Mapping[int, Rows]) -> list[tuple[float, float]]:
+    """The discrete-event model (planning/), calibrated with the runs of one and two actors; nothing where there are none."""
+    from shoal.planning.measure import Observation, fitted
+    from shoal.planning.pipeline import simulate
+    from shoal.planning.terms import Cluster
+
+    seen = [next((dict(row["observed"]) for row in by_actors.get(n, ()) if row.get("observed")), None) for n in (1, 2)]
+    if seen[0] is None or seen[1] is None:
+        return []
+    (batch, depth), _ = ((one.pop("batch"), one.pop("depth")) for one in seen)  # type: ignore[union-attr]
+    cores = next((row["limit"]["cores"] for rows in by_actors.values() for row in rows if row.get("limit")), None)
+    costs = fitted(Observation(**seen[0]), Observation(**seen[1]), batch, depth, cores)
+    cluster = Cluster(cores or len(os.sched_getaffinity(0)))
+    return [(float(n), simulate(costs, cluster, n, 1, batch, depth).env_steps_per_second) for n in sorted(by_actors)]
+
+
 def _scaling(groups: Groups) -> dict[str, str]:
-    """Env steps/s over the number of actors, with the model's curve."""
+    """Env steps/s over the number of actors, with the model's curve, and with what the parts alone allow."""
     cases: dict[str, dict[int, Rows]] = {}
     for rows in groups.values():
         count = rows[0].get("asked_actors")
@@ -129,14 +146,15 @@ def _scaling(groups: Groups) -> dict[str, str]:
     for name, by_actors in cases.items():
         if len(by_actors) < 2:
             continue
-        measured, model = [], []
+        measured, alone = [], []
         for n, rows in sorted(by_actors.items()):
             limits = [row["limit"] for row in rows if row.get("limit")]
             if found := _values(rows, "env_steps_per_second"):
                 measured.append((float(n), statistics.median(found)))
             if limits:
-                model.append((float(n), statistics.median(modelled(limit, n) for limit in limits)))
-        chart = [Line("measured", measured, COLOURS[0], dots=True), Line("model", model, COLOURS[1], dashed=True)]
+                alone.append((float(n), statistics.median(modelled(limit, n) for limit in limits)))
+        chart = [Line("measured", measured, COLOURS[0], dots=True), Line("parts alone", alone, COLOURS[1], dashed=True),
+                 Line("model", predicted(by_actors), COLOURS[2], dashed=True)]
         plots[name] = lines(name, chart, "actors", "env steps/s", x_ticks=sorted(by_actors))
     return plots
 

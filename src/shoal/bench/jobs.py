@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -53,18 +54,28 @@ def _has_gpu() -> bool:
 def _shoal(job: Job) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         directory = Path(folder) / "run"
-        words = [sys.executable, "-m", "shoal.bench.training", json.dumps({**job.arguments(), "run_dir": str(directory)})]
+        arguments = {**job.arguments(), "run_dir": str(directory)}
+        if job.case.expert:
+            arguments["demos"] = str(Path(folder) / "demos")
+            done = subprocess.run([sys.executable, "-m", "shoal.cli", "data", "record", job.case.expert, job.case.env, "--episodes",
+                                   "20", "--seed", str(job.seed), "--out", arguments["demos"]], capture_output=True, text=True,
+                                  check=False)
+            if done.returncode:
+                return {"error": f"no demonstrations: {tail(done.stderr)}"}
+        words = [sys.executable, "-m", "shoal.bench.training", json.dumps(arguments)]
         kills: list[dict[str, Any]] = []
         done = _guarded_start(words, _patience(job), lambda pid, over: kill_on_the_way(
             pid, job.case.kill, directory / "metrics.jsonl", job.case.kill_every, kills, over) if job.case.kill else None)
         if done.returncode or not (directory / "summary.json").exists():
             return {"error": f"exit code {done.returncode}: {tail(done.stderr)}"}
-        summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+        summary, config = (json.loads((directory / f"{name}.json").read_text(encoding="utf-8")) for name in ("summary", "config"))
         shots = _snapshots(directory / "metrics.jsonl")
     row = {**summary_columns(summary), "curve": curve(shots), "kills": kills}
     if job.case.warm_seconds:
         marks = [(shot["seconds"], shot["env_steps"]) for shot in shots if shot["seconds"] and not shot.get("last")]
         row["env_steps_per_second"] = _finite(rate(marks, job.case.warm_seconds))
+    if len(job.case.actors) > 1:
+        row["observed"] = _observed(summary, config["architecture"])
     if len(kills) < len(job.case.kill):
         row["error"] = f"the run ended before {job.case.kill[len(kills)]} could be killed"
     return row
@@ -88,6 +99,14 @@ def summary_columns(summary: Mapping[str, Any]) -> dict[str, Any]:
         "seconds_to_threshold": summary["seconds"] if reached else None,
         "final_return": summary.get("train_return") if final is None else final,
     }
+
+
+def _observed(summary: Mapping[str, Any], architecture: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the model of scaling is calibrated with; None where it does not know the architecture."""
+    from shoal.planning.measure import summarised
+
+    seen = summarised(summary) if architecture["name"] == "actor_learner" and not architecture["one_place"] else None
+    return seen and {**asdict(seen), "batch": architecture["batch_slots"], "depth": architecture["slots_per_actor"]}
 
 
 def curve(shots: list[dict[str, Any]]) -> list[list[float]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from shoal.bench.feed_tables import feed_tables
 from shoal.bench.machine import RESULTS, ROOT
 from shoal.bench.tables import bench_tables, means_tables, peer_tables, startup_tables
 
@@ -20,6 +21,7 @@ PAGE = ROOT / "docs" / "performance.md"
 SECTIONS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str], str]] = {
     "bench": ("bench.json", bench_tables, "make bench"),
     "peers": ("peers.json", peer_tables, "make bench-peers"),
+    "feed": ("feed.json", feed_tables, "make bench-feed"),
     "means": ("means.json", means_tables, "python -m shoal.bench.means"),
     "startup": ("startup.json", startup_tables, "python -m shoal.bench.startup"),
 }

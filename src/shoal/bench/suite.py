@@ -69,6 +69,8 @@ class SuiteCase:
     """Of a replay buffer."""
     who: tuple[str, ...] = ()
     """Whose replay buffers: shoal inline, shoal ipc, cpprb, ..."""
+    expert: str = ""
+    """Who gives 20 demonstrations to learn from, as `shoal data record` would call it; nobody where it is empty."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Values of the experiment, dotted, as for `shoal train`."""
     order: Mapping[str, Any] = field(default_factory=dict)

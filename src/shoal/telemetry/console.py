@@ -24,9 +24,11 @@ def console(mode: str, stream: IO[str], title: str, goals: Mapping[str, Any],
 def progress(shot: Mapping[str, Any], goals: Mapping[str, Any]) -> tuple[float, str]:
     """How far towards the stop condition that will come first, from 0 to 1, and in words."""
     best, words = 0.0, ""
-    steps, seconds, wanted = goals.get("max_env_steps"), goals.get("max_seconds"), goals.get("until_return")
-    if steps:
-        best, words = shot["env_steps"] / steps, f"{shot['env_steps']:,} of {steps:,} env steps"
+    seconds, wanted = goals.get("max_seconds"), goals.get("until_return")
+    for name, what in (("env_steps", "env steps"), ("learner_steps", "updates")):
+        steps = goals.get(f"max_{name}")
+        if steps and shot[name] / steps >= best:
+            best, words = shot[name] / steps, f"{shot[name]:,} of {steps:,} {what}"
     if seconds and shot["seconds"] / seconds >= best:
         best, words = shot["seconds"] / seconds, f"{shot['seconds']:.0f} of {seconds:g} s"
     if wanted is not None:
@@ -63,11 +65,11 @@ class Plain:
         self._stream.flush()
 
     def write(self, shot: Mapping[str, Any]) -> None:
-        if not shot["env_steps"] or (time.monotonic() < self._next and not shot.get("last")):
+        if not (shot["env_steps"] or shot["learner_steps"]) or (time.monotonic() < self._next and not shot.get("last")):
             return
         self._next = time.monotonic() + self._every
-        self._line(f"{clock(shot['seconds']):>7}  {shot['env_steps']:>11,} env steps"
-                   f" ({number(shot['env_steps_per_second'], 0)}/s)"
+        name, what = ("env_steps", "env steps") if shot["env_steps"] else ("learner_steps", "updates")
+        self._line(f"{clock(shot['seconds']):>7}  {shot[name]:>11,} {what} ({number(shot[f'{name}_per_second'], 0)}/s)"
                    f"  return {number(shot['train_return'])}  eval {number(shot['eval_return'])}"
                    f"  learner idle {percent(shot['learner_idle'])}  lag {number(shot['policy_lag']['mean'])}"
                    f"  | {shot['verdict']}")

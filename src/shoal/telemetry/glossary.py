@@ -28,6 +28,9 @@ DERIVED = {
     "samples_per_insert": "samples_consumed over env_steps: how often a decision is used.",
     "bytes_per_env_step": "Bytes that went through streams, broadcasts, calls and groups, counted once where they are handed over, "
                           "per decision; memory that `shared` wires hold is not moved and not counted.",
+    "bytes_per_second": "The same, per second.",
+    "nodes": "--runtime ray: nodes of the cluster that are alive.",
+    "object_store_mb": "--runtime ray: what the object stores of all nodes hold, looked at every five seconds.",
     "roles": "Per role: living instances, busy share, shares of wall time by phase and by wire waited for.",
     "wires": "Per wire: time-weighted occupancy of a stream (1 is full), growth of its counters per second.",
     "slots": "All streams together, since the last start: slots written, consumed, dropped, held, and `conserved`: whether written "

@@ -75,6 +75,11 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("group_discarded", "counter", "updates", "Updates discarded because the group of learners changed."),
     Metric("samples_consumed", "counter", "decisions", "Decisions that entered a batch, counted once per batch."),
     Metric("samples_masked", "counter", "decisions", "Decisions left out of a batch because their weights were too old."),
+    Metric("gradients_stale", "counter", "gradients", "Gradients that a parameter server refused: too old, or of a version that "
+           "it has not had since its restart."),
+    Metric("gradients_outlying", "counter", "gradients", "Gradients that a learner kept back because their loss was an outlier."),
+    Metric("gradient_age", "histogram", "versions", "Versions that the parameter server made while a gradient of replayed data "
+           "was computed.", LAGS),
     Metric("weights_version", "gauge", "version", "The newest published version of the weights."),
     Metric("policy_lag", "histogram", "versions", "Version at consumption minus version at generation.", LAGS),
     Metric("data_age_seconds", "histogram", "s", "Time from generation to consumption, per decision.", SECONDS),
@@ -90,6 +95,10 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("priority_updates", "counter", "items", "Priorities that a learner changed."),
     Metric("priority_updates_late", "counter", "items", "Priorities that came for items which had left the table; they touch "
            "nothing."),
+    Metric("demo_size", "gauge", "items", "Items in the table of demonstrations."),
+    Metric("demo_bytes", "gauge", "bytes", "Bytes of their data."),
+    Metric("demo_samples", "counter", "items", "Items drawn from the demonstrations."),
+    Metric("demo_priority_updates", "counter", "items", "Priorities of demonstrations that a learner changed."),
     Metric("loss", "gauge", "", "The whole loss of the last update."),
     Metric("policy_loss", "gauge", "", "The policy-gradient term of the last update."),
     Metric("value_loss", "gauge", "", "The value term of the last update, before its weight."),
@@ -115,6 +124,7 @@ REGISTRY: tuple[Metric, ...] = (
 )
 
 KINDS = {metric.name: metric for metric in REGISTRY}
+EDGES = {metric.name: np.array(metric.edges) for metric in REGISTRY if metric.edges}
 
 
 class _Phase:
@@ -155,6 +165,10 @@ class Stats:
     def __contains__(self, name: str) -> bool:
         return name in self._index or f"{name}/sum" in self._index
 
+    def position(self, name: str) -> int:
+        """Where a word lies in the page."""
+        return self._index[name]
+
     def add(self, name: str, n: float = 1) -> None:
         self.words[self._index[name]] += n
 
@@ -187,8 +201,9 @@ class Stats:
         words[start + 1] += values.size
         if edges:
             words[start + 2] = max(words[start + 2], float(values.max()))
-            for bucket, count in zip(*np.unique(np.searchsorted(edges, values), return_counts=True), strict=True):
-                words[start + 3 + int(bucket)] += int(count)
+            counts = np.bincount(np.searchsorted(EDGES[name], values))
+            for bucket in np.flatnonzero(counts).tolist():
+                words[start + 3 + bucket] += int(counts[bucket])
 
     def phase(self, name: str) -> _Phase:
         return self._phases[name]

@@ -69,10 +69,10 @@ class Window:
         self._returns: deque[tuple[float, dict[str, float]]] = deque()  # (episodes so far, their sums)
         self._occupancy: dict[str, tuple[float, float]] = {}  # wire -> (seconds seen, occupied share times seconds)
         self._occupied: deque[tuple[float, dict[str, float]]] = deque()
-        self.first: Reading | None = None  # the first one that has seen an environment step
+        self.first: Reading | None = None  # the first one that has seen an environment step, or offline an update
 
     def push(self, reading: Reading) -> None:
-        if self.first is None and reading.sums.get("env_steps", 0) > 0:
+        if self.first is None and reading.sums.get("env_steps", 0) + reading.sums.get("learner_steps", 0) > 0:
             self.first = reading
         self._readings.append(reading)
         while len(self._readings) > 2 and self._readings[1].time <= reading.time - self._seconds:
@@ -126,6 +126,7 @@ class Window:
         env_steps = now.sums.get("env_steps", 0.0)
         shot["samples_per_insert"] = now.sums.get("samples_consumed", 0.0) / env_steps if env_steps else math.nan
         shot["bytes_per_env_step"] = _bytes_per_env_step(now, before)
+        shot["bytes_per_second"] = _moved(now, before) / elapsed if elapsed > 0 else math.nan
         shot["learner_idle"] = _idle(now, before, elapsed)
         shot["losses"] = {name: now.gauge(name, "learner_steps") for name in LOSSES}
         shot["roles"] = {role: _role(now, before, elapsed, names) for role, names in _living(now.roles).items()}
@@ -183,9 +184,12 @@ def _rate(now: Reading, before: Reading, name: str) -> float:
 def _bytes_per_env_step(now: Reading, before: Reading) -> float:
     """What went through the wires, each byte counted once where it is handed over, per decision."""
     steps = now.sums.get("env_steps", 0.0) - before.sums.get("env_steps", 0.0)
-    moved = sum(counters.get("bytes_moved", 0.0) - before.wires.get(wire, {}).get("bytes_moved", 0.0)
-                for wire, counters in now.wires.items())
-    return moved / steps if steps > 0 else math.nan
+    return _moved(now, before) / steps if steps > 0 else math.nan
+
+
+def _moved(now: Reading, before: Reading) -> float:
+    return sum(counters.get("bytes_moved", 0.0) - before.wires.get(wire, {}).get("bytes_moved", 0.0)
+               for wire, counters in now.wires.items())
 
 
 def _share(now: Reading, before: Reading, elapsed: float, word: str, names: Iterable[str]) -> float:

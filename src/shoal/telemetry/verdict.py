@@ -29,6 +29,8 @@ def verdict(shot: Mapping[str, Any], seconds: float, runtime: str = "local", cor
         shares = {name: _percent(role["busy"] * role["instances"]) for name, role in shot["roles"].items()}
         turns = ", ".join(f"{name} {share}" for name, share in shares.items())
         return f"one thread: {turns}; --runtime local lets them run at once"
+    if "demonstrations" in shot["roles"]:
+        return f"offline: nobody acts; the learner computed {_percent(1 - idle)} of the time"
     actors = {name: role for name, role in shot["roles"].items() if _acts(role)}
     blocked, weights, calls = (_longest(actors, shot["wires"], kind) for kind in ("stream", "broadcast", "call"))
     limited = "replay" in shot["roles"] and "inference" not in shot["roles"]  # then actors call a table that holds them back
