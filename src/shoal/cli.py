@@ -20,24 +20,29 @@ shoal: distributed reinforcement learning
   shoal runs [DIR]                      the runs under DIR (runs/)
   shoal doctor [--env ID]               check this machine, or an environment's contract
   shoal replay serve|info ...           the replay service
+  shoal data record SOURCE ENV          write demonstrations: of a run, a script, an untrained preset, or random ones
+  shoal data info PATH                  what is in a recording
+  shoal plan PRESET ENV --actors 2000   what more actors, learners and machines would do, by measuring and simulating
   shoal bench SUITE [--suite quick]     the unified benchmark: throughput, learning, scaling, faults, replay
   shoal bench compare A B               two results: ratios, and which differences are noise
 
 Options of train (all of them: shoal train PRESET ENV --help)
   --runtime local|inline     a process for each role, or one thread, bit-exact for a seed    (local)
-  --actors N|auto            how many actors                                                  (auto)
+  --actors N|auto            how many actors; auto follows the learner                        (auto)
   --learners N               how many learners share the gradients                            (1)
   --seed S                   everything random derives from it                                (0)
   --until-return R           stop when an evaluation's mean return is R, confirmed by a second one
   --max-env-steps N          stop after N agent decisions
+  --max-learner-steps N      stop after N updates
   --max-seconds S            stop after S seconds
+  --demos PATH               learn from recorded episodes too; with --offline from nothing else   (dqn, r2d2)
   --run-dir DIR              where the run is written            (runs/<time>-<preset>-<env>-<seed>)
-  --SECTION.FIELD VALUE      algorithm, architecture, net, envs, eval, checkpoint, faults, console
+  --SECTION.FIELD VALUE      algorithm, architecture, net, envs, eval, checkpoint, faults, console, autoscale
 
 Exit codes: 0 done, 2 something you gave makes no sense, 3 a role kept failing, 130 stopped with Ctrl-C.
 """
 
-COMMANDS = ("train", "resume", "eval", "play", "show", "list", "runs", "doctor", "replay", "bench")
+COMMANDS = ("train", "resume", "eval", "play", "show", "list", "runs", "doctor", "replay", "data", "bench", "plan")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,6 +92,10 @@ def _run(command: str, rest: list[str]) -> int:
                           + (f"did you mean `shoal {near[0]}`?" if near else f"there are {', '.join(COMMANDS)}"))
     if command == "bench":
         from shoal.bench import command as commands
+    elif command == "plan":
+        from shoal.planning import command as commands  # type: ignore[no-redef]
+    elif command == "data":
+        from shoal.experiment import data_commands as commands  # type: ignore[no-redef]
     elif command in ("list", "runs", "doctor", "show", "replay"):
         from shoal.experiment import inspect_commands as commands  # type: ignore[no-redef]
     else:

@@ -212,6 +212,19 @@ def test_transitions_are_what_happened(n, seats, options, more):
         assert found[i] == pytest.approx(priority + priorities.FLOOR, rel=1e-4, abs=2e-5)
 
 
+@pytest.mark.parametrize("kind", ["transitions", "windows"])
+def test_items_are_the_same_whenever_they_are_taken(kind):
+    """One by one, each is cut as soon as it is due; all at the end, they are cut in blocks, some of them just before the memory
+    of their steps is written over."""
+    place = scene(3, n_step=3)
+    record = Transitions(place) if kind == "transitions" else Windows(place, 2, 4, 2, 0.9, {"h": (H,), "c": (H,)})
+    (first, priority, _), *others = (play(record, Script(3, 1, lengths=[70, 3, 45, 1]), 200, take) for take in (1, 7, 10_000))
+    assert len(priority) > 250
+    for items, found, _ in others:
+        np.testing.assert_array_equal(found, priority)
+        same({**items, "time": first["time"]}, first)
+
+
 def test_T2_an_episode_of_five_steps_gives_five_transitions():
     place = scene(1, gamma=0.9, n_step=3)
     items, _, _ = play(Transitions(place), Script(1, 0, lengths=[5], terminate=0.0), 5)

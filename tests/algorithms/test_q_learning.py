@@ -244,7 +244,7 @@ def fresh_windows(name, config, net, **kwargs):
     learn = algorithm.learn(1)
     with torch.no_grad():
         learn.model.net.value_out.bias.fill_(1.0)  # differences are measured against the size of values
-    learn.refresh_target()
+    learn.target.params.copy_(learn.model.params)
     actor = Actor(algorithm, envs.make(name, 4, **kwargs), 2)
     actor.policy.load(learn.published(Progress()))
     actor.play(120)
@@ -339,7 +339,7 @@ def test_the_target_stays_or_is_the_net_itself():
     learn, params, targets = updated(dqn.Config(target_period_updates=1))
     assert torch.equal(targets[5], params[5])
     learn.model.params.add_(1)
-    learn.refresh_target()
+    learn.target.params.copy_(learn.model.params)
     assert torch.equal(learn.target.params, learn.model.params)
 
 

@@ -10,16 +10,19 @@ from shoal import cli
 
 PAGES = sorted(path for path in (Path(__file__).parents[2] / "docs" / "presets").glob("*.md")
                if path.stem in ("a3c", "ga3c", "seed", "appo", "rapid_ppo", "gala", "ppo_quick", "anakin", "dqn",
-                                "double_dqn", "apex", "r2d2", "seed_r2d2"))
+                                "double_dqn", "apex", "r2d2", "seed_r2d2", "r2d3", "gorila"))
 
 
 def test_there_is_a_page_for_each():
-    assert len(PAGES) == 13
+    assert len(PAGES) == 15
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_make_sense_and_the_graph_is_the_real_one(page, capsys):
+def test_commands_make_sense_and_the_graph_is_the_real_one(page, capsys, tmp_path, monkeypatch):
     text = page.read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for command in re.findall(r"^    shoal (data record .*)$", text, re.MULTILINE):
+        assert cli.main(shlex.split(command)) == 0, capsys.readouterr().err
     commands = re.findall(r"^    shoal train (.*)$", text, re.MULTILINE)
     assert commands and commands[0].startswith(page.stem)
     for command in commands:

@@ -1,16 +1,34 @@
-"""python -m tests.evidence [--only WORD] [--list] [--again]"""
+"""python -m tests.evidence [--only WORD] [--list] [--again] [--jobs N]"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
-from tests.evidence import actor_critics, bench, central, chaos, faults, learning, mechanisms, replay, sleepers, staleness, values
-from tests.evidence.lines import Line
+from tests.evidence import (
+    actor_critics,
+    autoscale,
+    bench,
+    central,
+    chaos,
+    cluster,
+    demos,
+    faults,
+    gorila,
+    learning,
+    mechanisms,
+    replay,
+    scaling,
+    sleepers,
+    staleness,
+    values,
+)
+from tests.evidence.lines import JOBS, Line
 
 LINES: list[Line] = [*learning.LINES, *mechanisms.LINES, *actor_critics.LINES,
                      *staleness.LINES, *sleepers.LINES, *central.LINES, *faults.LINES, *chaos.LINES, *replay.LINES, *values.LINES,
-                     *bench.LINES]
+                     *demos.LINES, *gorila.LINES, *bench.LINES, *autoscale.LINES, *scaling.LINES, *cluster.LINES]
 
 
 def main() -> int:
@@ -18,7 +36,9 @@ def main() -> int:
     parser.add_argument("--only", default="", help="run lines whose name contains this word")
     parser.add_argument("--list", action="store_true", help="print the lines and stop")
     parser.add_argument("--again", action="store_true", help="run also lines that have a result for this commit")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, in lines that do not depend on time")
     options = parser.parse_args()
+    os.environ[JOBS] = str(max(1, options.jobs))
     chosen = [line for line in LINES if options.only in line.name]
     missed = []
     for number, line in enumerate(chosen, 1):

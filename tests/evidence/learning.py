@@ -11,16 +11,20 @@ __all__ = ["LINES"]
 PATIENCE_SECONDS = 600  # for a run that any number of steps may be given
 
 
-def reaches(name: str, issue: int, words: str, *arguments: str, goal: float, budget: int | None) -> Line:
-    """A training run that must stop because the return was reached; without a budget after any number of env steps."""
+def reaches(name: str, issue: int, words: str, *arguments: str, goal: float, budget: int | None, minutes: int = 0) -> Line:
+    """A training run that must stop because the return was reached; without a budget after any number of env steps, and with
+    `minutes` within these."""
     limit = ("--max-seconds", str(PATIENCE_SECONDS)) if budget is None else ("--max-env-steps", str(budget))
+    if minutes:
+        limit = (*limit, "--max-seconds", str(60 * minutes))
 
     def run(seed: int) -> dict[str, Any]:
         result = train(*arguments, "--until-return", str(goal), *limit, seed=seed)
         return {"met": result["stopped_by"] == "return" and result["eval_return"] >= goal, **result}
 
     within = "after any number of" if budget is None else f"within {budget:,}"
-    return Line(f"learning-{name}", issue, f"{words} >= {goal:g} {within} env steps", run)
+    clock = f" and {minutes} minutes" if minutes else ""
+    return Line(f"learning-{name}", issue, f"{words} >= {goal:g} {within} env steps{clock}", run)
 
 
 LINES = [

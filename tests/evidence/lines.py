@@ -9,15 +9,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ROOT", "Line", "machine", "shoal", "train"]
+__all__ = ["ROOT", "Line", "machine", "shoal", "side_by_side", "train"]
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
+JOBS = "SHOAL_EVIDENCE_JOBS"  # how many runs `side_by_side` may start at once
+
+
+def side_by_side(work: Callable[[Any], Any], cases: Iterable[Any]) -> list[Any]:
+    """`work` on every case, as many at a time as --jobs says: for processes whose results do not depend on time."""
+    with ThreadPoolExecutor(int(os.environ.get(JOBS, "1"))) as pool:
+        return list(pool.map(work, cases))
 
 
 @dataclass(frozen=True)
@@ -69,9 +77,10 @@ def _short(run: dict[str, Any]) -> str:
 
 
 def commit() -> str:
+    """Of this tree; a copy without its history is told by SHOAL_COMMIT."""
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     changed = subprocess.run(["git", "status", "--porcelain", "--", "src"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return (found.stdout.strip() or "unknown") + ("+changes" if changed.stdout.strip() else "")
+    return (found.stdout.strip() or os.environ.get("SHOAL_COMMIT", "unknown")) + ("+changes" if changed.stdout.strip() else "")
 
 
 def machine() -> dict[str, Any]:

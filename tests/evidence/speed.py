@@ -28,7 +28,8 @@ from tests.runtime.harness import Watch
 
 __all__ = ["main", "measure"]
 
-PRESETS = ("a2c", "ppo", "impala", "a3c", "a3c master", "ga3c", "seed", "appo", "rapid_ppo", "gala")
+PRESETS = ("a2c", "ppo", "impala", "a3c", "a3c master", "ga3c", "seed", "appo", "rapid_ppo", "gala", "dqn", "double_dqn", "apex",
+           "r2d2", "seed_r2d2")
 ENVS = ("CartPole-v1", "shoal/Catch-v0")
 PAGE = ROOT / "docs" / "presets" / "README.md"
 BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"

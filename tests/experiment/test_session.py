@@ -32,6 +32,9 @@ class Control:
     def snapshot(self):
         return self.pages.read()
 
+    def surroundings(self):
+        return {}
+
     def wires(self):
         return WIRES
 

@@ -7,7 +7,6 @@ The end of an episode gives items of n, n - 1, ..., 1 steps that all end in its 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -82,7 +81,6 @@ class Transitions(ItemRecord):
             "discount": product,
             "next_observation": memory.get("observation", end, seats),
             "weights_version": memory.get("version", begin, seats),
-            "time": np.full(len(seats), time.time()),
         }
         if self.mask_size:
             items["next_action_mask"] = memory.get("mask", end, seats)

@@ -12,7 +12,6 @@ episode has fewer than l steps before them, the front is padded, and `first` put
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -125,7 +124,6 @@ class Windows(ItemRecord):
             "valid": made,
             "state": map_tree(lambda x: np.where(starting, np.float32(0), x), memory.get("state", step[:, 0], seats)),
             "weights_version": memory.get("version", begin, seats),
-            "time": np.full(len(seats), time.time()),
         }
         if self.mask_size:
             items["action_mask"] = rows("mask", seen) | ~seen[:, :, None]

@@ -23,11 +23,11 @@ from shoal.core import Delivery, Tolerance
 from shoal.errors import ConfigError
 from shoal.runtime import Program
 
-__all__ = ["Config", "delivers", "draw", "has_replay"]
+__all__ = ["Config", "delivers", "draw", "has_replay", "takes_demos", "unmoved"]
 
 runs_on_gpu = True
 
-has_replay = True
+has_replay = takes_demos = True
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,13 @@ def delivers(config: Config) -> Delivery:
     return Delivery(Tolerance.LAG, "actors go on while the learner learns, so data are some versions old")
 
 
+def unmoved(config: Config) -> str:
+    """Why the number of actors cannot follow the learner; empty where it can."""
+    if config.one_place:
+        return "all actors live in their learner's process"
+    return "with --architecture.lockstep every update takes one unroll of each actor" if config.lockstep else ""
+
+
 def draw(program: Program, parts: Parts, config: Config) -> None:
     if getattr(parts.algorithm, "from_replay", False):
         if config.buffer_slots or config.lockstep:
@@ -105,10 +112,12 @@ def draw(program: Program, parts: Parts, config: Config) -> None:
     group = learner_group(program, parts)
     place = bundles(parts) if config.one_place else None
     program.add("actor", Actor, parts=parts, unrolls=unrolls.sink, weights=weights.reader, per_version=int(config.lockstep),
-                replicas=(1, parts.actors, parts.actors), place=place)
+                replicas=parts.actor_replicas, place=place)
     program.add("learner", Learner, parts=parts, unrolls=unrolls.source, weights=weights.publisher, group=group,
                 batch_slots=config.batch_slots, reuse=_reuse(config), max_staleness=config.max_staleness, replicas=parts.learners,
                 place=place, compute_threads=parts.learner_threads)
+    if parts.core_each:
+        program.pin("actor")
     if parts.eval.enabled:
         program.add("evaluator", Evaluator, parts=parts, weights=weights.reader)
 

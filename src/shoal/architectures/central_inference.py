@@ -31,9 +31,9 @@ from shoal.errors import ConfigError
 from shoal.runtime import Program
 from shoal.slots import Field, Layout, map_tree
 
-__all__ = ["Config", "delivers", "draw", "has_replay"]
+__all__ = ["Config", "delivers", "draw", "has_replay", "takes_demos"]
 
-has_replay = True
+has_replay = takes_demos = True
 
 runs_on_gpu = True
 
@@ -87,6 +87,8 @@ def draw(program: Program, parts: Parts, config: Config) -> None:
     program.add("learner", Learner, parts=parts, unrolls=unrolls.source, weights=weights.publisher,
                 group=learner_group(program, parts), batch_slots=config.batch_slots, replicas=parts.learners, place=place,
                 compute_threads=parts.learner_threads)
+    if parts.core_each:
+        program.pin("actor")
     if parts.eval.enabled:
         program.add("evaluator", Evaluator, parts=parts, weights=weights.reader)
 
@@ -96,6 +98,11 @@ def _draw_replay(program: Program, parts: Parts, config: Config) -> None:
     from shoal.architectures.replay import replay_wires  # only now: it brings Numba
     from shoal.architectures.replaying import add_replay
 
+    if parts.offline:
+        from shoal.architectures.demos import draw_offline
+
+        draw_offline(program, parts)
+        return
     if config.one_place:
         raise ConfigError(f"--architecture.one-place with --algorithm {parts.algorithm.name} does not fit here: central_inference "
                           "has its replay table in a process of its own; leave it out, or use --architecture actor_learner")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,8 @@ class EvalPlan:
     enabled: bool = True
     episodes: int = 100
     every_env_steps: int = 20_000
+    every_learner_steps: int | None = None
+    """Count updates instead: where nobody acts there are no env_steps."""
     greedy: bool = True
     until_return: float | None = None
 
@@ -66,18 +69,38 @@ class Parts:
     envs_per_actor: int
     seed: int = 0
     actors: int = 1
+    most_actors: int | None = None
+    """How many there may be where their number follows the learner; none: it does not."""
     learners: int = 1
     learner_threads: int = 1
     max_env_steps: int | None = None
+    max_learner_steps: int | None = None
     eval: EvalPlan = field(default_factory=EvalPlan)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """Of use where the algorithm learns from replay."""
+    demos: str | None = None
+    """Folder of demonstrations: a second table to draw from."""
+    offline: bool = False
+    """Nobody acts: the demonstrations are all there is to learn from."""
     hardware: Hardware = field(default_factory=Hardware)
     """Where learners and inference servers compute; actors and evaluators use the CPU."""
+
+    @property
+    def actor_replicas(self) -> tuple[int, int, int]:
+        """Least, at first, most."""
+        return 1, self.actors, max(self.actors, self.most_actors or 0)
+
+    @property
+    def core_each(self) -> bool:
+        """Whether actors are kept on a core each: with a GPU the cores are theirs, where they are about as many."""
+        cores = len(os.sched_getaffinity(0))
+        return self.hardware.on_gpu and self.hardware.gpu.core_each and cores - 2 <= self.actors <= cores
 
     def learn(self) -> Learn:
         """A new learning side, where it is to compute."""
         learn = self.algorithm.learn(self.seed)
         if self.hardware.on_gpu:
             learn.to(self.hardware)  # type: ignore[attr-defined]  # an algorithm that never sees a GPU needs none
+            if self.hardware.gpu.graphs and hasattr(learn, "capture"):
+                learn.capture()
         return learn

@@ -21,7 +21,7 @@ from shoal.errors import ConfigError, GroupChanged
 from shoal.runtime import Program
 from shoal.slots import Layout, leaves, map_tree
 
-__all__ = ["Actor", "Evaluator", "Learner", "bundles", "learner_group"]
+__all__ = ["Actor", "Evaluator", "Learner", "agree", "bundles", "learner_group"]
 
 
 def learner_group(program: Program, parts: Parts) -> Any:
@@ -31,6 +31,16 @@ def learner_group(program: Program, parts: Parts) -> Any:
     learn = parts.algorithm.learn(parts.seed)
     nbytes = Layout.of(bundle(learn, np.zeros(2, np.int64))).nbytes
     return program.group("gradients", nbytes).port("member")
+
+
+async def agree(books: Books, group: Group) -> None:
+    """Enter a group of learners, with the state of its senior member."""
+    mine = books.bundle()
+    layout = Layout.of(mine)
+    flat = np.zeros(layout.nbytes, np.uint8)
+    layout.copy(layout.views(flat), mine)
+    await group.sync(flat)
+    books.unbundle(layout.views(flat))
 
 
 def bundles(parts: Parts) -> Callable[[int], str]:
@@ -161,12 +171,7 @@ class Learner:
     async def _greet(self) -> None:
         """Agree with the others on one state, then publish it."""
         if self.group is not None:
-            bundle = self.books.bundle()
-            layout = Layout.of(bundle)
-            flat = np.zeros(layout.nbytes, np.uint8)
-            layout.copy(layout.views(flat), bundle)
-            await self.group.sync(flat)
-            self.books.unbundle(layout.views(flat))
+            await agree(self.books, self.group)
         if self.model is not None and self.leader:
             self.model.fill()
         self.greeted = True
@@ -263,9 +268,11 @@ class Evaluator:
         await self.weights.newer_than(self.version)
         self.version = self.weights.pull(self.published)
         progress = Progress(*(int(n) for n in self.published["progress"][:2]), float(self.published["progress"][2]))
-        if progress.env_steps < self.due:
+        period = self.plan.every_learner_steps
+        done = progress.env_steps if period is None else progress.learner_steps
+        if done < self.due:
             return
-        self.due = progress.env_steps + self.plan.every_env_steps
+        self.due = done + (period or self.plan.every_env_steps)
         self.policy.load(self.published)
         result, goal = self._evaluate(progress), self.plan.until_return
         if goal is not None and result >= goal:

@@ -21,11 +21,11 @@ from shoal.core import Delivery, Tolerance
 from shoal.errors import ConfigError
 from shoal.runtime import Program
 
-__all__ = ["Config", "delivers", "draw", "has_replay"]
+__all__ = ["Config", "delivers", "draw", "has_replay", "takes_demos"]
 
 runs_on_gpu = True
 
-has_replay = True
+has_replay = takes_demos = True
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ __all__ = ["Checkpoints", "TensorFiles", "write_json"]
 
 META = "checkpoint.json"
 WRITING = ".writing-"
+TABLES = ("replay", "demonstrations")  # roles whose state is a replay table
 
 
 def fsync(path: Path) -> None:
@@ -99,8 +100,11 @@ class Checkpoints:
         files = {path.name: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}
         if not files:
             raise CheckpointError(f"no role wrote anything into {folder}")
-        target = self.folder / f"{int(meta['env_steps']):012d}"
-        while target.exists():  # two without an environment step between them
+        name, newest = f"{int(meta['env_steps'] or meta.get('learner_steps', 0)):012d}", self.newest()
+        if newest is not None and newest.name >= name:  # two without an environment step (offline: an update) between them
+            name = f"{newest.name}+"
+        target = self.folder / name
+        while target.exists():  # torn
             target = target.with_name(f"{target.name}+")
         try:
             write_json(folder / META, {**meta, "files": files})
@@ -118,6 +122,12 @@ class Checkpoints:
         """The newest whole checkpoint."""
         whole = self._whole()
         return whole[-1] if whole else None
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of the newest whole checkpoint: in all, and of the replay tables in it."""
+        newest = self.newest()
+        files: dict[str, int] = read_meta(newest)["files"] if newest is not None else {}
+        return {"all": sum(files.values()), "replay": sum(size for name, size in files.items() if name.startswith(TABLES))}
 
     def _whole(self) -> list[Path]:
         """Oldest first. A folder with missing or short files (a disk that lied) is passed over."""

@@ -20,12 +20,13 @@ from shoal import algorithms, architectures
 from shoal.algorithms.hardware import DeviceName, GpuConfig
 from shoal.architectures.parts import EvalPlan
 from shoal.architectures.replay_config import ReplayConfig
+from shoal.coordination.autoscale import AutoscaleConfig
 from shoal.core import Tolerance
 from shoal.errors import ConfigError
 from shoal.experiment.presets import Preset, closest
 from shoal.experiment.values import apply
 from shoal.nets.config import NetConfig
-from shoal.runtime import Faults
+from shoal.runtime import Faults, RayConfig
 
 __all__ = ["CheckpointConfig", "ConsoleConfig", "EnvsConfig", "EvalConfig", "Experiment", "Names", "Plan",
            "default_plan"]
@@ -70,15 +71,19 @@ class EvalConfig:
     """Fresh episodes of one published version in an evaluation; 20 for Atari."""
     every_env_steps: int = 20_000
     """Decisions between two evaluations."""
+    every_learner_steps: int = 1_000
+    """Updates between two evaluations where nobody acts (--offline)."""
     greedy: bool = True
     """Take the likeliest action; otherwise explore as in training."""
 
     def validate(self) -> None:
         _at_least("eval.episodes", self.episodes, 1)
         _at_least("eval.every_env_steps", self.every_env_steps, 1)
+        _at_least("eval.every_learner_steps", self.every_learner_steps, 1)
 
-    def plan(self, until_return: float | None) -> EvalPlan:
-        return EvalPlan(self.enabled, self.episodes, self.every_env_steps, self.greedy, until_return)
+    def plan(self, until_return: float | None, offline: bool = False) -> EvalPlan:
+        updates = self.every_learner_steps if offline else None
+        return EvalPlan(self.enabled, self.episodes, self.every_env_steps, updates, self.greedy, until_return)
 
 
 @dataclass(frozen=True)
@@ -130,12 +135,16 @@ class Experiment(Generic[A, R]):
     """What is done on a GPU."""
     faults: Faults = field(default_factory=Faults)
     """When to give up on a role."""
+    autoscale: AutoscaleConfig = field(default_factory=AutoscaleConfig)
+    """With --actors auto: how the number of actors moves during the run."""
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     """What is shown while it runs."""
-    runtime: Literal["local", "inline"] = "local"
-    """Where roles live: local has a process each, inline runs them in one thread, bit-exact for a seed."""
+    ray: RayConfig = field(default_factory=RayConfig)
+    """The cluster of --runtime ray."""
+    runtime: Literal["local", "inline", "ray"] = "local"
+    """Where roles live: local has a process each, inline runs them in one thread, bit-exact for a seed, ray has a cluster."""
     actors: int | Literal["auto"] = "auto"
-    """How many actors; auto chooses by the number of cores."""
+    """How many actors; auto finds a beginning by trying, and lets their number follow the learner."""
     learners: int = 1
     """How many learners share the gradients."""
     learner_threads: int = 1
@@ -148,8 +157,16 @@ class Experiment(Generic[A, R]):
     """Stop when an evaluation's mean return reaches this, confirmed by a second one."""
     max_env_steps: int | None = None
     """Stop after this many agent decisions."""
+    max_learner_steps: int | None = None
+    """Stop after this many updates."""
     max_seconds: float | None = None
-    """Stop after this much time, counted from the first environment step."""
+    """Stop after this much time, counted from the first environment step (offline: from the first update)."""
+    demos: str | None = None
+    """Folder of demonstrations to learn from as well: of `shoal data record`, or a Minari dataset."""
+    offline: bool = False
+    """Learn from --demos alone: nobody acts."""
+    foreign_demos: bool = False
+    """Take demonstrations of another environment that has the same spaces."""
     run_dir: str | None = None
     """Where the run is written; runs/<time>-<preset>-<env>-<seed> by default."""
     tensorboard: bool = True
@@ -158,27 +175,47 @@ class Experiment(Generic[A, R]):
     @property
     def actor_count(self) -> int:
         """The number behind `auto`: a core is left for the learner, but two actors overlap better than one."""
-        return max(2, len(os.sched_getaffinity(0)) - 1) if self.actors == "auto" else self.actors
+        if self.actors != "auto":
+            return self.actors
+        return self.autoscale.start or max(2, len(os.sched_getaffinity(0)) - 1)
+
+    @property
+    def moving(self) -> bool:
+        """Whether the number of actors follows the learner; `layout.laid_out` decides it."""
+        return self.autoscale.most is not None and self.actors == self.autoscale.start
 
     def validate(self) -> None:
         sections: tuple[Any, ...] = (self.algorithm, self.architecture, self.net, self.replay, self.envs, self.eval,
-                                     self.checkpoint, self.console)
+                                     self.checkpoint, self.console, self.autoscale, self.ray)
         for section in sections:
             section.validate()
         if self.actors != "auto":
             _at_least("actors", self.actors, 1, " (or auto)")
+            if self.autoscale.start not in (None, self.actors) or (self.autoscale.most and not self.moving):
+                raise ConfigError(f"actors={self.actors} is a number, so nothing moves it, but autoscale.start is "
+                                  f"{self.autoscale.start} and autoscale.most is {self.autoscale.most}; give --actors auto, or "
+                                  "leave them out")
         _at_least("learners", self.learners, 1)
         _at_least("learner_threads", self.learner_threads, 1)
         _at_least("seed", self.seed, 0)
         _at_least("faults.hang_seconds", self.faults.hang_seconds, 1)
-        for name in ("max_env_steps", "max_seconds", "until_return"):
+        for name in ("max_env_steps", "max_learner_steps", "max_seconds", "until_return"):
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
                 raise ConfigError(f"{name}={value} is not possible: give a number, or leave {flag(name)} out")
-        for name in ("max_env_steps", "max_seconds"):
+        for name in ("max_env_steps", "max_learner_steps", "max_seconds"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name}={value} is not possible: give more than 0, or leave {flag(name)} out")
+        if self.offline and self.demos is None:
+            raise ConfigError("--offline learns from demonstrations alone, and there are none; give --demos PATH (`shoal data "
+                              "record` makes some)")
+        if self.offline and not self.eval.enabled:
+            raise ConfigError("eval.enabled is false with --offline: nobody would see what is learned; leave it on (a large "
+                              "--eval.every-learner-steps costs little)")
+        if self.offline and self.max_env_steps is not None:
+            raise ConfigError(f"--max-env-steps {self.max_env_steps} would never be reached with --offline, since nobody acts; "
+                              "give --max-learner-steps or --max-seconds")
         if self.until_return is not None and not self.eval.enabled:
             raise ConfigError(f"until_return={self.until_return:g} needs evaluations, but eval.enabled is false; "
                               "turn it on with --eval.enabled")
@@ -225,6 +262,8 @@ def fit(names: Names, experiment: Experiment[Any, Any]) -> None:
     """Whether the algorithm can learn from what the architecture delivers: computed, not listed."""
     _, cls = algorithms.named(names.algorithm)
     module = architecture_of(names.architecture)
+    if experiment.demos is not None:
+        fit_demos(names, cls, module)
     if replayed(cls):
         if not getattr(module, "has_replay", False):
             able = [name for name in architectures.ARCHITECTURES if getattr(architectures.named(name), "has_replay", False)]
@@ -235,6 +274,10 @@ def fit(names: Names, experiment: Experiment[Any, Any]) -> None:
     if experiment.replay != ReplayConfig():
         raise ConfigError(f"--replay.* with --algorithm {names.algorithm} does not fit: {names.algorithm} learns from unrolls as "
                           "they come, so there is no table; leave it out")
+    if not getattr(module, "has_unrolls", True):
+        raise ConfigError(f"--algorithm {names.algorithm} with --architecture {names.architecture} does not fit: {names.algorithm} "
+                          f"learns from unrolls as they come, and {names.architecture} has replay tables; use --architecture "
+                          "async_gradients --architecture.mode master")
     delivery = module.delivers(experiment.architecture)
     if cls.tolerates < delivery.needs:
         words = Tolerance.NAMES
@@ -244,6 +287,18 @@ def fit(names: Names, experiment: Experiment[Any, Any]) -> None:
                           f"{names.algorithm} tolerates {words[cls.tolerates]}, but {delivery.why} (needs: "
                           f"{words[delivery.needs]}); use --algorithm {' or '.join(able) or 'another'}, "
                           "or --architecture synchronous")
+
+
+def fit_demos(names: Names, cls: Any, module: Any) -> None:
+    """Whether an algorithm can learn from demonstrations where this architecture would have it draw them."""
+    if not replayed(cls):
+        able = [name for name in algorithms.ALGORITHMS if replayed(algorithms.named(name)[1])]
+        raise ConfigError(f"--demos with --algorithm {names.algorithm} does not fit: {names.algorithm} learns from what its own "
+                          f"policy has just done, not from what others did; use --algorithm {' or '.join(able)}")
+    if getattr(module, "has_replay", False) and not getattr(module, "takes_demos", False):
+        able = [name for name in architectures.ARCHITECTURES if getattr(architectures.named(name), "takes_demos", False)]
+        raise ConfigError(f"--demos with --architecture {names.architecture} does not fit: its bundles have tables for their own "
+                          f"actors only; use --architecture {' or '.join(able)}")
 
 
 def replayed(algorithm: Any) -> bool:

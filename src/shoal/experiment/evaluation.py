@@ -33,13 +33,16 @@ def published_of(algorithm: Algorithm, folder: Path) -> Tree:
             for path, leaf in leaves(published):
                 leaf[...] = state[f"best/{'/'.join(path)}"]
             return published
-    for state in states.values():
-        if "counts" in state:
-            learn = algorithm.learn(0)
-            with torch.no_grad():
-                for name, tensor in learn.state.items():
-                    tensor.copy_(torch.from_numpy(state[f"learn/{name}"]))
-            return learn.published(Progress(int(state["counts"][0]), int(state["counts"][1])))
+    learned = [state for state in states.values() if "counts" in state]
+    if learned:
+        learned.sort(key=lambda state: int(state.get("learn/begin", (0,))[0]))  # a parameter server's slices, in their order
+        learn, counts = algorithm.learn(0), learned[0]["counts"]
+        with torch.no_grad():
+            for name, tensor in learn.state.items():
+                pieces = [state[f"learn/{name}"] for state in learned]
+                whole = pieces[0] if pieces[0].shape == tensor.shape else np.concatenate(pieces)
+                tensor.copy_(torch.from_numpy(whole))
+        return learn.published(Progress(int(counts[0]), int(counts[1])))
     raise CheckpointError(f"{folder} holds no weights")
 
 

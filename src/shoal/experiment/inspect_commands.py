@@ -32,7 +32,8 @@ def list_command(arguments: list[str]) -> int:
     write(f"  {'':<10}{''.join(f'{name:<{width}}' for name in modules)}tolerates\n")
     for name in algorithms.ALGORITHMS:
         cls = algorithms.named(name)[1]
-        fits = {place: getattr(modules[place], "has_replay", False) if replayed(cls) else cls.tolerates >= one.needs
+        fits = {place: getattr(modules[place], "has_replay", False) if replayed(cls)
+                else cls.tolerates >= one.needs and getattr(modules[place], "has_unrolls", True)
                 for place, one in delivered.items()}
         cells = "".join(f"{('replay' if replayed(cls) else 'yes') if fit else '-':<{width}}" for fit in fits.values())
         write(f"  {name:<10}{cells}{Tolerance.NAMES[cls.tolerates]}\n")
@@ -128,6 +129,7 @@ def doctor_command(arguments: list[str]) -> int:
 def _machine() -> int:
     import platform
     from importlib.metadata import PackageNotFoundError, version
+    from importlib.util import find_spec
 
     from shoal import __version__
 
@@ -135,7 +137,7 @@ def _machine() -> int:
     write(f"shoal {__version__}, Python {platform.python_version()}, {platform.system()} {platform.release()}\n")
     if sys.platform.startswith("linux"):
         write(f"cores     {len(os.sched_getaffinity(0))}\n")
-        write("runtimes  inline, local\n")
+        write(f"runtimes  inline, local{', ray' if find_spec('ray') else ''}\n")
     else:
         write("runtimes  inline (local needs Linux)\n")
     for name in ("torch", "numpy", "gymnasium", "numba", "ale-py", "envpool", "ray"):

@@ -67,9 +67,13 @@ class Prepared:
         program = Program(names.title, experiment.seed, TensorFiles())
         program.resumed = resumed
         parts = Parts(self.algorithm, self.source, experiment.architecture.envs_per_actor, seed=experiment.seed,
-                      actors=experiment.actor_count, learners=experiment.learners,
+                      actors=experiment.actor_count, most_actors=experiment.autoscale.most if experiment.moving else None,
+                      learners=experiment.learners,
                       learner_threads=experiment.learner_threads, max_env_steps=experiment.max_env_steps,
-                      eval=experiment.eval.plan(experiment.until_return), replay=experiment.replay, hardware=self._hardware())
+                      max_learner_steps=experiment.max_learner_steps,
+                      eval=experiment.eval.plan(experiment.until_return, experiment.offline),
+                      replay=experiment.replay, demos=experiment.demos, offline=experiment.offline, hardware=self._hardware())
+        program.on_gpu = parts.hardware.on_gpu
         architecture_of(names.architecture).draw(program, parts, experiment.architecture)
         return program
 
@@ -84,7 +88,7 @@ def prepare(plan: Plan) -> Prepared:
     experiment = dataclasses.replace(plan.experiment, actors=plan.experiment.actor_count)
     plan = dataclasses.replace(plan, experiment=experiment)
     source = EnvSource(plan.env.target, experiment.envs.backend, experiment.envs.arguments())
-    if experiment.runtime == "local" and not isinstance(plan.env.target, str):
+    if experiment.runtime != "inline" and not isinstance(plan.env.target, str):
         try:
             cloudpickle.dumps(plan.env.target)
         except Exception as error:  # pickling runs the user's own code, which may raise anything
@@ -95,9 +99,21 @@ def prepare(plan: Plan) -> Prepared:
             spec = source.describe()
     except (ConfigError, EnvironmentError_) as error:
         raise error if plan.env.name in str(error) else ConfigError(f"{plan.env.name}: {error}") from None
+    if experiment.demos is not None:
+        _check_demos(plan, spec, source.kwargs)
     seats = experiment.architecture.envs_per_actor * spec.seats_per_env
     _check_minibatches(experiment, seats)
     return Prepared(plan, source, spec, algorithms.make(experiment.algorithm, spec, experiment.net, seats))
+
+
+def _check_demos(plan: Plan, spec: EnvSpec, kwargs: Mapping[str, Any]) -> None:
+    """Whether the demonstrations are whole and of this environment; every episode is looked at once."""
+    from shoal.offline import check_fit, open_demos
+
+    demos = open_demos(plan.experiment.demos)  # type: ignore[arg-type]
+    check_fit(demos.about, str(plan.experiment.demos), spec, plan.env.name, kwargs, plan.experiment.foreign_demos)
+    for _ in demos.episodes():
+        pass
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from shoal.coordination.autoscale import Autoscaler, Rule
 from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment.checkpoints import read_meta
 from shoal.experiment.config import Experiment, Names, Plan, default_plan
@@ -119,7 +120,8 @@ def load(run: str | Path, *, env: Any = None, trust: bool = False, **overrides: 
 
 
 def resume(run: str | Path, *, env: Any = None, trust: bool = False, **overrides: Any) -> Run:
-    """Go on from the newest checkpoint. New stop conditions (max_env_steps, until_return, max_seconds) may be given."""
+    """Go on from the newest checkpoint. New stop conditions (until_return, max_env_steps, max_learner_steps, max_seconds) may
+    be given."""
     rundir = RunDir.open(Path(run))
     return launch(resume_plan(rundir, overrides, env, trust), rundir)
 
@@ -138,16 +140,16 @@ def resume_plan(rundir: RunDir, overrides: Mapping[str, Any], env: Any = None, t
 
 def _new_goals(rundir: RunDir, experiment: Experiment[Any, Any], overrides: Mapping[str, Any]) -> Experiment[Any, Any]:
     """A new budget replaces the old ones, and a return that was reached is no goal any more."""
-    budgets = ("max_env_steps", "max_seconds")
+    budgets = ("max_env_steps", "max_learner_steps", "max_seconds")
     if any(name in overrides for name in budgets):
-        experiment = replace(experiment, max_env_steps=None, max_seconds=None)
+        experiment = replace(experiment, max_env_steps=None, max_learner_steps=None, max_seconds=None)
     if rundir.summary().get("stopped_by") == "return":
         if not overrides.keys() & {"until_return", *budgets}:
             raise ConfigError(f"{rundir.path} has reached its return of {experiment.until_return:g}; to go on, give "
                               "--max-env-steps, --max-seconds or a higher --until-return")
         experiment = replace(experiment, until_return=None)
     base = base_of(rundir)
-    for name, done in zip(budgets, (base.totals["env_steps"], base.seconds), strict=True):
+    for name, done in zip(budgets, (base.totals["env_steps"], base.totals["learner_steps"], base.seconds), strict=True):
         limit = overrides.get(name, getattr(experiment, name))
         if isinstance(limit, int | float) and 0 < limit <= done:
             raise ConfigError(f"{rundir.path} has already done {done:,.0f} of {name}={limit:g}; "
@@ -174,6 +176,9 @@ def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = No
     stream = stream or sys.stdout
     if rundir is None and plan.experiment.run_dir:
         RunDir.check_free(Path(plan.experiment.run_dir))
+    if plan.experiment.replay.demo_ratio and plan.experiment.demos is None:
+        raise ConfigError(f"--replay.demo-ratio {plan.experiment.replay.demo_ratio:g} draws demonstrations, and there are none; "
+                          "give --demos PATH (make some with `shoal data record SOURCE ENV --out PATH`), or --replay.demo-ratio 0")
     prepared = prepare(laid_out(plan, _speaker(plan, stream)))
     plan, experiment, resumed = prepared.plan, prepared.plan.experiment, 0
     if rundir is None:
@@ -188,7 +193,7 @@ def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = No
         rundir.save_config(plan_to_json(plan, resumed))
     session = _session(prepared, rundir, base, stream, started)
     with interruptible(session), compute_threads(experiment.learner_threads):
-        runtime.run(program, session, experiment.runtime, rundir.logs, experiment.faults)
+        runtime.run(program, session, experiment.runtime, rundir.logs, experiment.faults, ray=experiment.ray)
     return Run(rundir.path, session.summary, prepared)
 
 
@@ -201,8 +206,9 @@ def _speaker(plan: Plan, stream: IO[str]) -> Callable[[str], None]:
 
 def _session(prepared: Prepared, rundir: RunDir, base: Base, stream: IO[str], started: float) -> RunSession:
     names, experiment, env = prepared.plan.names, prepared.plan.experiment, prepared.plan.env
-    goals = Goals(experiment.until_return, experiment.max_env_steps, experiment.max_seconds)
-    title = f"{names.title} on {env.name} · {experiment.runtime} · {experiment.actors} actors · seed {experiment.seed}"
+    goals = Goals(experiment.until_return, experiment.max_env_steps, experiment.max_learner_steps, experiment.max_seconds)
+    who = "offline" if experiment.offline else f"{experiment.actors} actors"
+    title = f"{names.title} on {env.name} · {experiment.runtime} · {who} · seed {experiment.seed}"
     sinks: list[Sink | None] = [
         console(experiment.console.mode, stream, title, vars(goals), experiment.console.every_seconds),
         JsonLines(rundir.metrics_file),
@@ -213,7 +219,19 @@ def _session(prepared: Prepared, rundir: RunDir, base: Base, stream: IO[str], st
               "learners": experiment.learners}
     return RunSession(rundir, labels, goals, checkpoint_seconds=experiment.checkpoint.every_seconds,
                       keep=experiment.checkpoint.keep, sinks=[sink for sink in sinks if sink is not None], base=base,
-                      started=started)
+                      started=started, autoscaler=_autoscaler(prepared))
+
+
+def _autoscaler(prepared: Prepared) -> Autoscaler | None:
+    """Who lets the number of actors follow the learner, where it does."""
+    experiment = prepared.plan.experiment
+    scale = experiment.autoscale
+    if not experiment.moving:
+        return None
+    limits = [limit for limit in (scale.max_lag, getattr(prepared.algorithm, "max_lag", None),
+                                  getattr(experiment.architecture, "max_staleness", None)) if limit is not None]
+    assert scale.most is not None
+    return Autoscaler(Rule(1, scale.most, min(limits, default=None)), scale.every_seconds)
 
 
 @contextlib.contextmanager

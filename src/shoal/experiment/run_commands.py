@@ -9,7 +9,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from shoal.errors import ConfigError, EnvironmentError_, RoleFailed
 from shoal.experiment.config import ConsoleConfig
@@ -17,6 +17,7 @@ from shoal.experiment.parse import parse_options, parse_train, split_positionals
 from shoal.experiment.references import check_trust, modules_of, outside
 from shoal.experiment.run import Run, launch, load, resume_plan
 from shoal.experiment.rundir import RunDir
+from shoal.runtime import RayConfig
 
 __all__ = ["eval_command", "play_command", "resume_command", "train_command"]
 
@@ -39,8 +40,16 @@ class Resume:
     """Stop when an evaluation's mean return reaches this; as before without it."""
     max_env_steps: int | None = None
     """Stop after this many agent decisions, earlier parts included."""
+    max_learner_steps: int | None = None
+    """Stop after this many updates, earlier parts included."""
     max_seconds: float | None = None
     """Stop after this much time, earlier parts included."""
+    runtime: Literal["local", "inline", "ray"] | None = None
+    """Where roles live from now on; as before without it."""
+    actors: int | None = None
+    """How many actors from now on, on a machine or a cluster of another size; as before without it."""
+    ray: RayConfig = dataclasses.field(default_factory=RayConfig)
+    """The cluster of --runtime ray; as before without any."""
     trust: bool = False
     """Import modules that the run names, also from outside the installed environment."""
     console: ConsoleConfig = dataclasses.field(default_factory=ConsoleConfig)
@@ -50,10 +59,11 @@ class Resume:
 def resume_command(arguments: list[str]) -> int:
     rundir, options = _run_and_options(arguments, Resume(), "shoal resume RUN")
     _say_modules(rundir, options.trust)
-    goals = {name: getattr(options, name) for name in ("until_return", "max_env_steps", "max_seconds")}
-    overrides: dict[str, Any] = {name: value for name, value in goals.items() if value is not None}
-    if options.console != ConsoleConfig():
-        overrides["console"] = dataclasses.asdict(options.console)
+    names = ("until_return", "max_env_steps", "max_learner_steps", "max_seconds", "runtime", "actors")
+    overrides: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
+    for name, unchanged in (("console", ConsoleConfig()), ("ray", RayConfig())):
+        if (section := getattr(options, name)) != unchanged:
+            overrides[name] = dataclasses.asdict(section)
     return _go(lambda: launch(resume_plan(rundir, overrides, trust=options.trust), rundir))
 
 
@@ -83,17 +93,22 @@ def _farewell(run: Run, out: IO[str]) -> None:
     summary = run.summary
     reason = str(summary.get("stopped_by"))
     stopped = {"return": "the return was reached", "env_steps": "all env steps were taken",
-               "seconds": "the time is over", "interrupt": "stopped by hand"}.get(reason, reason)
+               "learner_steps": "all updates were made", "seconds": "the time is over",
+               "interrupt": "stopped by hand"}.get(reason, reason)
     shown = [f"{name.replace('_', ' ')} {_number(summary.get(name))}" for name in ("eval_return", "train_return")]
     where = shlex.quote(str(run.directory))
     trusted = " --trust" if outside(modules_of(RunDir(run.directory).config())) else ""
     if summary.get("checkpoint_failed"):
         out.write(f"\nthe last checkpoint could not be written ({summary['checkpoint_failed']}); an older one is kept\n")
-    out.write(f"\n{stopped} after {summary['env_steps']:,} env steps in {summary['seconds']:.1f} s "
-              f"({_number(summary['env_steps_per_second'], 0)}/s): {', '.join(shown)}\n"
+    unit, what = ("learner_steps", "updates") if run.prepared.plan.experiment.offline else ("env_steps", "env steps")
+    saved = summary["checkpoint_bytes"]
+    tables = f", {saved['replay'] / 1e6:,.1f} MB of it replay tables" if saved["replay"] else ""
+    out.write(f"\n{stopped} after {summary[unit]:,} {what} in {summary['seconds']:.1f} s "
+              f"({_number(summary[f'{unit}_per_second'], 0)}/s): {', '.join(shown)}\n"
               f"  run     {run.directory}\n"
+              f"  saved   {saved['all'] / 1e6:,.1f} MB in the newest checkpoint{tables}\n"
               f"  play    shoal play {where}{trusted}\n"
-              f"  resume  shoal resume {where}{trusted} --max-env-steps {_further(summary['env_steps'])}\n")
+              f"  resume  shoal resume {where}{trusted} --max-{unit.replace('_', '-')} {_further(summary[unit])}\n")
     out.flush()
 
 

@@ -27,6 +27,7 @@ from shoal.telemetry.snapshot import COUNTERS, Reading, Window
 from shoal.telemetry.verdict import verdict
 
 if TYPE_CHECKING:
+    from shoal.coordination.autoscale import Autoscaler
     from shoal.runtime import Supervisor
 
 __all__ = ["Base", "Goals", "RunSession"]
@@ -43,6 +44,7 @@ class Goals:
 
     until_return: float | None = None
     max_env_steps: int | None = None
+    max_learner_steps: int | None = None
     max_seconds: float | None = None
 
 
@@ -61,13 +63,14 @@ class RunSession:
     """One part of a run: from `shoal train` or `shoal resume` to its end."""
 
     def __init__(self, rundir: RunDir, labels: Mapping[str, Any], goals: Goals, *, checkpoint_seconds: float, keep: int,
-                 sinks: Sequence[Sink], base: Base | None = None, started: float | None = None) -> None:
+                 sinks: Sequence[Sink], base: Base | None = None, started: float | None = None,
+                 autoscaler: Autoscaler | None = None) -> None:
         self.rundir, self.labels, self.goals, self.base = rundir, dict(labels), goals, base or Base()
         self.checkpoints: Checkpoints = rundir.checkpoints(keep)
         self.summary: dict[str, Any] = {}
         self._checkpoint_seconds, self._sinks = checkpoint_seconds, list(sinks)
         self._started = time.monotonic() if started is None else started
-        self._window, self._memory = Window(), PeakMemory()
+        self._window, self._memory, self._autoscaler = Window(), PeakMemory(), autoscaler
         self._first_step: float | None = None
         self._cpu_before = 0.0  # processor time at the first step
         self._best, self._lowest = -math.inf, math.inf
@@ -89,15 +92,16 @@ class RunSession:
         self.tick(control)
 
     def tick(self, control: Supervisor) -> None:
-        env_steps = control.total("env_steps")
-        limit = self.goals.max_env_steps
-        if limit is not None and self.base.totals.get("env_steps", 0) + env_steps >= limit:
-            control.stop("env_steps")  # asked in every round, so that an inline run always stops at the same step
-        now = time.monotonic()
-        if now < self._glance_at and not (self._first_step is None and env_steps):
+        done = {name: control.total(name) for name in ("env_steps", "learner_steps")}
+        for name, steps in done.items():  # asked in every round, so that an inline run always stops at the same step
+            limit = getattr(self.goals, f"max_{name}")
+            if limit is not None and self.base.totals.get(name, 0) + steps >= limit:
+                control.stop(name)
+        now, begun = time.monotonic(), any(done.values())  # offline there are updates only
+        if now < self._glance_at and not (self._first_step is None and begun):
             return
         self._glance_at = now + GLANCE_SECONDS
-        self._glance(control, now, env_steps)
+        self._glance(control, now, begun)
         if now >= self._snapshot_at:
             self._snapshot_at = now + SNAPSHOT_SECONDS
             self._report(control, now)
@@ -142,11 +146,13 @@ class RunSession:
         self._interrupted = True
 
     # ------------------------------------------------------------------ watching
-    def _glance(self, control: Supervisor, now: float, env_steps: float) -> None:
-        if self._first_step is None and env_steps > 0:
+    def _glance(self, control: Supervisor, now: float, begun: bool) -> None:
+        if self._first_step is None and begun:
             self._first_step, self._cpu_before = now, cpu_seconds()
             self._measure(now)
         self._window.sample_occupancy(now, control.wires())
+        if self._autoscaler is not None:
+            self._autoscaler.tick(control, now)
         for event in control.events():
             self._event(event)
         if self._interrupted:
@@ -156,7 +162,7 @@ class RunSession:
             control.stop("seconds")
 
     def _seconds(self, now: float) -> float:
-        """Wall time since the first environment step, earlier parts included."""
+        """Wall time since the first environment step (offline: the first update), earlier parts included."""
         return self.base.seconds + (now - self._first_step if self._first_step is not None else 0.0)
 
     def _measure(self, now: float, whole_run: bool = False) -> dict[str, Any]:
@@ -177,6 +183,7 @@ class RunSession:
             self._best = max(self._best, shot["eval_return"])
         shot["best_return"], shot["lowest_return"] = self._best, self._lowest
         shot["seconds"], shot["time"] = self._seconds(now), time.time()
+        shot.update(self._control.surroundings())
         shot["verdict"] = verdict(shot, shot["seconds"] - self.base.seconds, self.labels["runtime"])
         return shot
 
@@ -235,11 +242,12 @@ class RunSession:
             **{name: shot[name] for name in ("train_return", "eval_return", "learner_idle")},
             **{name: int(shot[name]) if math.isfinite(shot[name]) else 0 for name in ("eval_episodes", "eval_version")},
             "policy_lag": lag, "data_age_seconds": {"mean": age["mean"], "p95": age["p95"]},
-            **{name: shot[name] for name in ("samples_per_insert", "bytes_per_env_step", "restarts", "updates_skipped")},
+            **{name: shot[name] for name in ("samples_per_insert", "bytes_per_env_step", "bytes_per_second", "restarts",
+                                             "updates_skipped")}, **self._control.surroundings(),  # type: ignore[union-attr]
             "cpu_seconds": self.base.cpu_seconds + (cpu_seconds() - self._cpu_before if self._first_step is not None else 0.0),
             "peak_memory_mb": max(self.base.peak_memory_mb, self._memory.peak_mb),
             "verdict": shot["verdict"], "roles": shot["roles"], "wires": shot["wires"], "slots": shot["slots"], "error": error,
-            "checkpoint_failed": self._checkpoint_failed,
+            "checkpoint_failed": self._checkpoint_failed, "checkpoint_bytes": self.checkpoints.sizes(),
         }
         self.summary = jsonable(summary)  # what it is, also where the disk is full
         self.rundir.save_summary(self.summary)

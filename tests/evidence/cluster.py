@@ -1,0 +1,176 @@
+"""Issue 7: presets on a Ray cluster of several nodes on this machine (each with its own object store), and what they survive."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.evidence.lines import KEPT, Line, shoal, train
+
+__all__ = ["LINES"]
+
+SEEDS = (1, 2, 3)
+GOALS: dict[str, tuple[tuple[str, ...], float, int]] = {
+    "impala": (("impala", "CartPole-v1"), 475, 400_000),
+    "a3c-master": (("a3c", "CartPole-v1", "--architecture.mode", "master"), 450, 400_000),
+    "seed": (("seed", "CartPole-v1"), 450, 400_000),
+    "apex": (("apex", "CartPole-v1"), 450, 200_000),
+    "r2d2": (("r2d2", "shoal/TMaze-v0"), 0.9, 200_000),
+    "ppo": (("ppo", "CartPole-v1"), 475, 300_000),
+    "gala": (("gala", "CartPole-v1"), 450, 400_000),
+}
+SAVED = ("--actors", "2", "--checkpoint.every-seconds", "5")
+PATIENCE_SECONDS = 900
+STORE_SECONDS = 600
+STORE_GROWTH_MB = 20.0
+
+
+@contextlib.contextmanager
+def cluster(nodes: int, cpus: int = 8) -> Iterator[Any]:
+    """A head without CPUs, and so many nodes to work on."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100_000_000}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for _ in range(nodes):
+            add(made, cpus)
+        yield made
+    finally:
+        made.shutdown()
+
+
+def add(made: Any, cpus: int = 8) -> Any:
+    return made.add_node(num_cpus=cpus, object_store_memory=200_000_000)
+
+
+def on(made: Any) -> tuple[str, ...]:
+    return ("--runtime", "ray", "--ray.address", made.address, "--console.mode", "plain", "--no-tensorboard")
+
+
+def reaches(name: str) -> Line:
+    arguments, goal, budget = GOALS[name]
+
+    def run(seed: int) -> dict[str, Any]:
+        with cluster(2) as made:
+            limit = ("--until-return", str(goal), "--max-env-steps", str(budget))
+            result = train(*arguments, "--actors", "2", *limit, *on(made), seed=seed, timeout=PATIENCE_SECONDS)
+        return {"met": result["stopped_by"] == "return" and result["eval_return"] >= goal, **result}
+
+    words = f"{' '.join(arguments)} with --runtime ray on two nodes >= {goal:g} within {budget:,} env steps"
+    return Line(f"ray-{name}", 7, words, run, SEEDS)
+
+
+class Running:
+    """A training run in a process of its own, whose places can be found."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.directory = folder / "run"
+        command = [str(Path(sys.executable).parent / "shoal"), "train", *arguments, "--run-dir", str(self.directory)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def rows(self, kind: str) -> list[dict[str, Any]]:
+        path = self.directory / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [row for row in (json.loads(line) for line in lines if line.endswith("}")) if row.get("kind") == kind]
+
+    def updates(self) -> float:
+        return self.rows("snapshot")[-1]["learner_steps"] if self.rows("snapshot") else 0
+
+    def where(self, place: str) -> tuple[str, int]:
+        """The node and the process that a place lives in now."""
+        found = re.findall(r"on node (\w+) .*process (\d+)", (self.directory / "logs" / f"{place}.log").read_text())
+        return found[-1][0], int(found[-1][1])
+
+    def wait(self, condition: Any) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the run ended too early: {(self.process.stdout or sys.stdin).read()[-2000:]}")
+            time.sleep(0.2)
+
+    def further(self, updates: int) -> None:
+        start = self.updates()
+        self.wait(lambda: self.updates() >= start + updates)
+
+    def end(self) -> dict[str, Any]:
+        self.process.communicate(timeout=PATIENCE_SECONDS)
+        summary = json.loads((self.directory / "summary.json").read_text())
+        events = [row["text"] for row in self.rows("event") if row.get("event") == "restart"]
+        return {**{key: summary.get(key) for key in KEPT}, "restarts_explained": events}
+
+
+def removes(first: str, second: str) -> Line:
+    """Nodes are removed under a run: the one with an actor that the learner does not live on, and the learner's."""
+
+    def run(seed: int) -> dict[str, Any]:
+        with cluster(2) as made, tempfile.TemporaryDirectory() as folder:
+            running = Running(Path(folder), *GOALS["impala"][0], *SAVED, "--until-return", "475", "--max-env-steps", "2000000",
+                              "--eval.every-env-steps", "200000", "--seed", str(seed), *on(made))
+            try:
+                for victim in (first, second):
+                    running.further(150)
+                    learner = running.where("learner-0")[0]
+                    wanted = [n for n in made.worker_nodes if (n.node_id == learner) == (victim == "learner")]
+                    made.remove_node(wanted[0], allow_graceful=False)
+                    add(made)
+                    restarts = running.rows("snapshot")[-1]["restarts"]
+                    running.wait(lambda before=restarts: running.rows("snapshot")[-1]["restarts"] > before)
+                result = running.end()
+            finally:
+                running.process.kill()
+        return {"met": result["stopped_by"] == "return" and result["restarts"] >= 2, **result}
+
+    return Line(f"ray-nodes-{first}-{second}", 7, f"impala on CartPole-v1 goes on and reaches 475 when the node of the {first} is "
+                f"removed, then that of the {second}", run, (1,))
+
+
+def shard(seed: int) -> dict[str, Any]:
+    with cluster(2) as made, tempfile.TemporaryDirectory() as folder:
+        running = Running(Path(folder), *GOALS["apex"][0], *SAVED, "--replay.checkpoint", "--until-return", "450",
+                          "--eval.every-env-steps", "30000", "--max-env-steps", "400000", "--seed", str(seed), *on(made))
+        try:
+            running.further(300)
+            os.kill(running.where("replay-0")[1], signal.SIGKILL)
+            result = running.end()
+        finally:
+            running.process.kill()
+    return {"met": result["stopped_by"] == "return" and result["restarts"] == 1, **result}
+
+
+def store(seed: int) -> dict[str, Any]:
+    """What the object stores hold, minute by minute."""
+    with cluster(2) as made, tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        shoal("train", "impala", "ALE/Pong-v5", "--actors", "2", "--max-seconds", str(STORE_SECONDS), "--seed", str(seed),
+              "--run-dir", str(run), *on(made), timeout=STORE_SECONDS + 300)
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        summary = json.loads((run / "summary.json").read_text())
+    shots = [row for row in rows if row.get("kind") == "snapshot" and isinstance(row.get("object_store_mb"), float)]
+    minutes = [statistics.median(held) for m in range(STORE_SECONDS // 60)
+               if (held := [row["object_store_mb"] for row in shots if 60 * m <= row["seconds"] < 60 * (m + 1)])]
+    grown = max(minutes[-3:]) - max(minutes[1:4])
+    return {"met": grown <= STORE_GROWTH_MB and summary["stopped_by"] == "seconds",
+            "megabytes_by_minute": [round(m, 1) for m in minutes], **{key: summary.get(key) for key in KEPT}}
+
+
+LINES = [
+    *(reaches(name) for name in GOALS),
+    removes("actor", "learner"), removes("learner", "actor"),
+    Line("ray-replay-killed", 7, "apex on CartPole-v1 goes on and reaches 450 when the process of its replay table is killed",
+         shard, (1,)),
+    Line("ray-object-store", 7, f"in {STORE_SECONDS} s of impala on Pong the object stores grow by at most {STORE_GROWTH_MB:g} MB",
+         store, (1,)),
+]
