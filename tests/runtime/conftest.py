@@ -1,4 +1,8 @@
-"""One fork server for all runtime tests: its imports are the dearest part of a small run."""
+"""One fork server and one Ray cluster for all runtime tests: their start is the dearest part of a small run."""
+
+import logging
+import os
+import warnings
 
 import pytest
 
@@ -9,3 +13,22 @@ from tests.runtime.harness import Shared
 def nursery():
     yield
     Shared.close()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """Two nodes with raylets and object stores of their own; whoever runs on `ray` in this process joins them."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import ray
+        from ray.cluster_utils import Cluster
+
+        size = {"num_cpus": 8, "object_store_memory": 150_000_000}
+        cluster = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
+        cluster.add_node(**size)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()

@@ -342,7 +342,7 @@ def test_the_fork_server_is_replaced(tmp_path):
 
 def test_places_that_die_with_the_fork_server_are_not_blamed(tmp_path, monkeypatch):
     """Not even those that could not start: it is no sign of too little memory."""
-    monkeypatch.setattr("shoal.runtime.local.UNBORN_DEATHS", 1)
+    monkeypatch.setattr("shoal.runtime.places.UNBORN_DEATHS", 1)
     program = Program("t")
     program.add("actor", SlowBirth)
     seen = {}

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING
 
 from shoal.errors import ConfigError
 from shoal.runtime.program import CONTROL, Program
+from shoal.runtime.ray.config import RayConfig
 from shoal.runtime.supervisor import Faults, Session, Supervisor
 
 if TYPE_CHECKING:
     from shoal.runtime.local import Nursery
 
-__all__ = ["CONTROL", "RUNTIMES", "Faults", "Program", "Session", "Supervisor", "run"]
+__all__ = ["CONTROL", "RUNTIMES", "Faults", "Program", "RayConfig", "Session", "Supervisor", "run"]
 
-RUNTIMES = ("inline", "local")
+RUNTIMES = ("inline", "local", "ray")
 
 
 def run(program: Program, session: Session, kind: str, log_dir: Path, faults: Faults | None = None,
-        nursery: Nursery | None = None) -> str:
+        nursery: Nursery | None = None, ray: RayConfig | None = None) -> str:
     """Run a program until its session or a role stops it; returns the reason. Raises RoleFailed."""
     if kind == "inline":
         from shoal.runtime.inline import run_inline
@@ -28,4 +29,8 @@ def run(program: Program, session: Session, kind: str, log_dir: Path, faults: Fa
         from shoal.runtime.local import run_local
 
         return run_local(program, session, log_dir, faults, nursery)
+    if kind == "ray":
+        from shoal.runtime.ray import run_ray
+
+        return run_ray(program, session, log_dir, faults, ray)
     raise ConfigError(f"there is no runtime {kind!r}; use one of {', '.join(RUNTIMES)}")

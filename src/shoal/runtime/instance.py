@@ -84,8 +84,7 @@ class Instance:
 
     def _bind(self, value: Any, incarnation: int, control: Callable[[], Any]) -> Any:
         if isinstance(value, Port):
-            member = value.wire.member_number(value.end, self.node, self.index)
-            return value.wire.attach(value.end, member, incarnation)
+            return self._program.endpoint(value, self.node, self.index, incarnation)
         return control() if isinstance(value, ControlPort) else value
 
     # ------------------------------------------------------------------ running

@@ -13,14 +13,14 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from shoal.core import Wait
 from shoal.runtime.control import ControlHandle
 from shoal.runtime.instance import Instance
 from shoal.runtime.program import Program
 
-__all__ = ["Birth", "Line", "report", "run_place"]
+__all__ = ["Birth", "Line", "PlaceProcess", "Voice", "report", "run_place"]
 
 HEARTBEAT_SECONDS = 0.5
 HEAR_SECONDS = 0.02      # how often a place that never waits looks at what the supervisor says
@@ -43,6 +43,15 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__} cannot be sent through the control handle; use numbers, strings, lists")
+
+
+class Voice(Protocol):
+    """What a place and its supervisor say to each other: whole messages."""
+
+    fd: int  # readable when there is something to receive
+
+    def send(self, message: dict[str, Any]) -> None: ...
+    def receive(self) -> dict[str, Any] | None: ...
 
 
 class Line:
@@ -137,7 +146,7 @@ class Loop:
 class PlaceProcess:
     """A place in its own process: one loop for all roles, or one for each in a thread of its own."""
 
-    def __init__(self, program: Program, place: str, line: Line) -> None:
+    def __init__(self, program: Program, place: str, line: Voice) -> None:
         self._program, self._line, self._threaded = program, line, program.places[place].threads
         self._replies: dict[str, dict[int, Any]] = {}
         self._living: dict[str, tuple[Instance, Loop]] = {}
@@ -161,6 +170,11 @@ class PlaceProcess:
         self._main.failed = None
         loop.instances.append(instance)
         self._replies[name], self._living[name] = replies, (instance, loop)
+
+    def rouse(self) -> None:
+        """Something may have come that a role waits for; from any thread."""
+        for loop in [self._main, *list(self._threads.values())]:
+            loop.rouse()
 
     @property
     def failed(self) -> str | None:
@@ -244,10 +258,8 @@ class PlaceProcess:
             raise self._failures[0][1]
 
 
-def run_place(program: Program, place: str, connection: socket.socket, births: list[Birth]) -> int:
+def run_place(process: PlaceProcess, line: Voice, births: list[Birth]) -> int:
     """The life of a place; returns its exit code."""
-    line = Line(connection)
-    process = PlaceProcess(program, place, line)
     try:
         process.run(births)
     except BaseException as failure:
@@ -256,7 +268,7 @@ def run_place(program: Program, place: str, connection: socket.socket, births: l
     return 0
 
 
-def report(line: Line, name: str, failure: BaseException) -> None:
+def report(line: Voice, name: str, failure: BaseException) -> None:
     """Last words: into the log, and to the supervisor."""
     text = "".join(traceback.format_exception(failure))
     with contextlib.suppress(OSError):  # a full disk

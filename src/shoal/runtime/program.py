@@ -15,12 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from shoal.errors import ProgramError
 from shoal.runtime.wires import Broadcast, Call, Group, Port, Shared, Stream, Wire
 from shoal.slots import Layout, Medium, Memory
 from shoal.telemetry import Stats
 
-__all__ = ["CONTROL", "ControlPort", "Node", "Place", "Program", "Store"]
+__all__ = ["CONTROL", "ControlPort", "Fabric", "Node", "Place", "Program", "Store"]
 
 W = TypeVar("W", bound=Wire)
 
@@ -30,6 +32,12 @@ class Store(Protocol):
 
     def save(self, path: Any, state: Mapping[str, Any]) -> None: ...
     def load(self, path: Any) -> dict[str, Any]: ...
+
+
+class Fabric(Protocol):
+    """What makes endpoints in a place of a runtime that has no memory common to all places."""
+
+    def endpoint(self, port: Port, member: int, incarnation: int) -> Any: ...
 
 
 class ControlPort:
@@ -46,6 +54,8 @@ class Place:
     name: str
     members: list[tuple[str, int]] = field(default_factory=list)  # (node, replica)
     threads: bool = False
+    core: int | None = None
+    """Which of the cores that the program may use is its own; none: any."""
 
 
 @dataclass
@@ -71,10 +81,12 @@ class Program:
     def __init__(self, name: str, seed: int = 0, store: Store | None = None) -> None:
         self.name, self.seed, self.store = name, seed, store
         self.resumed = 0  # grows with every resume: part of every seed
+        self.on_gpu = False  # whether those who learn or serve compute on one
         self.nodes: dict[str, Node] = {}
         self.wires: dict[str, Wire] = {}
         self.places: dict[str, Place] = {}
         self.pages: Memory | None = None
+        self.fabric: Fabric | None = None  # of a runtime whose wires are more than memory
         self._homes: dict[tuple[str, int], Place] = {}
         self._page_numbers: dict[tuple[str, int], int] = {}
         self._page_names: list[str] = []
@@ -129,6 +141,13 @@ class Program:
             raise ProgramError(f"there is no place {place}; there are {', '.join(self.places)}")
         self.places[place].threads = True
 
+    def pin(self, node: str) -> None:
+        """Keep each replica that has a place for itself on a core of its own: a busy one whose threads take turns is otherwise
+        moved about while another core idles."""
+        for index in range(self.nodes[node].most):
+            home = self._homes[node, index]
+            home.core = index if len(home.members) == 1 else None
+
     # ------------------------------------------------------------------ for the runtimes
     def instances(self) -> list[tuple[str, int]]:
         """Every (node, replica) there can be, in the order of drawing."""
@@ -145,6 +164,13 @@ class Program:
         self._page_numbers = {instance: number for number, instance in enumerate(self.instances())}
         self.pages = medium.memory(8 * len(self._page_names) * len(self._page_numbers))
 
+    def endpoint(self, port: Port, node: str, index: int, incarnation: int) -> Any:
+        """What an instance holds in the place of a port."""
+        member = port.wire.member_number(port.end, node, index)
+        if self.fabric is not None:
+            return self.fabric.endpoint(port, member, incarnation)
+        return port.wire.attach(port.end, member, incarnation)
+
     def release(self) -> None:
         """Let all memory go: the run is over."""
         for wire in self.wires.values():
@@ -152,10 +178,15 @@ class Program:
         self.pages = None
 
     def stats(self, node: str, index: int) -> Stats:
+        """The counters of one instance."""
+        return Stats(self._page_names, self.page(node, index))
+
+    def page(self, node: str, index: int) -> np.ndarray:
         """The page of one instance; it outlives its incarnations, so totals never run backwards."""
         assert self.pages is not None
         size, page = 8 * len(self._page_names), self._page_numbers[node, index]
-        return Stats(self._page_names, self.pages.array()[page * size : (page + 1) * size].view("f8"))
+        words: np.ndarray = self.pages.array()[page * size : (page + 1) * size].view("f8")
+        return words
 
     def describe(self) -> str:
         """The graph in words, for `shoal show`."""

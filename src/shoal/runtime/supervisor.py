@@ -1,8 +1,9 @@
-"""What both runtimes' supervisors do: membership, commands, checkpoints, counters, events. It computes nothing itself."""
+"""What all runtimes' supervisors do: membership, commands, checkpoints, counters, events. It computes nothing itself."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import tempfile
 from collections import deque
 from collections.abc import Callable
@@ -87,12 +88,22 @@ class Supervisor:
         """The numbers of every wire, and whether its books have always balanced; one whose have not is reported once."""
         rows = {}
         for name, wire in self.program.wires.items():
-            conserved = wire.conserved() and name not in self._unbalanced
-            rows[name] = {**wire.numbers(), "conserved": float(conserved)}
-            if not conserved and name not in self._unbalanced:
-                self._unbalanced.add(name)
-                self.event("unbalanced", name, f"a slot was lost: written is not consumed + dropped + held ({rows[name]})")
+            rows[name] = {**wire.numbers(), "conserved": float(wire.conserved() and name not in self._unbalanced)}
+            self._check_books(name, rows[name])
         return rows
+
+    def _check_books(self, wire: str, row: dict[str, float]) -> None:
+        if not row["conserved"] and wire not in self._unbalanced:
+            self._unbalanced.add(wire)
+            self.event("unbalanced", wire, f"a slot was lost: written is not consumed + dropped + held ({row})")
+
+    def surroundings(self) -> dict[str, float]:
+        """What a runtime knows beyond roles and wires: nodes, object stores."""
+        return {}
+
+    def room(self, role: str) -> float:
+        """How many more replicas of a role could be started now; a runtime that counts processors says."""
+        return math.inf
 
     def events(self) -> list[dict[str, Any]]:
         events = list(self._events)
@@ -212,8 +223,12 @@ class Supervisor:
     def enrol(self, node: str, index: int) -> None:
         """From now on the graph has this instance."""
         self.running[instance_name(node, index)] = (node, index)
+        self._enlist(node, index, True)
+
+    def _enlist(self, node: str, index: int, here: bool) -> None:
+        """Tell every wire of an instance that the graph has it now, or has it no more."""
         for port in self.program.nodes[node].ports.values():
-            port.wire.enlist(port.end, port.wire.member_number(port.end, node, index), True)
+            port.wire.enlist(port.end, port.wire.member_number(port.end, node, index), here)
 
     def _drain(self, node: str, index: int, patience_seconds: float, then: Done) -> None:
         """From now on the graph does without this instance; it ends between two steps."""
@@ -229,8 +244,7 @@ class Supervisor:
             if name in self.running:  # it has been asked for again in the meantime
                 self._spawn(node, index)
             else:
-                for port in self.program.nodes[node].ports.values():
-                    port.wire.enlist(port.end, port.wire.member_number(port.end, node, index), False)
+                self._enlist(node, index, False)
             then(result, None)
 
         self.command(name, "drain", done, patience_seconds=patience_seconds)

@@ -24,7 +24,7 @@ from shoal.errors import ProgramError, Timeout, WireError
 from shoal.runtime.wires.base import Port, Wire, int64_words
 from shoal.slots import Channel, Layout, Medium, fence, map_tree
 
-__all__ = ["Call"]
+__all__ = ["INCARNATION_SHIFT", "Call"]
 
 IDENTITY, OPEN, SERVER, REPLY = range(4)             # a slot's header
 ASKED, LATE, TIMEOUTS = range(3)                     # a client's counters
@@ -65,11 +65,14 @@ class Call(Wire):
         assert self.memory is not None
         memory, slots = self.memory.array(), []
         for number in range(self.depth):
-            start = (client * self.depth + number) * self.slot_bytes
-            request = self.request.views(memory, start + HEADER)
-            reply = self.reply.views(memory, start + HEADER + self.request.nbytes)
-            slots.append((int64_words(memory, start, 8), request, reply))
+            start, request, reply = self.slot_offsets(client * self.depth + number)
+            slots.append((int64_words(memory, start, 8), self.request.views(memory, request), self.reply.views(memory, reply)))
         return slots
+
+    def slot_offsets(self, place: int) -> tuple[int, int, int]:
+        """Where a slot's header, request and reply lie in memory; `place` counts the slots of all clients."""
+        start = place * self.slot_bytes
+        return start, start + HEADER, start + HEADER + self.request.nbytes
 
     def counters(self) -> tuple[np.ndarray, np.ndarray]:
         """[clients, 8] and [servers, 8]."""

@@ -64,8 +64,7 @@ class Lane:
         self.producer = producer
         self.words = int64_words(memory, offset, 8)
         self.headers = [int64_words(memory, offset + HEADER * (1 + k), 8) for k in range(stream.depth)]
-        data = offset + HEADER * (1 + stream.depth)
-        self.slots = [stream.layout.views(memory, data + k * stream.layout.nbytes) for k in range(stream.depth)]
+        self.slots = [stream.layout.views(memory, stream.slot_offset(producer, consumer, k)) for k in range(stream.depth)]
         self.full, self.free = stream.channels[number]
 
 
@@ -146,13 +145,18 @@ class Stream(Wire):
 
     def attach(self, end: str, member: int, incarnation: int) -> Sink | Source:
         if end == "sink":
-            consumers = [c for c in range(self.members("source")) if self._joins(member, c)]
+            consumers = [c for c in range(self.members("source")) if self.joins(member, c)]
             return Sink(self, [Lane(self, member, c) for c in consumers], incarnation)
-        producers = [p for p in range(self.members("sink")) if self._joins(p, member)]
+        producers = [p for p in range(self.members("sink")) if self.joins(p, member)]
         return Source(self, [Lane(self, p, member) for p in producers])
 
-    def _joins(self, producer: int, consumer: int) -> bool:
+    def joins(self, producer: int, consumer: int) -> bool:
         return not self.paired or producer % self.members("source") == consumer
+
+    def slot_offset(self, producer: int, consumer: int, number: int) -> int:
+        """Where a slot's data lie in memory."""
+        lane = (producer * self.members("source") + consumer) * self.lane_bytes
+        return lane + HEADER * (1 + self.depth) + number * self.layout.nbytes
 
     # ------------------------------------------------------------------ the supervisor's
     def books(self) -> Books:
@@ -177,10 +181,11 @@ class Stream(Wire):
         for full, _ in self.channels[member * consumers : (member + 1) * consumers]:
             full.put(-1)  # a barrier that waits for this producer looks again
 
-    def numbers(self) -> dict[str, float]:
+    def numbers(self, lanes: np.ndarray | slice = slice(None)) -> dict[str, float]:
+        """Of all lanes, or of some."""
         books = self.books()
-        words = books.counts().sum(0)
-        return {"slots": books.states.size, "occupied": int(books.held().sum()), "written": int(words[WRITTEN]),
+        words = books.counts()[lanes].sum(0)
+        return {"slots": books.states.size, "occupied": int(books.held()[lanes].sum()), "written": int(words[WRITTEN]),
                 "dropped": int(words[DROPPED]), "consumed": int(words[CONSUMED]), "torn": int(words[TORN]),
                 "slot_bytes": self.layout.nbytes, "bytes_moved": int(words[WRITTEN]) * self.layout.nbytes}
 

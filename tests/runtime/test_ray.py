@@ -1,0 +1,222 @@
+"""The Ray runtime: the same wires, roles and faults as on one machine, between the nodes of a real cluster."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.core import any_of
+from shoal.errors import ConfigError, RoleFailed
+from shoal.runtime import Program, run
+from shoal.slots import Field, Layout
+from tests.runtime import test_broadcast, test_call, test_group, test_stream
+from tests.runtime.harness import Files, Killer, Watch, drive, kill, up
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.filterwarnings("ignore")]
+
+PATIENCE = 100.0
+
+
+def streamed(full="block", producers=2, layout=test_stream.LAYOUT, **options):
+    program = Program("t")
+    stream = program.stream("items", layout, depth=2, full=full)
+    program.add("producer", test_stream.Producer, out=stream.sink, replicas=producers)
+    program.add("consumer", test_stream.Consumer, source=stream.source, **options)
+    return program
+
+
+def balanced(row):
+    """But for what moved in each of two lanes while it was counted."""
+    return abs(row["written"] - row["consumed"] - row["dropped"] - row["occupied"]) <= 2
+
+
+def nodes_of(control):
+    return {child.node for child in control.children.values() if child.node}
+
+
+def test_everything_sent_arrives_whole_and_in_order_between_nodes(tmp_path):
+    seen = set()
+    watch = drive(streamed(count=2), "ray", tmp_path,
+                  Watch(lambda c: c.total("samples_consumed") >= 300, lambda c: seen.update(nodes_of(c)), seconds=PATIENCE))
+    assert watch.reason == "until" and watch.unbalanced == 0
+    assert len(seen) == 2  # producers were spread
+    assert balanced(watch.wires["items"]) and watch.wires["items"]["dropped"] == 0
+    assert all(watch.final[name]["restarts"] == 0 for name in watch.final)
+
+
+def test_a_dropping_stream_counts_what_it_drops(tmp_path):
+    watch = drive(streamed("drop_oldest", pause=0.05), "ray", tmp_path,
+                  Watch(lambda c: c.total("samples_consumed") >= 30 and c.wires()["items"]["dropped"] > 30, seconds=PATIENCE))
+    assert watch.reason == "until" and watch.unbalanced == 0
+    assert balanced(watch.wires["items"])
+
+
+def test_a_killed_consumer_misses_nothing_and_a_killed_producer_holds_nobody_up(tmp_path):
+    """The consumer's role checks the order of every producer's numbers: a successor begins anew, so both are killed."""
+    killer = Killer(("consumer-0", "producer-0"), times=2, progress="samples_consumed", every=40)
+    watch = drive(streamed(pause=0.002), "ray", tmp_path, Watch(killer.done, killer, seconds=PATIENCE))
+    assert watch.reason == "until" and watch.unbalanced == 0
+    assert watch.final["consumer-0"]["restarts"] == watch.final["producer-0"]["restarts"] == 1
+    assert [text.partition(";")[0] for text in watch.texts("restart")] == ["its process was killed"] * 2
+
+
+def test_requests_are_answered_whoever_is_killed(tmp_path):
+    killer = Killer(("server-0", "client-0"), times=2, progress="samples_consumed", every=40)
+    watch = drive(test_call.program_of(clients=2, batch=2), "ray", tmp_path, Watch(killer.done, killer, seconds=PATIENCE))
+    assert watch.reason == "until"
+    assert watch.final["server-0"]["restarts"] == watch.final["client-0"]["restarts"] == 1
+    assert watch.final["client-1"]["restarts"] == 0
+
+
+def test_values_are_whole_and_versions_never_decrease_when_the_publisher_is_killed(tmp_path):
+    program = Program("t")
+    weights = program.broadcast("weights", test_broadcast.BIG)
+    program.add("publisher", test_broadcast.Publisher, weights=weights.publisher)
+    program.add("reader", test_broadcast.Reader, weights=weights.reader, replicas=2)
+    killer = Killer(("publisher-0",), times=1, progress="learner_steps", every=30)
+
+    def done(control):
+        return killer.done(control) and control.wires()["weights"]["bytes_moved"] > 40 * test_broadcast.BIG.nbytes
+
+    watch = drive(program, "ray", tmp_path, Watch(done, killer, seconds=PATIENCE))
+    assert watch.reason == "until"
+    assert watch.final["publisher-0"]["restarts"] == 1
+    assert watch.final["reader-0"]["restarts"] == watch.final["reader-1"]["restarts"] == 0  # nobody saw a torn or an older one
+
+
+def test_a_group_has_the_same_bits_and_re_forms_around_the_senior_when_the_first_is_killed(tmp_path):
+    killer = Killer(("learner-0",), times=1, progress="learner_steps", every=30)
+
+    def done(control):
+        rows = control.snapshot()
+        return killer.done(control) and all(rows[f"learner-{k}"]["eval_episodes"] == 2 for k in range(2))
+
+    watch = drive(test_group.program_of(2, slow=0.001), "ray", tmp_path, Watch(done, killer, seconds=PATIENCE))
+    assert watch.reason == "until"
+    assert watch.final["judge-0"]["restarts"] == 0  # never two states after one update
+    assert watch.final["learner-0"]["eval_version"] in (0, 100)  # the survivor's state, not the newcomer's own
+    assert watch.wires["gradients"]["members"] == 2 and watch.wires["gradients"]["epoch"] >= 4
+
+
+def test_members_join_and_leave_a_group_by_scaling(tmp_path):
+    """A ring in which somebody still waits cannot be interrupted: it is left, and the next one forms beside it."""
+    wanted, at, sizes = [3, 1, 2], [20], set()
+
+    def act(control):
+        sizes.add(control.wires()["gradients"]["members"])
+        if wanted and control.total("learner_steps") >= at[0] and control.total("alive") >= len(control.running):
+            control.scale("learner", wanted.pop(0))
+            at[0] = control.total("learner_steps") + 60
+
+    watch = drive(test_group.program_of(3, replicas=(1, 2, 3)), "ray", tmp_path,
+                  Watch(lambda c: not wanted and c.total("learner_steps") >= at[0], act, seconds=PATIENCE))
+    assert watch.reason == "until" and {1, 2, 3} <= sizes
+    assert watch.final["judge-0"]["restarts"] == 0
+    assert all(watch.final[f"learner-{k}"]["restarts"] == 0 for k in range(3))
+
+
+class Counter:
+    """Counts, has a state, and says what it began with."""
+
+    def __init__(self, me, start=0):
+        self.me, self.count = me, start
+        print(f"begins with {start}")
+
+    async def step(self):
+        self.count += 1
+        self.me.stats.set("eval_return", self.count)
+        await any_of(timeout=0.02)
+
+    def state(self):
+        return {"count": np.array([self.count])}
+
+    def load(self, state):
+        self.count = int(state["count"][0])
+        print(f"loads {self.count}")
+
+    def set(self, count):
+        self.count = count
+
+
+def test_state_is_held_by_the_driver_copied_set_and_loaded_after_a_kill(tmp_path):
+    program = Program("t", store=Files())
+    program.add("counter", Counter, replicas=(1, 2, 2))
+    plan = []
+
+    def act(control):
+        if not up(control) or (plan and not plan[-1][1]):
+            return
+        done = [None, False]
+        plan.append(done)
+
+        def finished(result, error):
+            assert error is None, error
+            done[1] = True
+
+        if len(plan) == 1:
+            control.set("counter-0", finished, count=10_000)
+        elif len(plan) == 2:
+            control.copy_state("counter-0", "counter-1", finished)
+        elif len(plan) == 3:
+            control.checkpoint(tmp_path / "checkpoint")
+            done[1] = True
+        elif len(plan) == 4 and watch.folder is not None:
+            kill(control, "counter-1")
+            done[1] = True
+        elif len(plan) == 4:
+            plan.pop()
+
+    watch = Watch(lambda c: c.snapshot()["counter-1"]["restarts"] == 1 and up(c) and len(plan) >= 4
+                  and "loads" in (tmp_path / "logs" / "counter-1.log").read_text().rpartition("begins")[2], act, seconds=PATIENCE)
+    drive(program, "ray", tmp_path, watch)
+    assert watch.reason == "until" and watch.saves[0][1]
+    log = (tmp_path / "logs" / "counter-1.log").read_text()
+    assert log.count("begins with 0") == 2
+    assert all(int(line.split()[1]) >= 10_000 for line in log.splitlines() if line.startswith("loads"))
+
+
+class Failing:
+    """Raises."""
+
+    def __init__(self, me):
+        print("here I am")
+
+    async def step(self):
+        raise ArithmeticError("seven is not prime")
+
+
+def test_a_role_that_cannot_run_ends_the_run_with_its_traceback_and_log(tmp_path):
+    program = Program("t")
+    program.add("failing", Failing)
+    with pytest.raises(RoleFailed, match="seven is not prime") as failure:
+        drive(program, "ray", tmp_path, Watch(seconds=PATIENCE))
+    assert "in step" in str(failure.value)
+    log = (tmp_path / "logs" / "failing-0.log").read_text()
+    assert "here I am" in log and "ArithmeticError: seven is not prime" in log
+
+
+def test_missing_resources_are_said_at_once(tmp_path):
+    with pytest.raises(ConfigError, match=r"asked for 65 CPUs and 0 GPUs, the cluster has 16 CPUs .* use --actors 15"):
+        run(streamed(producers=64), Watch(), "ray", tmp_path)
+    with pytest.raises(ConfigError, match=r"asked for 3 CPUs and 1 GPUs, .* use --device cpu"):
+        program = streamed()
+        program.on_gpu = True
+        run(program, Watch(), "ray", tmp_path)
+
+
+def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path):
+    command = [str(Path(sys.executable).parent / "shoal"), "train", "impala", "CartPole-v1", "--runtime", "ray", "--ray.address",
+               "127.0.0.1:1", "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 2 and "--ray.address 127.0.0.1:1 cannot be joined" in done.stderr
+    assert len(done.stderr.splitlines()) == 1  # nothing of Ray's own
+
+
+def test_memory_that_machines_would_share_is_refused_with_the_way_out(tmp_path):
+    program = Program("t")
+    shared = program.shared("model", Layout({"own": Field((3,), "i8"), "common": Field((1,), "i8")}))
+    program.add("worker", test_group.Hogwild, shared=shared.view, replicas=3)
+    with pytest.raises(ConfigError, match=r"wire model.* --architecture.mode master"):
+        run(program, Watch(), "ray", tmp_path)
