@@ -101,7 +101,7 @@ BAD = {
     "train impala CartPole-v1 --algorithm.lr -1": ["lr=-1.0", "more than 0"],
     "train impala CartPole-v1 --algorithm.c-bar 2": ["rho_bar=1.0", "c_bar=2.0"],
     "train impala CartPole-v1 --net.hidden 3 x": ["--net.hidden 3 x", "a whole number"],
-    "train impala CartPole-v1 --runtime ray": ["--runtime ray", "'inline'"],
+    "train impala CartPole-v1 --runtime mars": ["--runtime mars", "'inline'"],
     "train impala CartPole-v1 --eval.no-enabled --until-return 3": ["until_return=3", "--eval.enabled"],
     "train impala CartPole-v1 --envs.kwargs pixels": ["pixels", "name=value"],
     "train impala CartPole-v1 --envs.kwargs foo=3": ["foo"],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -103,7 +104,7 @@ def wait_for(path, condition, process, seconds=PATIENCE):
     return False
 
 
-def test_the_command_line_starts_a_cluster_stops_it_with_ctrl_c_and_resumes(tmp_path):
+def test_the_command_line_starts_a_cluster_survives_a_kill_stops_with_ctrl_c_and_resumes(tmp_path):
     mark = f"shoal-test-{uuid.uuid4().hex}"
     env = {**os.environ, "SHOAL_TEST_MARK": mark}
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
@@ -114,14 +115,17 @@ def test_the_command_line_starts_a_cluster_stops_it_with_ctrl_c_and_resumes(tmp_
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
     try:
         assert wait_for(directory / "metrics.jsonl", lambda row: row.get("learner_steps", 0) > 5, process)
+        log = (directory / "logs" / "actor-0.log").read_text()
+        os.kill(int(re.search(r"process (\d+)", log)[1]), signal.SIGKILL)
+        assert wait_for(directory / "metrics.jsonl", lambda row: row.get("event") == "restart", process)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
     finally:
         process.kill()
     summary = json.loads((directory / "summary.json").read_text())
     assert summary["stopped_by"] == "interrupt" and summary["env_steps"] > 0 and summary["nodes"] == 1
+    assert "actor-0: its process was killed; restarted (1 so far)" in output
     assert "raylet" not in output and "ray start" not in output and "Traceback" not in output
-    assert (directory / "logs" / "actor-0.log").exists()
     assert eventually(lambda: not marked(mark), 20), "Ray left processes behind"
     before = summary["env_steps"]
     more = ["--max-env-steps", str(before + 3000), "--actors", "2", "--console.mode", "none"]
@@ -129,6 +133,6 @@ def test_the_command_line_starts_a_cluster_stops_it_with_ctrl_c_and_resumes(tmp_
                           capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     summary = json.loads((directory / "summary.json").read_text())
-    assert summary["stopped_by"] == "env_steps" and summary["env_steps"] >= before + 3000 and summary["restarts"] == 0
+    assert summary["stopped_by"] == "env_steps" and summary["env_steps"] >= before + 3000 and summary["restarts"] == 1
     assert summary["actors"] == 2 and (directory / "logs" / "actor-1.log").exists()
     assert eventually(lambda: not marked(mark), 20), "Ray left processes behind"

@@ -29,8 +29,10 @@ def run_ray(program: Program, session: Session, log_dir: Path, faults: Faults | 
             config: RayConfig | None = None) -> str:
     """Run a program on a Ray cluster until it is stopped; returns the reason."""
     config = config or RayConfig()
-    if "ray" not in sys.modules and config.joined is None:
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # read at the import; from Ray 2.59 on it is the default of a local cluster
+    if "ray" not in sys.modules:  # these are read at its import
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # whatever Ray would print here, the run's own events say better
+        if config.joined is None:
+            os.environ.setdefault("RAY_AUTH_MODE", "token")  # from Ray 2.59 on it is the default of a local cluster
     try:
         from shoal.runtime.places import supervised
         from shoal.runtime.ray.supervisor import RaySupervisor
