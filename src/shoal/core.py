@@ -11,7 +11,7 @@ another machine. This file holds protocols only; `runtime/` has the wires, `arch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -81,11 +81,11 @@ class Source(Protocol):
     """The consuming end of a **stream**.
 
         batch = await unrolls.take(8)        # producers that have one in turns; gathered once, into [T+1, B]; valid for 3 takes
-        batch = await unrolls.take_each()    # one from every living producer, in their order (a barrier)
+        batch = await unrolls.take_each(old) # one of every living producer, in their order (a barrier); none that is old(slot)
     """
 
     async def take(self, count: int) -> Tree: ...
-    async def take_each(self) -> Tree: ...
+    async def take_each(self, outlived: Callable[[Tree], bool] | None = None) -> Tree: ...
 
 
 class Publisher(Protocol):

@@ -37,6 +37,11 @@ def test_rate_leaves_out_the_warm_up():
     assert math.isnan(rate([(2.0, 10), (9.0, 10)], 2.0))  # a long update, and nothing else
 
 
+def test_rate_goes_from_jump_to_jump():
+    marks = [(float(second), 400 * (second // 4)) for second in range(15)]  # 100 a second, 400 at a time
+    assert rate(marks, 2.0) == rate(marks, 4.0) == rate(marks[:-2], 2.0) == pytest.approx(100.0)
+
+
 def test_spread_is_median_and_range():
     assert Spread.of([3.0, 1.0, math.nan, 2.0]) == Spread(2.0, 1.0, 3.0, 3)
     assert spread([1000.0, 3000.0, 2000.0]) == "2 k (1 k - 3 k)" and spread([]) == "-" and spread([None]) == "-"

@@ -167,6 +167,28 @@ def test_a_barrier_takes_one_of_each_in_their_order(kind, tmp_path):
     assert watch.final["trainer-0"]["eval_episodes"] == 3
 
 
+def test_a_barrier_gives_back_what_is_outlived_and_waits_for_the_next():
+    stream = built(Stream("items", LAYOUT, depth=2), sink=2, source=1)
+    first, second = (stream.attach("sink", member, 0) for member in range(2))
+    source = stream.attach("source", 0, 0)
+
+    def send(sink, number):
+        slot = now(sink.slot())
+        slot.data["number"][0] = number
+        slot.send()
+
+    def take():
+        return now(source.take_each(lambda slot: slot["number"][0] < 5))
+
+    send(first, 3)
+    send(second, 5)
+    assert take() is None  # the first one's was too old, and it has not sent another
+    send(first, 6)
+    assert take()["number"].tolist() == [6, 5]
+    assert stream.numbers()["consumed"] == stream.numbers()["written"] == 3
+    assert stream.conserved()
+
+
 def test_a_barrier_goes_on_without_a_dead_producer_and_with_its_successor(tmp_path):
     program = Program("t")
     stream = program.stream("items", LAYOUT)

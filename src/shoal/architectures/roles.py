@@ -113,6 +113,7 @@ class Learner:
         self.metrics: Any = None
         self.rng = me.rng("minibatches")
         self.settled = self.greeted = False
+        self.taken = 0  # the version of the last batch
 
     @property
     def leader(self) -> bool:
@@ -135,8 +136,8 @@ class Learner:
         if not self.greeted:
             await self._greet()
         with self.me.stats.phase("gather"):  # without the time it waits
-            batch = await (self.unrolls.take(self.batch_slots) if self.batch_slots else self.unrolls.take_each())
-        self.settled = False
+            batch = await (self.unrolls.take(self.batch_slots) if self.batch_slots else self.unrolls.take_each(self._outlived))
+        self.settled, self.taken = False, int(batch["weights_version"].max())
         try:
             updated = await self._update(batch)
         except GroupChanged:
@@ -147,6 +148,13 @@ class Learner:
             self._follow()
         elif updated:
             self._publish()
+
+    def _outlived(self, unroll: Tree) -> bool:
+        """In step there is one unroll of each worker for a version; a worker that died may have sent it already."""
+        old = bool((unroll["weights_version"] <= self.taken).all())
+        if old:
+            self.me.stats.add("samples_masked", int(np.count_nonzero(unroll["valid"])))
+        return old
 
     def _follow(self) -> None:
         """Leave this update to the GPU if there is more to do, and publish the one before it."""

@@ -74,5 +74,5 @@ CASES = (
     Case("CartPole ppo", CARTPOLE, "ppo_throughput", efficiency_goal=0.6),
     Case("Pong impala", PONG, "impala", {**PAIR, "architecture.envs_per_actor": 64, "architecture.batch_slots": 1},
          efficiency_goal=0.85),
-    Case("Pong ppo", PONG, "ppo", {**PAIR, "architecture.envs_per_actor": 16}),
+    Case("Pong ppo", PONG, "ppo", {**PAIR, "architecture.envs_per_actor": 16, "algorithm.unroll": 32}),
 )

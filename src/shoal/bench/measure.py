@@ -1,7 +1,7 @@
 """Runs, each in processes of its own: alternating, so that a slow minute of the machine hits everybody; medians and spread.
 
 Whatever is run reports marks, (seconds since its first environment step, env steps so far); a rate is taken between the
-first mark after the warm-up and the last one. A run that fails is an Outcome with an error, never a missing row.
+first and the last change of the count after the warm-up. A run that fails is an Outcome with an error, never a missing row.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,13 @@ class Outcome:
 
 
 def rate(marks: Marks, warm_seconds: float) -> float:
-    """Env steps/s between the first mark after the warm-up and the last mark; none where no step falls between them."""
-    warm = [mark for mark in marks if mark[0] >= warm_seconds]
-    if len(warm) < 2 or warm[-1][0] <= warm[0][0] or warm[-1][1] <= warm[0][1]:
+    """Env steps/s between the first and the last change of the count after the warm-up; none where it changes less than twice.
+
+    Who counts a whole unroll at once would otherwise gain or lose one of them by where the window happens to end.
+    """
+    changed = [mark for before, mark in pairwise(marks) if mark[1] > before[1]]
+    warm = [mark for mark in changed if mark[0] >= warm_seconds]
+    if len(warm) < 2 or warm[-1][0] <= warm[0][0]:
         return math.nan
     return (warm[-1][1] - warm[0][1]) / (warm[-1][0] - warm[0][0])
 

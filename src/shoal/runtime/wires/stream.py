@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -384,6 +385,15 @@ class Source:
         lane.headers[number][STATE] = FREE
         lane.free.put(number)
 
+    def _discard(self, outlived: Callable[[Any], bool]) -> None:
+        self._look()
+        for lane_number, (lane, ready) in enumerate(zip(self._lanes, self._ready, strict=True)):
+            while self._claim(lane_number) and outlived(lane.slots[ready[0][0]]):
+                number, sequence = ready.popleft()
+                lane.headers[number][STATE] = READING
+                lane.words[TAKEN] = sequence
+                self._release(lane, number, sequence)
+
     def _settle(self) -> None:
         """Wait for the copies that are under way and give their slots back, in the order they were taken."""
         if self._lent:
@@ -421,10 +431,19 @@ class Source:
         self.last_members = [self._lanes[k].producer for k in members]
         return stage if self.direct is None else {**stage, **self.direct.finish()}
 
-    async def take_each(self) -> Any:
-        """One slot from every living producer, in the order of the producers: a barrier that goes on without the dead."""
+    async def take_each(self, outlived: Callable[[Any], bool] | None = None) -> Any:
+        """One slot from every living producer, in the order of the producers: a barrier that goes on without the dead.
+
+        A slot that is `outlived` is given back unread, and counted as consumed: a producer's successor may have sent one too many.
+        """
         self._settle()
-        await Wait(self._each, self.name, f"a full slot of {self.name} from every producer", self._fds)
+
+        def ready() -> bool:
+            if outlived is not None:
+                self._discard(outlived)
+            return self._each()
+
+        await Wait(ready, self.name, f"a full slot of {self.name} from every producer", self._fds)
         members = [number for number, ready in enumerate(self._ready) if ready]
         stage = self._stage(len(members))
         for position, lane_number in enumerate(members):
