@@ -7,13 +7,12 @@ import multiprocessing
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))
 from replay_workloads import BATCH, INSERT, LENGTH, PERIOD, WARM, batch_of, rate, records, step_of
+
+sys.path.pop(0)  # this folder: its statistics.py would hide the standard one from what a peer imports
 
 
 def cpprb(kind: str, capacity: int, seconds: float, columns: dict[str, Any]) -> dict[str, float]:
