@@ -282,7 +282,7 @@ def test_offline_r2d2_learns_too(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("words", "sentence"), [
     (["r2d3", CUE], "draws demonstrations, and there are none"),
-    (["r2d3", CUE, "--demos", "gone"], "there are no demonstrations at gone"),
+    (["r2d3", CUE, "--demos", "gone"], "gone: it does not exist"),
     (["dqn", CUE, "--offline"], "give --demos PATH"),
     (["ppo", CUE, "--demos", "demos"], "ppo learns from what its own policy has just done"),
     (["ppo", CUE, "--demos", "demos", "--offline"], "use --algorithm dqn or r2d2"),

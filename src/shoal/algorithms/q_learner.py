@@ -65,7 +65,7 @@ class QLearn:
     def __init__(self, config: Any, plan: QPlan, seed: int, errors: Errors) -> None:
         self.config, self._errors = config, errors
         self.model, self.target = plan.model(seed), plan.model(seed)
-        self.updates = torch.zeros(1)
+        self.updates = torch.zeros(1, dtype=torch.float64)  # float32 would stop at 2^24
         self.state: dict[str, torch.Tensor] = {"target": self.target.params, "updates": self.updates}
         self.optimiser = optimiser_of(config, self.model.params, self.state)
         self.priorities = np.zeros(0)

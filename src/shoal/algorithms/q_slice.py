@@ -56,7 +56,7 @@ class QSlice:
     def __init__(self, config: Any, params: torch.Tensor, target: torch.Tensor, begin: int) -> None:
         """It is the slice of the whole vector that begins at `begin`."""
         self.config, self.params, self.target = config, params, target
-        self.updates = torch.zeros(1)
+        self.updates = torch.zeros(1, dtype=torch.float64)  # float32 would stop at 2^24
         self.state: dict[str, torch.Tensor] = {"target": target, "updates": self.updates, "begin": torch.tensor([begin])}
         self.optimiser = optimiser_of(config, params, self.state, clips=False)
 

@@ -26,6 +26,7 @@ from shoal.architectures.replaying import ReplayLearner
 from shoal.architectures.roles import Evaluator
 from shoal.core import Algorithm, Me, Progress, Server, Tree
 from shoal.envs import Step
+from shoal.errors import ConfigError
 from shoal.offline import Episode, open_demos
 from shoal.ops.priorities import draw_demonstrations
 from shoal.replay import items as k
@@ -184,6 +185,8 @@ def draw_offline(program: Program, parts: Parts) -> None:
 
         demonstrations ◀── samples (call) ── learner ── weights (broadcast) ──▶ evaluator
     """
+    if parts.learners != 1:
+        raise ConfigError(f"--learners {parts.learners} with --offline does not fit: there is one learner; leave it out")
     samples = samples_wire(program, parts, turns=False)
     weights = program.broadcast("weights", parts.algorithm.published_layout())
     program.add("demonstrations", Shelf, parts=parts, samples=samples.server)

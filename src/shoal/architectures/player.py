@@ -61,6 +61,7 @@ class Player:
                 recorder.write(t, action, extras, now, self.version)
             decisions += int(np.count_nonzero(now.valid))
             note_episodes(stats, now)
+            self.me.beat()  # a slow environment is not one that hangs
         self.now, self.hidden = now, state
         stats.add("env_steps", decisions)
         stats.add("env_frames", decisions * env.frame_skip)
@@ -85,6 +86,7 @@ class Player:
                 recorder.write(action, before, extras, now, self.version)
             decisions += int(np.count_nonzero(now.valid))
             note_episodes(stats, now)
+            self.me.beat()  # a slow environment is not one that hangs
         self.now, self.hidden = now, state
         with write:
             recorder.catch_up()

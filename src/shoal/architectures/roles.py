@@ -267,13 +267,15 @@ class Evaluator:
         self.explore = None if self.plan.greedy else parts.algorithm.explore
         self.env = parts.env.make(min(self.plan.episodes, 100))
         self.version, self.due = 0, 0
-        self.done = False
+        self.done = self.settled = False
 
     async def step(self) -> None:
         if self.done:  # what was confirmed stays the result
             await any_of(timeout=1.0)
             return
+        self.settled = True  # nothing is changed before there is something new
         await self.weights.newer_than(self.version)
+        self.settled = False
         self.version = self.weights.pull(self.published)
         progress = Progress(*(int(n) for n in self.published["progress"][:2]), float(self.published["progress"][2]))
         period = self.plan.every_learner_steps

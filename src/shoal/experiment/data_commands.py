@@ -221,6 +221,9 @@ def _play(source: Source, options: Record, stop: Callable[[], bool]) -> int:
         made = {"source": source.words, "seed": options.seed, "epsilon": options.epsilon, "shoal": __version__,
                 "date": time.strftime("%Y-%m-%d %H:%M")}
         writer = Writer.create(path, about, made, append=options.append, overwrite=options.overwrite)
+        how = ("source", "seed", "epsilon")
+        if options.append and any(all(one.get(name) == made[name] for name in how) for one in writer.written.made[:-1]):
+            raise ConfigError(f"--append with --seed {options.seed} would record the same episodes again; give another --seed")
         order = Order(options.episodes, options.steps, options.seed, options.epsilon)
         actor = source.actor(env, np.random.default_rng(options.seed))
         with writer, compute_threads(1):

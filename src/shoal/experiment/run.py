@@ -115,7 +115,8 @@ def load(run: str | Path, *, env: Any = None, trust: bool = False, **overrides: 
     if env is None:
         check_trust(modules_of(config), trust)
     plan = plan_from_json(config, str(rundir.config_file), env)
-    prepared = prepare(replace(plan, experiment=apply(plan.experiment, overrides, "")))
+    acting = replace(plan.experiment, demos=None, offline=False)  # what it learned from is not needed to act
+    prepared = prepare(replace(plan, experiment=apply(acting, overrides, "")))
     return Run(rundir.path, rundir.summary(), prepared)
 
 
@@ -179,6 +180,8 @@ def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = No
     if plan.experiment.replay.demo_ratio and plan.experiment.demos is None:
         raise ConfigError(f"--replay.demo-ratio {plan.experiment.replay.demo_ratio:g} draws demonstrations, and there are none; "
                           "give --demos PATH (make some with `shoal data record SOURCE ENV --out PATH`), or --replay.demo-ratio 0")
+    if plan.experiment.demos is not None:  # as an absolute path: a resume may come from another folder
+        plan = replace(plan, experiment=replace(plan.experiment, demos=os.path.abspath(plan.experiment.demos)))
     prepared = prepare(laid_out(plan, _speaker(plan, stream)))
     plan, experiment, resumed = prepared.plan, prepared.plan.experiment, 0
     if rundir is None:

@@ -134,6 +134,8 @@ class RunSession:
             if self._writing is None:
                 self._save(control)
             control.settle(LAST_CHECKPOINT_SECONDS)
+            if self._writing is not None:
+                self._failed(f"not all roles could write within {LAST_CHECKPOINT_SECONDS:g} s")
         self._report(control, time.monotonic(), last=True)
         self._outcome = reason, error
         self._try(self._write_summary)

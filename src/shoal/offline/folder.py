@@ -69,12 +69,15 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         meta = read_meta(path)
-        self.files: list[dict[str, Any]] = meta["files"]
-        spreads = {name: Spread(**meta[name]) if meta[name] else None for name in ("returns", "lengths")}
-        self.about = About(
-            meta["env"]["name"], space_from_json(meta["observation_space"]), space_from_json(meta["action_space"]),
-            meta["mask_size"], meta["env"]["kwargs"], meta["episodes"], meta["steps"], meta["terminated"], **spreads,
-            nbytes=sum(file["bytes"] for file in self.files), made=tuple(meta["made"]))
+        try:
+            self.files: list[dict[str, Any]] = meta["files"]
+            spreads = {name: Spread(**meta[name]) if meta[name] else None for name in ("returns", "lengths")}
+            self.about = About(
+                meta["env"]["name"], space_from_json(meta["observation_space"]), space_from_json(meta["action_space"]),
+                meta["mask_size"], meta["env"]["kwargs"], meta["episodes"], meta["steps"], meta["terminated"], **spreads,
+                nbytes=sum(file["bytes"] for file in self.files), made=tuple(meta["made"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"{path / META} is not whole: {error!r}; copy the recording again") from None
         self._paths = ["/".join(("observation", *leaf.names)) for leaf in Layout(self.about.observation_space).leaves]
         for file in self.files:
             found = path / file["name"]
@@ -85,7 +88,12 @@ class Folder:
     def episodes(self) -> Iterator[Episode]:
         number = 0
         for file in self.files:
-            for episode in _episodes(_load(self.path / file["name"]), self._paths):
+            arrays = _load(self.path / file["name"])
+            missing = {"length", "action", "reward", "terminated", "truncated", *self._paths} - set(arrays)
+            if missing or int(arrays["length"].sum()) != len(arrays["reward"]):
+                what = f"has no {sorted(missing)[0]}" if missing else "does not hold the steps that its lengths tell of"
+                raise ConfigError(f"{self.path / file['name']} {what}; copy the recording again, whole")
+            for episode in _episodes(arrays, self._paths):
                 check_episode(episode, self.about, f"{self.path}, episode {number}")
                 number += 1
                 yield episode
@@ -170,7 +178,7 @@ class Writer:
             writer._take_over(before)
             return writer
         writer = cls(path, about, made, None)
-        with contextlib.suppress(ConfigError):  # what is to be replaced may be broken
+        with contextlib.suppress(ConfigError, KeyError, TypeError):  # what is to be replaced may be broken
             writer._old = [file["name"] for file in read_meta(path)["files"]]
         writer._number = 1 + max((_number(one.name) for one in path.glob("episodes-*.safetensors")), default=-1)
         return writer
@@ -192,7 +200,13 @@ class Writer:
         self._note(episode)
         self._waiting.append(episode)
         self._bytes += episode.nbytes
-        if self._bytes >= FLUSH_BYTES or time.monotonic() >= self._since + FLUSH_SECONDS:
+        if self._bytes >= FLUSH_BYTES:
+            self.flush()
+        self.tick()
+
+    def tick(self) -> None:
+        """Bring to disk what has waited for long, also while no other episode ends."""
+        if self._waiting and time.monotonic() >= self._since + FLUSH_SECONDS:
             self.flush()
 
     def flush(self) -> None:

@@ -49,7 +49,7 @@ class MinariDataset:
                                   'data_format="hdf5"')
             observation, action = (_space(json.loads(meta[f"{name}_space"])) for name in ("observation", "action"))
             env = json.loads(meta["env_spec"])["id"] if meta.get("env_spec") else None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{folder / META} cannot be read: {error!r}; give the folder of a Minari dataset") from None
         if meta.get("jpeg_encoding", True) and _images(observation):
             raise ConfigError(f"{path} keeps images as JPEG, which is not what the environment showed; make it with "
@@ -73,9 +73,13 @@ class MinariDataset:
     def _summarise(self) -> None:
         """Counts and returns: the rewards of all episodes."""
         with self._open() as file:
-            self._names = sorted((name for name in file if name.startswith("episode_")), key=lambda name: int(name.split("_")[1]))
-            rewards = [np.asarray(file[name]["rewards"]) for name in self._names]
-            ended = sum(bool(file[name]["terminations"][-1]) for name in self._names if len(file[name]["terminations"]))
+            numbered = [name for name in file if name.startswith("episode_") and name.removeprefix("episode_").isdigit()]
+            self._names = sorted(numbered, key=lambda name: int(name.removeprefix("episode_")))
+            try:
+                rewards = [np.asarray(file[name]["rewards"]) for name in self._names]
+                ended = sum(bool(file[name]["terminations"][-1]) for name in self._names if len(file[name]["terminations"]))
+            except KeyError as error:
+                raise ConfigError(f"{self._file} has an episode that is not whole: {error}; download the dataset again") from None
         if not rewards:
             raise ConfigError(f"{self.path} has no episodes; give a dataset that has some")
         lengths = np.array([len(one) for one in rewards])

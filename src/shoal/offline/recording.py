@@ -153,6 +153,7 @@ class _Recording:
         previous, said = None, time.monotonic()
         while self.quota.any() and not stop() and (self.order.steps is None or self.steps < self.order.steps):
             previous = self._step(previous)
+            self.writer.tick()
             if time.monotonic() >= said + SAY_SECONDS:
                 said = time.monotonic()
                 self.say(self.sentence())

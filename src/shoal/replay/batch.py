@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.replay.columns import Column, Spec, unflatten
+from shoal.replay.pool import mapped
 
 __all__ = ["Batch", "BatchLayout", "Buffers", "Info"]
 
@@ -115,7 +115,7 @@ class Buffers:
 
 
 def _mapped(nbytes: int) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+    return np.frombuffer(mapped(nbytes), np.uint8)
 
 
 def padded_lengths(columns: Sequence[Column], extents: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.int64]]:

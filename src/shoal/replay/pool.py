@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Block", "Pool", "zeros"]
+__all__ = ["Block", "Pool", "mapped", "zeros"]
 
 SMALLEST_SLAB = 1 << 18
 LARGEST_SLAB = 1 << 25
@@ -36,11 +36,12 @@ def zeros(shape: int | tuple[int, ...], dtype: Any = np.float64) -> npt.NDArray[
     nbytes = kind.itemsize
     for length in lengths:
         nbytes *= length
-    mapping = _map(max(nbytes, 1))
+    mapping = mapped(max(nbytes, 1))
     return np.ndarray(lengths, kind, np.frombuffer(mapping, np.uint8))
 
 
-def _map(nbytes: int) -> mmap.mmap:
+def mapped(nbytes: int) -> mmap.mmap:
+    """Private memory, of huge pages where it is large: copies of frames are otherwise slowed by the table of small pages."""
     mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if nbytes >= HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE"):
         mapping.madvise(mmap.MADV_HUGEPAGE)
@@ -63,7 +64,7 @@ class Slab:
         self.used = 0
         nbytes = size * count
         if path is None:
-            mapping = _map(nbytes)
+            mapping = mapped(nbytes)
         else:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             try:

@@ -102,7 +102,7 @@ class Instance:
             self.stats.waited(self.wait.wire, now - self._since)
             self.wait = None
         if first := not self._stepped:
-            self.stats.set("heartbeat", 0)  # the first step may compile: see LocalSupervisor._hangs
+            self.stats.set("heartbeat", -time.monotonic())  # the first step may compile: see PlaceSupervisor._hangs
         if self._coroutine is None:
             self._coroutine = self.role.step()
         try:

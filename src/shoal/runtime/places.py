@@ -142,9 +142,10 @@ class PlaceSupervisor(Supervisor, Generic[L]):
         beats = [self._stats[name].get("heartbeat") for name in child.started]
         if not beats:
             return ""
-        if 0.0 in beats:
+        if min(beats) <= 0.0:  # 0: it has not begun its first step; else minus the time at which this part of it began
             limit = self.faults.start_seconds
-            return f"not started within {limit:g} s" if now - child.started_at > limit else ""
+            since = child.started_at if 0.0 in beats else max(child.started_at, -max(beat for beat in beats if beat < 0))
+            return f"not started within {limit:g} s" if now - since > limit else ""
         last = min(beats) if child.place.threads else max(beats)  # in one loop any role's life is that of all
         limit = self.faults.hang_seconds
         return f"no sign of life for {limit:g} s" if now - last > limit else ""
