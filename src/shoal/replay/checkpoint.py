@@ -13,6 +13,7 @@ import itertools
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,6 +35,14 @@ from shoal.replay.table import Table
 __all__ = ["fill", "load", "newest", "packed", "save", "saved_tables", "snapshot", "unpacked"]
 
 FORMAT = 1
+
+
+class SavedLimiter(RateLimiter):
+    """One that was accepted when it was made: also the narrow band of Queue(1)."""
+
+    narrowest = 1.0
+
+
 NAME = re.compile(r"checkpoint-(\d{6,})")
 
 
@@ -56,7 +65,15 @@ def newest(directory: Path) -> Path | None:
 
 def save(local: Local, directory: Path, keep: int) -> Path:
     """Write a checkpoint and delete all but the newest `keep`."""
-    directory.mkdir(parents=True, exist_ok=True)
+    with local.saving:
+        return _save(local, directory, keep)
+
+
+def _save(local: Local, directory: Path, keep: int) -> Path:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{directory} cannot be made: {error}") from error
     for stale in directory.glob(".saving-*"):
         if not _alive(stale):
             shutil.rmtree(stale, ignore_errors=True)
@@ -65,14 +82,21 @@ def save(local: Local, directory: Path, keep: int) -> Path:
         ticket = local.core.store.begin_read()
     number = (numbered(directory) or [(0, directory)])[-1][0] + 1
     draft = directory / f".saving-{os.getpid()}-{number}-{id(index):x}"
+    sums = 0
     try:
         draft.mkdir()
         with open(draft / "chunks.bin", "wb") as file:
             for data in blocks:
-                file.write(data if isinstance(data, bytes) else np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
+                raw = data if isinstance(data, bytes) else np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+                sums = zlib.crc32(raw, sums)
+                file.write(raw)
             _sync(file)
         with open(draft / "index.msgpack", "wb") as file:
-            file.write(packed(index))
+            raw = packed(index | {"chunks_crc": sums})
+            file.write(raw)
+            _sync(file)
+        with open(draft / "index.crc", "wb") as file:
+            file.write(str(zlib.crc32(raw)).encode())
             _sync(file)
         _sync_directory(draft)
         final = directory / f"checkpoint-{number:06d}"
@@ -91,7 +115,10 @@ def save(local: Local, directory: Path, keep: int) -> Path:
 
 def _alive(draft: Path) -> bool:
     """Whether another process may still be writing a draft."""
-    pid = int(draft.name.split("-")[1])
+    number = draft.name.split("-")[1]
+    if not number.isdecimal():
+        return True  # not one of ours
+    pid = int(number)
     if pid == os.getpid():
         return False
     try:
@@ -205,6 +232,9 @@ def _records(table: TableCore, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.i
 def read_index(path: Path) -> dict[str, Any]:
     try:
         data = (path / "index.msgpack").read_bytes()
+        told = path / "index.crc"  # those of earlier versions have none
+        if told.exists() and told.read_bytes() != str(zlib.crc32(data)).encode():
+            raise CheckpointError(f"{path} is damaged: its index is not what was written")
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     return unpacked(data, str(path))
@@ -213,11 +243,12 @@ def read_index(path: Path) -> dict[str, Any]:
 def unpacked(data: bytes, where: str) -> dict[str, Any]:
     """What `packed` made an index into; `where` names it in an error."""
     try:
-        index = msgpack.unpackb(data, strict_map_key=False)
+        index: dict[str, Any] = msgpack.unpackb(data, strict_map_key=False)
     except (ValueError, msgpack.UnpackException) as error:
         raise CheckpointError(f"{where} cannot be read: {error}") from error
-    if not isinstance(index, dict) or index.get("format") != FORMAT:
-        raise CheckpointError(f"{where} has format {index.get('format')!r}, this version reads {FORMAT}")
+    form = index.get("format") if isinstance(index, dict) else None
+    if form != FORMAT:
+        raise CheckpointError(f"{where} has format {form!r}, this version reads {FORMAT}")
     return index
 
 
@@ -235,7 +266,7 @@ def saved_tables(path: Path) -> list[Table]:
                 config["max_size"],
                 config["max_bytes"],
                 config["max_times_sampled"],
-                RateLimiter(*config["limiter"]),
+                SavedLimiter(*config["limiter"]),
                 None if signature is None else unflatten({p: Array(tuple(s), d) for p, (s, d) in signature.items()}),
                 config["soft"],
             )
@@ -246,8 +277,17 @@ def saved_tables(path: Path) -> list[Table]:
 def load(core: Core, path: Path) -> None:
     """Fill an empty core. Items beyond the limits of the core's own tables go to their removers."""
     index = read_index(path)
-    with open(path / "chunks.bin", "rb") as file:
-        fill(core, index, file, file.name)
+    try:
+        with open(path / "chunks.bin", "rb") as file:
+            fill(core, index, file, file.name)
+            file.seek(0)
+            sums = 0
+            while block := file.read(1 << 20):
+                sums = zlib.crc32(block, sums)
+        if index.get("chunks_crc", sums) != sums:
+            raise CheckpointError(f"{path} is damaged: its chunks are not what was written")
+    except (OSError, KeyError, ValueError, TypeError, IndexError) as error:
+        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def fill(core: Core, index: dict[str, Any], chunks: BinaryIO, where: str) -> None:

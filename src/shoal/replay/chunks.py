@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shoal.replay.codec import decode, encode
+from shoal.errors import ConfigError
+from shoal.replay.codec import CODECS, decode, encode
 from shoal.replay.columns import Spec
 from shoal.replay.ledger import Chunks
 from shoal.replay.pool import Block, Pool
@@ -64,6 +65,8 @@ class ChunkStore:
     def __init__(self, pool: Pool | None = None, compression: dict[str, str] | None = None) -> None:
         self.pool = pool or Pool()
         self.compression = dict(compression or {})
+        if unknown := set(self.compression.values()) - set(CODECS):
+            raise ConfigError(f"unknown compression {sorted(unknown)}; choose from {CODECS}")
         self.arrays = Chunks(
             address=np.zeros(FIRST_CHUNKS, np.int64),
             stride=np.zeros(FIRST_CHUNKS, np.int64),
@@ -167,7 +170,8 @@ class ChunkStore:
             self._shrink(kept, [group.specs[chunk - group.first] for chunk in kept], filled)
         if self.compression:
             for chunk in kept:
-                if codec := self.compression.get(group.specs[chunk - group.first].path):
+                codec = self.compression.get(group.specs[chunk - group.first].path, "none")
+                if codec != "none":
                     self._compress(chunk, codec)
 
     def _shrink(self, chunks: Sequence[int], specs: Sequence[Spec], filled: int) -> None:
@@ -249,6 +253,8 @@ class ChunkStore:
 
     def _compress(self, chunk: int, codec: str) -> None:
         array = self.array(chunk)
+        if array.dtype.kind not in "iub":
+            codec = codec.removesuffix("+delta")  # differences are for integers
         data = encode(array, codec)
         place = self._places[chunk]
         if place is None or len(data) >= array.nbytes:

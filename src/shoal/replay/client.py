@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import queue
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Protocol
@@ -15,13 +17,14 @@ import numpy.typing as npt
 from shoal.replay.batch import Batch, Buffers
 from shoal.replay.columns import Tree, flatten
 from shoal.replay.core import as_keys
-from shoal.replay.errors import Closed, InvalidItem, Timeout
+from shoal.replay.errors import Closed, InvalidItem, Refused, Timeout, Unanswered
 from shoal.replay.expressions import apply
 from shoal.replay.local import Local, LocalSink
 from shoal.replay.writer import Sink, Writer
 
 __all__ = ["Backend", "Client", "Dataset", "LocalBackend"]
 
+DEAD_SECONDS = 10.0
 UNSET = -1.0
 """Use the client's own timeout."""
 
@@ -68,7 +71,14 @@ class LocalBackend:
         self, table: str, n: int, timeout: float | None, buffers: Buffers, counted: bool, transform: Tree | None
     ) -> Batch:
         batch = self._local.draw(table, n, timeout, buffers, counted)
-        return batch if transform is None else Batch(apply(transform, batch.data), batch.info)
+        if transform is None:
+            return batch
+        try:
+            return Batch(apply(transform, batch.data), batch.info)
+        except BaseException:
+            if not counted:
+                self.consume(table, batch.info.keys, False)
+            raise
 
     def consume(self, table: str, keys: npt.NDArray[np.int64], consumed: bool) -> None:
         with self._local.lock:
@@ -154,6 +164,8 @@ class Client:
     def insert(self, data: Tree, priorities: Mapping[str, float], timeout: float | None = UNSET) -> dict[str, int]:
         """One item of one step in every named table; returns the keys."""
         leaves = {path: np.asarray(leaf)[None] for path, leaf in flatten(data).items()}
+        if not leaves:
+            raise InvalidItem("an item needs at least one column")
         keys = self._insert(leaves, 1, priorities, timeout)
         return {table: int(found[0]) for table, found in keys.items()}
 
@@ -191,7 +203,7 @@ class Client:
         """
         self._check_open()
         return self._backend.sample(
-            table, batch_size, self._wait(timeout), buffers or self._own_buffers(), True, transform
+            table, operator.index(batch_size), self._wait(timeout), buffers or self._own_buffers(), True, transform
         )
 
     def _own_buffers(self) -> Buffers:
@@ -300,15 +312,22 @@ class Dataset(Iterator[Batch]):
 
     def _fill(self) -> None:
         """Gather ahead; short waits let close() be noticed."""
+        heard = time.monotonic()
         while not self._stop.is_set():
             try:
                 batch: Batch | BaseException = self._backend.sample(
                     self._table, self._batch_size, 0.1, self._own, False, self._transform
                 )
-            except Timeout:
-                continue
+            except Timeout as error:
+                if not isinstance(error, Unanswered):
+                    heard = time.monotonic()
+                if time.monotonic() - heard < DEAD_SECONDS:
+                    continue
+                batch = error  # a dead server is not waited for, also where the timeout is None
             except BaseException as error:  # handed to the consumer
                 batch = error
+            else:
+                heard = time.monotonic()
             while not self._stop.is_set():
                 try:
                     self._ready.put(batch, timeout=0.1)
@@ -322,7 +341,8 @@ class Dataset(Iterator[Batch]):
 
     def _give_back(self, batch: Batch | BaseException) -> None:
         if isinstance(batch, Batch):
-            self._backend.consume(self._table, batch.info.keys, False)
+            with contextlib.suppress(Refused, Timeout):  # the server has forgotten it
+                self._backend.consume(self._table, batch.info.keys, False)
 
     def __next__(self) -> Batch:
         if self._stop.is_set():
@@ -331,15 +351,19 @@ class Dataset(Iterator[Batch]):
             return self._backend.sample(
                 self._table, self._batch_size, self._timeout, self._own, True, self._transform
             )
-        try:
-            batch = self._ready.get(timeout=self._timeout)
-        except queue.Empty:
-            raise Timeout(f"table {self._table!r}: no batch within {self._timeout} s") from None
-        if isinstance(batch, BaseException):
-            self._stop.set()
-            raise batch
-        self._backend.consume(self._table, batch.info.keys, True)
-        return batch
+        while True:
+            try:
+                batch = self._ready.get(timeout=self._timeout)
+            except queue.Empty:
+                raise Timeout(f"table {self._table!r}: no batch within {self._timeout} s") from None
+            if isinstance(batch, BaseException):
+                self._stop.set()
+                raise batch
+            try:
+                self._backend.consume(self._table, batch.info.keys, True)
+            except Refused:
+                continue  # the server was restarted, or forgot a reader that was busy for long
+            return batch
 
     def close(self) -> None:
         self._stop.set()

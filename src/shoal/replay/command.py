@@ -54,6 +54,8 @@ def serve_command(argv: Sequence[str]) -> int:
     parser.add_argument("--directory", help="where memmap storage keeps its files")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(argv)
+    if chosen.checkpoint_seconds and (chosen.checkpoint_seconds < 0 or not chosen.checkpoint_dir):
+        parser.error("--checkpoint-seconds is a positive number and needs --checkpoint-dir")
     try:
         server = Server(
             [parse_table(text) for text in chosen.table], chosen.address, chosen.checkpoint_dir, restore=chosen.restore,
@@ -68,7 +70,10 @@ def serve_command(argv: Sequence[str]) -> int:
     sys.stdout.write(f"serving {server.address}\n")
     sys.stdout.flush()
     while not stop.wait(chosen.checkpoint_seconds or None):
-        server.checkpoint()
+        try:
+            server.checkpoint()
+        except ShoalError as error:  # a full disk today: the tables are served on
+            sys.stderr.write(f"{error}\n")
     if chosen.checkpoint_dir:
         server.checkpoint()
     server.close()

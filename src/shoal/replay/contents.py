@@ -326,7 +326,7 @@ class TableCore:
         """The copies that gather the drawn items at an address; call before `finish`."""
         count = drawn.layout.count
         if self.store.compression:
-            found = np.empty(1 << 16, np.int64)
+            found = np.empty(max(1, drawn.rows), np.int64)
             some = encoded_chunks(self._ledger, drawn.slots, count, found)
             self.store.materialize(set(found[:some].tolist()))
         plan = np.empty((drawn.rows, 5), np.int64)

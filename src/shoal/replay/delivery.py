@@ -27,7 +27,7 @@ from shoal.replay.errors import InvalidItem, Timeout
 from shoal.replay.patterns import Record
 from shoal.replay.remote import DEAD_SECONDS, GRACE_SECONDS, PING_SECONDS, Connection
 from shoal.replay.uploads import Uploads
-from shoal.replay.wire import write_columns
+from shoal.replay.wire import MOST_FRAMES, write_columns
 
 __all__ = ["RemoteSink"]
 
@@ -98,6 +98,7 @@ class RemoteSink:
         self._until: float | None = None
         self.confirmed = 0
         self.lost = 0
+        self._lost_to = 0  # the newest item that was confirmed before the last crash
 
     # -- the writer's calls
 
@@ -116,7 +117,10 @@ class RemoteSink:
         if self._number + 1 - self._settled > self._window:
             self._make_room(1, timeout)
         run = self._tail
-        if run is None or run.columns is not columns or run.table != table or run.grouped != grouped or run.width != len(records):
+        if (
+            run is None or run.columns is not columns or run.table != table or run.grouped != grouped or run.width != len(records)
+            or run.count >= self._message_items
+        ):  # fmt: skip
             run = self._tail = self._begin(table, columns, grouped, len(records))
         self._number += 1
         self._queued += 1
@@ -164,7 +168,8 @@ class RemoteSink:
         run = Run(self._number + 1, table, columns, grouped, width)
         self._queue.append(run)
         row_bytes = max(1, sum(column.spec.cell_bytes for column in columns))
-        self._message_items = max(1, min(MESSAGE_ITEMS, MESSAGE_BYTES // row_bytes))
+        frames = (MOST_FRAMES >> 1) // (len(columns) + 3)  # an item may be alone in its group
+        self._message_items = max(1, min(MESSAGE_ITEMS, MESSAGE_BYTES // row_bytes, frames))
         self._window = min(self._most, max(8, WINDOW_BYTES // row_bytes))
         return run
 
@@ -334,6 +339,10 @@ class RemoteSink:
                 self._hello = None
                 self._greeted(header)
             return
+        if number == -1 and "error" in header:  # the server could not even read whose message it was
+            self._abandon()
+            self._refused.append(header["reason"])
+            return
         if self._uploads.answered(number, "error" in header) or number not in self._in_flight:
             return
         last = self._in_flight.pop(number)
@@ -355,7 +364,8 @@ class RemoteSink:
         """The server answered: all is well, or it does not know this writer and needs everything unconfirmed again."""
         if header["serial"] != self._serial:
             self._serial = header["serial"]
-            self.lost += int(header["lost"])
+            self.lost += min(int(header["lost"]), self.confirmed - self._lost_to)  # those of an earlier crash were counted then
+            self._lost_to = self.confirmed if header["lost"] else self._lost_to
             self._uploads.forget()
             self._queue.extendleft(reversed(self._unconfirmed))
             self._queued += sum(run.count for run in self._unconfirmed)

@@ -32,7 +32,13 @@ class Door:
         self._zap = self._open_zap() if key is not None else None
         self._socket = self._open_socket()
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._socket.bind(address)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._context.destroy(0)
+            raise ConfigError(f"{address} cannot be served: {error}") from error
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = zmq.Poller()

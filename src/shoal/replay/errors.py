@@ -22,6 +22,10 @@ class Timeout(ReplayError, _WireTimeout):
     """A deadline passed. The operation was not applied and will not be applied later."""
 
 
+class Unanswered(Timeout):
+    """The server itself did not answer in time."""
+
+
 class SignatureMismatch(ReplayError):
     """A value does not have the promised path, dtype or shape. Names the path."""
 

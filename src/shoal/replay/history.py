@@ -201,7 +201,7 @@ class ColumnHistory:
 
     def __getitem__(self, index: Any) -> Any:
         history = self._history
-        if index == -1 and type(index) is int and not history.open_paths and history.steps > history.start:
+        if type(index) is int and index == -1 and not history.open_paths and history.steps > history.start:
             cells, newest = self._newest, history.newest()  # the commonest selection, made for every column of every item
             if cells.runs is not newest:
                 cells = self._newest = Cells(self._path, newest, True)

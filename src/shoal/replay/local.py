@@ -27,6 +27,7 @@ class Local:
     def __init__(self, core: Core) -> None:
         self.core = core
         self.lock = threading.Lock()
+        self.saving = threading.Lock()  # one checkpoint at a time
         self.changed = threading.Condition(self.lock)
         self.closed = False
         self.on_change: Callable[[], None] | None = None  # tells the socket service that requests may go on

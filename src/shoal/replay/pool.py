@@ -68,7 +68,7 @@ class Slab:
         else:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             try:
-                os.truncate(descriptor, nbytes)
+                os.posix_fallocate(descriptor, 0, nbytes)  # a full disk is an error now, not a SIGBUS later
                 mapping = mmap.mmap(descriptor, nbytes)
             finally:
                 os.close(descriptor)

@@ -15,7 +15,7 @@ from shoal.replay.errors import Refused, Timeout
 from shoal.replay.expressions import apply, transform_from
 from shoal.replay.local import Local, joined
 from shoal.replay.shared import SharedBlocks
-from shoal.replay.wire import error_fields, field, pack, read_array, seconds
+from shoal.replay.wire import MOST_MESSAGE_BYTES, error_fields, field, pack, read_array, seconds
 
 __all__ = ["MOST_BATCH", "Reading", "Waiting"]
 
@@ -68,6 +68,7 @@ class Reading:
         while queue:
             waiting = queue[0]
             try:
+                self._check_size(waiting)
                 part = self._local._draw_some(table, waiting.missing, 0, self._memory_for(waiting), waiting.counted)
                 if part is not None:
                     waiting.parts.append(part)
@@ -79,11 +80,21 @@ class Reading:
                     return
                 reply = self._batch_reply(waiting)
             except Exception as error:
+                if not waiting.counted:
+                    with self._local.lock:
+                        limiter.reserved -= waiting.n - waiting.missing
                 reply = pack({"id": waiting.id, **error_fields(error)})
             if waiting.blocked:
                 limiter.end_wait("sample")
             queue.popleft()
             self._send(waiting.client, reply)
+
+    def _check_size(self, waiting: Waiting) -> None:
+        """Refuse a batch whose columns could not be sent; in memory it would be as large."""
+        state = self._local.core.table(waiting.table).state
+        largest = int((state.lengths * state.sizes).max(initial=0)) * waiting.n
+        if largest > MOST_MESSAGE_BYTES:
+            raise Refused(f"a column of {waiting.n} items may have {largest} bytes, more than {MOST_MESSAGE_BYTES}: ask for fewer")
 
     def _memory_for(self, waiting: Waiting) -> Buffers:
         """The client's own shared block where it has one, else the service's buffers."""

@@ -17,7 +17,7 @@ import zmq
 from shoal.errors import ConfigError
 from shoal.replay.batch import Batch, Buffers, Info
 from shoal.replay.columns import Tree, unflatten
-from shoal.replay.errors import Closed, Refused, Timeout
+from shoal.replay.errors import Closed, Refused, Timeout, Unanswered
 from shoal.replay.expressions import transform_to
 from shoal.replay.wire import MOST_MESSAGE_BYTES, Key, is_loopback, pack, raise_error, unpack
 
@@ -62,7 +62,11 @@ class Connection:
             socket.setsockopt(zmq.CURVE_SERVERKEY, self._key.server)
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._key.public)
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._key.secret)
-        socket.connect(self.address)
+        try:
+            socket.connect(self.address)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise ConfigError(f"{self.address} is no address to connect to: {error}") from error
         return socket
 
     def number(self) -> int:
@@ -74,7 +78,9 @@ class Connection:
         number = header["id"] = self.number()
         try:
             self._socket.send_multipart(pack(header, buffers), zmq.NOBLOCK, copy=False)
-        except zmq.Again:  # only where the handshake failed for good: otherwise messages queue without limit
+        except zmq.Again:  # the handshake failed for good, or a reply was too large
+            self._socket.close()
+            self._socket = self._open()
             raise Timeout(f"{self.address} does not let this client in: is its key known there?") from None
         return number
 
@@ -114,7 +120,7 @@ class Connection:
         while True:
             now = time.monotonic()
             if (deadline is not None and now > deadline) or now - self.heard > DEAD_SECONDS:
-                raise Timeout(f"{self.address} does not answer")
+                raise Unanswered(f"{self.address} does not answer")
             if now - asked > PING_SECONDS:
                 self.ping()
                 asked = now
@@ -178,6 +184,12 @@ class Line:
         return self._blocks[-1]
 
 
+    def drop(self, block: Shared) -> None:
+        """A request into it was given up: the server may still write there, so no other batch may lie in it."""
+        self._blocks = [other for other in self._blocks if other is not block]
+        self.connection.send({"op": "unshare", "block": block.number})
+
+
 class RemoteBackend:
     """A server at an address. Threads share a pool of connections; each call has one for itself."""
 
@@ -230,7 +242,7 @@ class RemoteBackend:
             "op": "sample", "table": table, "n": n, "timeout": timeout, "counted": counted, "owner": self._owner,
             "transform": transform_to(transform),
         }  # fmt: skip
-        line = self._take()
+        line, shared = self._take(), None
         try:
             shared = self._shared(line, timeout) if self._maps and transform is None else None
             if shared is not None:
@@ -240,6 +252,10 @@ class RemoteBackend:
             if "offsets" not in fields and shared is not None:
                 line.expected = max(line.expected, sum(len(part) for part in parts) + 64 * len(parts))
             return batch
+        except Unanswered:
+            if shared is not None:
+                line.drop(shared)
+            raise
         finally:
             self._put(line)
 

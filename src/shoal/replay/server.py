@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from shoal.replay.checkpoint import load, newest, save
 from shoal.replay.client import Client, LocalBackend
 from shoal.replay.core import Core
@@ -17,6 +19,24 @@ from shoal.replay.local import Local
 from shoal.replay.table import Table
 
 __all__ = ["Server"]
+
+
+def warm_up() -> None:
+    """Compile before anybody asks: a request that waited for the compiler would be applied after its client has given up."""
+    core = Core([Table("t", max_times_sampled=1)])
+    client = Client(LocalBackend(Local(core), None))
+    client.insert({"x": 0}, {"t": 1.0})
+    client.insert_batch({"x": np.zeros(2, np.int64)}, {"t": np.ones(2)})
+    keys, ones = client.sample("t").info.keys.copy(), np.ones(1)
+    for array in (keys, ones):
+        array.flags.writeable = False  # as they come from a socket
+    core.update("t", keys, ones)
+    core.delete("t", keys)
+    core.table("t").trim()
+    core.table("t").consume(keys)
+    client.reset("t")
+    client.close()
+    core.close()
 
 
 class Server:
@@ -60,7 +80,12 @@ class Server:
         if address is not None:
             from shoal.replay.service import Service
 
-            self._service = Service(self._local, address, key, self.checkpoint)
+            warm_up()
+            try:
+                self._service = Service(self._local, address, key, self.checkpoint)
+            except BaseException:
+                self.core.close()
+                raise
             self.address = self._service.address
 
     def client(self, timeout: float | None = None) -> Client:

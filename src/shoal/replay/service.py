@@ -78,18 +78,25 @@ class Service:
             if woken:
                 self._awake = False
             for descriptor in ended:
-                self._forget(descriptor)
+                self._safely(self._forget, descriptor)
             for _ in range(256):
                 frames = self._door.receive()
                 if frames is None:
                     break
                 self._note(frames)
                 self._receive(frames[0].bytes, frames[1:])
-            self._retry()
+            self._safely(self._retry)
             if time.monotonic() - swept > SWEEP_SECONDS:
                 swept = time.monotonic()
-                self._sweep(swept)
+                self._safely(self._sweep, swept)
         self._refuse_all()
+
+    def _safely(self, work: Callable[..., None], *arguments: Any) -> None:
+        """What goes wrong with one client must not end the service of all."""
+        try:
+            work(*arguments)
+        except Exception:
+            LOG.exception("the replay service goes on after an error")
 
     def _note(self, frames: list[Any]) -> None:
         """Remember through which connection a client speaks."""

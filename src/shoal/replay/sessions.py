@@ -50,6 +50,8 @@ class Session:
             core.store.close(group, group.rows)
         self.groups.clear()
         self.chunks.clear()
+        for write in self.writes:
+            write.unblock()
         self.writes.clear()
 
     def open(self, first: int, group: Group) -> None:
@@ -77,6 +79,7 @@ class Write:
         self.refused: list[tuple[int, str]] = []
         self.keys: list[npt.NDArray[np.int64]] = []
         self.inserted = 0
+        self._blocked_by: Any = None  # the limiter that it waits for
         self._steps: Iterator[bool] | None = None
         self._buffers = iter(buffers)
         self._opens = self._read_opens(field(header, "opens", list))
@@ -156,6 +159,8 @@ class Write:
         ):
             raise Refused("items have a bad number, count or width")
         known = read_columns(columns)
+        if sum(column.length * column.spec.cell_bytes for column in known) > MOST_MESSAGE_BYTES:
+            raise Refused(f"an item has at most {MOST_MESSAGE_BYTES} bytes")
         priorities = read_array(self._next(), np.float64, count)
         records = read_array(self._next(), np.int32, count * width * 4).reshape(count, width, 4)
         check_records(records, known, grouped)
@@ -213,8 +218,15 @@ class Write:
             return False
         return now >= self.deadline + (FIRST_TRY_SECONDS if self._steps is None else 0.0)
 
+    def unblock(self) -> None:
+        """It waits for no limiter any more."""
+        if self._blocked_by is not None:
+            self._blocked_by.end_wait("insert")
+            self._blocked_by = None
+
     def abandon(self, core: Core) -> None:
         """The deadline passed: items that are not in stay out; chunks are closed all the same."""
+        self.unblock()
         for first, filled in self._closes:
             self.session.close(core, first, filled)
 
@@ -259,6 +271,10 @@ class Write:
                 self.inserted += pending.handled - before
             if done:
                 break
+            if self._blocked_by is None:
+                self._blocked_by = pending.table.limiter
+                self._blocked_by.begin_wait("insert")
             yield False
+        self.unblock()
         self.refused += [(number + known + at, reason) for at, reason in pending.refusals()]
         self.keys.append(pending.keys)

@@ -75,6 +75,7 @@ class ShardedBackend:
         self._turns = itertools.count()
         self._lock = threading.Lock()
         self._rng = np.random.default_rng(seed)
+        self._sizes: dict[str, int] = {}  # items on all shards
         self._shares: dict[str, tuple[float, npt.NDArray[np.float64]]] = {}
 
     @classmethod
@@ -99,6 +100,7 @@ class ShardedBackend:
             raise NotFound(f"no table {table!r} on every shard")
         masses = np.array([info[table]["mass"] for info in infos])
         sizes = np.array([info[table]["size"] for info in infos], np.float64)
+        self._sizes[table] = int(sizes.sum())
         weights = masses if masses.sum() > 0 else sizes
         share = weights / weights.sum() if weights.sum() > 0 else np.full(len(weights), 1 / len(weights))
         with self._lock:
@@ -110,18 +112,23 @@ class ShardedBackend:
     ) -> Batch:
         deadline = None if timeout is None else time.monotonic() + timeout
         parts: list[Batch] = []
-        while True:
+        missing = n
+        while missing:
             share = self._share(table)
             with self._lock:
-                counts = self._rng.multinomial(n, share)
+                counts = self._rng.multinomial(missing, share)
             for shard, count in enumerate(counts.tolist()):
-                if count:
-                    rest = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if count:  # no shard is waited for long: items may come to another one
+                    rest = SHARES_SECONDS if deadline is None else min(SHARES_SECONDS, max(0.0, deadline - time.monotonic()))
                     self._add(parts, shard, float(share[shard]), table, count, rest, buffers, counted, transform)
-            if parts:
-                return parts[0] if len(parts) == 1 else joined(parts)
+            missing = n - sum(len(part) for part in parts)
             if deadline is not None and time.monotonic() >= deadline:
-                raise Timeout(f"table {table!r}: nothing could be sampled from {len(self._backends)} shards")
+                break
+        if not parts:
+            raise Timeout(f"table {table!r}: nothing could be sampled from {len(self._backends)} shards")
+        batch = parts[0] if len(parts) == 1 else joined(parts)
+        batch.info.table_size = self._sizes.get(table, batch.info.table_size)
+        return batch
 
     def _add(
         self, parts: list[Batch], shard: int, share: float, table: str, count: int, timeout: float | None,

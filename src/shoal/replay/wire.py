@@ -6,6 +6,7 @@ A request is [header, buffer...] with header {"op", "id", ...}; its reply carrie
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -24,7 +25,7 @@ __all__ = ["Key", "field", "is_loopback", "pack", "raise_error", "read_array", "
 VERSION = 1
 MOST_HEADER_BYTES = 1 << 22
 MOST_MESSAGE_BYTES = 1 << 30
-MOST_FRAMES = 4096
+MOST_FRAMES = 1 << 16
 MOST_DIMENSIONS = 32
 
 
@@ -148,7 +149,7 @@ def is_loopback(address: str) -> bool:
     if address.startswith(("ipc://", "inproc://")):
         return True
     host = address.removeprefix("tcp://").rsplit(":", 1)[0]
-    return host in ("localhost", "[::1]") or host.startswith("127.")
+    return host in ("localhost", "[::1]") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
 
 
 class Key:
