@@ -10,11 +10,11 @@ from shoal import cli
 
 PAGES = sorted(path for path in (Path(__file__).parents[2] / "docs" / "presets").glob("*.md")
                if path.stem in ("a3c", "ga3c", "seed", "appo", "rapid_ppo", "gala", "ppo_quick", "anakin", "dqn",
-                                "double_dqn", "apex", "r2d2", "seed_r2d2", "r2d3", "gorila"))
+                                "double_dqn", "dqn_2013", "apex", "r2d2", "seed_r2d2", "r2d3", "gorila"))
 
 
 def test_there_is_a_page_for_each():
-    assert len(PAGES) == 15
+    assert len(PAGES) == 16
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

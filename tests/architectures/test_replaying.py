@@ -201,7 +201,7 @@ def test_the_list_shows_where_replay_is(capsys):
 QUICK = ["--runtime", "inline", "--console.mode", "none", "--no-tensorboard", "--eval.episodes", "5", "--replay.min-size", "100"]
 
 
-@pytest.mark.parametrize("preset", ["dqn", "double_dqn", "apex", "r2d2", "seed_r2d2", "gorila"])
+@pytest.mark.parametrize("preset", ["dqn", "double_dqn", "dqn_2013", "apex", "r2d2", "seed_r2d2", "gorila"])
 def test_every_preset_runs_resumes_with_its_table_and_is_evaluated(preset, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     env = TMAZE if "r2d2" in preset else CATCH

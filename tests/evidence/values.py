@@ -23,6 +23,7 @@ LEARNING = [
     learns("dqn", "shoal/Catch-v0", "Catch", "catch", 0.95),
     learns("dqn", "CartPole-v1", "CartPole-v1", "cartpole", 450),
     learns("double_dqn", "CartPole-v1", "CartPole-v1", "cartpole", 450),
+    learns("dqn_2013", "shoal/Catch-v0", "Catch", "catch", 0.95),
     learns("apex", "CartPole-v1", "CartPole-v1", "cartpole", 450),
     learns("apex", "shoal/LureChain-v0", "the lure chain (L = 4)", "lure", 0.95),
     learns("r2d2", "shoal/TMaze-v0", "a T-maze (L = 8)", "tmaze", 0.9),
