@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -33,11 +31,12 @@ from shoal.experiment.run import plan_of
 from tests.architectures.gorila import Poisoned, with_laggard
 from tests.evidence.faults import survives
 from tests.evidence.learning import reaches
-from tests.evidence.lines import ROOT, Line, side_by_side
+from tests.evidence.lines import Line, apart, side_by_side
 from tests.evidence.staleness import Quiet
 
 __all__ = ["LINES", "trial"]
 
+MODULE = "tests.evidence.gorila"
 SEEDS = (1, 2, 3, 4, 5)
 GRADIENTS, EVERY, EPISODES = 4_000, 250, 200
 CLEAN = 500  # steps of its environments before rewards are spoiled: the rule about losses has warmed up
@@ -93,21 +92,11 @@ def trial(seed: int, overrides: Mapping[str, Any], laggard: bool = False, poison
             "outlying": round(learners[1]["gradients_outlying"] / learners[1]["steps"], 4)}
 
 
-def apart(**values: Any) -> dict[str, Any]:
-    """The same in a process of its own."""
-    done = subprocess.run([sys.executable, "-m", "tests.evidence.gorila", json.dumps(values)], cwd=ROOT, text=True,
-                          capture_output=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 # ---------------------------------------------------------------------------------------------- with and without the rules
 @functools.cache
 def runs_of(trouble: str, refused: bool, seeds: tuple[int, ...] = SEEDS) -> list[dict[str, Any]]:
     values = {"overrides": {} if refused else OFF[trouble], **({trouble: True} if trouble else {})}
-    return side_by_side(lambda seed: {"seed": seed, **apart(seed=seed, **values)}, seeds)
+    return side_by_side(lambda seed: {"seed": seed, **apart(MODULE, seed=seed, **values)}, seeds)
 
 
 def compare(trouble: str, share: str) -> dict[str, Any]:

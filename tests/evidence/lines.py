@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ROOT", "Line", "machine", "shoal", "side_by_side", "train"]
+__all__ = ["ROOT", "Line", "apart", "machine", "shoal", "side_by_side", "train"]
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -26,6 +26,16 @@ def side_by_side(work: Callable[[Any], Any], cases: Iterable[Any]) -> list[Any]:
     """`work` on every case, as many at a time as --jobs says: for processes whose results do not depend on time."""
     with ThreadPoolExecutor(int(os.environ.get(JOBS, "1"))) as pool:
         return list(pool.map(work, cases))
+
+
+def apart(module: str, **values: Any) -> dict[str, Any]:
+    """What `python -m module` prints last of these values: a trial in a process of its own, with one thread."""
+    done = subprocess.run([sys.executable, "-m", module, json.dumps(values)], cwd=ROOT, text=True, capture_output=True, check=False,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 @dataclass(frozen=True)

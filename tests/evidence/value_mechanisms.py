@@ -11,9 +11,7 @@ is compared differs. The learner itself plays greedily every few updates, and en
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -28,11 +26,12 @@ from shoal.architectures.replay import Replay
 from shoal.architectures.replaying import ReplayLearner
 from shoal.experiment.prepare import prepare
 from shoal.experiment.run import plan_of
-from tests.evidence.lines import ROOT, Line, side_by_side
+from tests.evidence.lines import Line, apart, side_by_side
 from tests.evidence.staleness import Quiet
 
 __all__ = ["LINES", "trial"]
 
+MODULE = "tests.evidence.value_mechanisms"
 SEEDS = (1, 2, 3, 4, 5)
 SOLVED = 0.95
 LURE_STEPS = 60_000        # env steps of one run on the lure chain; nearly as many episodes while the lure is taken
@@ -108,20 +107,10 @@ def trial(preset: str, env: str, seed: int, overrides: Mapping[str, Any], **limi
     return {**found, "first_reward": {"env_steps": first[0], "updates": first[1]}} if first else found
 
 
-def apart(**values: Any) -> dict[str, Any]:
-    """The same in a process of its own."""
-    done = subprocess.run([sys.executable, "-m", "tests.evidence.value_mechanisms", json.dumps(values)], cwd=ROOT, text=True,
-                          capture_output=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def compared(settings: Mapping[str, Mapping[str, Any]], seeds: tuple[int, ...] = SEEDS) -> dict[str, list[dict[str, Any]]]:
     """Every setting with every seed."""
     cases = [(name, {**values, "seed": seed}) for name, values in settings.items() for seed in seeds]
-    runs = side_by_side(lambda case: {"seed": case[1]["seed"], **apart(**case[1])}, cases)
+    runs = side_by_side(lambda case: {"seed": case[1]["seed"], **apart(MODULE, **case[1])}, cases)
     return {name: [run for (whose, _), run in zip(cases, runs, strict=True) if whose == name] for name in settings}
 
 

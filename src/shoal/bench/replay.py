@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -72,6 +73,7 @@ TARGETS = (
     ("frames 10k", "TCP dataset", ("shoal tcp", "tcp dataset"), ("reverb", "tcp dataset"), 1.0),
 )
 """(scene, what, ours, theirs, how many times theirs it must be); the issue's lines."""
+PATHS = re.compile(r"/(?:[^/\s'\")]+/)+([^/\s'\")]+)")  # of this machine, in the words of an error: the file's name is enough
 
 
 def install(peer: Peer) -> str:
@@ -121,7 +123,7 @@ def measure(command: Sequence[str], seconds: float) -> dict[str, Any]:
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         last = [line for line in done.stderr.strip().splitlines() if line.strip()]
-        return {"error": last[-1][:300] if last else f"exit code {done.returncode}"}
+        return {"error": PATHS.sub(r"\1", last[-1])[:300] if last else f"exit code {done.returncode}"}
     found: dict[str, Any] = json.loads(lines[-1])
     return found
 
@@ -223,10 +225,12 @@ def main(words: Sequence[str] | None = None) -> int:
                 for _ in range(given.rounds):
                     for who, command in chosen.items():
                         runs[who].append(measure(command, given.seconds))
-                results["scenes"][name_of(kind, size)] = {
-                    "date": results["date"], "commit": results["commit"], "load": load, "rounds": given.rounds,
-                    "seconds": given.seconds, "runs": runs,
-                }  # fmt: skip
+                scene = {"date": results["date"], "commit": results["commit"], "load": load, "rounds": given.rounds,
+                         "seconds": given.seconds, "runs": runs}
+                if given.who and (before := earlier.get("scenes", {}).get(name_of(kind, size))):
+                    again = {**before.get("again", {}), **{who: {key: scene[key] for key in ("date", "commit")} for who in runs}}
+                    scene = {**before, "runs": {**before["runs"], **runs}, "again": again}
+                results["scenes"][name_of(kind, size)] = scene
                 say(f"\n### {name_of(kind, size)}\n\n{scene_table(runs)}")
     results["seconds"] = round(time.monotonic() - started, 1)
     say(f"\n### Targets\n\n{target_table(results['scenes'])}\n\nmeasured in {results['seconds']:.0f} s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from shoal.errors import ConfigError
@@ -13,12 +14,13 @@ FIFO, LIFO, UNIFORM, PRIORITIZED, MIN_HEAP, MAX_HEAP = range(6)
 
 
 @dataclass(frozen=True)
-class Selector:
+class Selector(ABC):
     """The base of the six; `kind` names it to the compiled code."""
 
     @property
+    @abstractmethod
     def kind(self) -> int:
-        raise NotImplementedError
+        """Which of the six."""
 
     @property
     def power(self) -> float:

@@ -95,7 +95,7 @@ class Service:
         """What goes wrong with one client must not end the service of all."""
         try:
             work(*arguments)
-        except Exception:
+        except Exception:  # whatever it is: the other clients are served on, and the log has the traceback
             LOG.exception("the replay service goes on after an error")
 
     def _note(self, frames: list[Any]) -> None:

@@ -14,7 +14,7 @@ from shoal.errors import Deadlock
 from shoal.runtime.control import ControlHandle
 from shoal.runtime.instance import Instance, instance_name
 from shoal.runtime.program import Program
-from shoal.runtime.supervisor import Gone, Session, Supervisor
+from shoal.runtime.supervisor import Gone, Session, Supervisor, supervised
 from shoal.slots import Inline
 
 __all__ = ["run_inline"]
@@ -54,7 +54,7 @@ class InlineSupervisor(Supervisor):
                                         self.wishes(name))
         self.membership(node, index, alive=True)
 
-    def run(self) -> str:
+    def run(self) -> None:
         first = [(node.name, index) for node in self.program.nodes.values() for index in range(node.start)]
         for node, index in first:
             self.enrol(node, index)
@@ -64,7 +64,6 @@ class InlineSupervisor(Supervisor):
         while self.reason is None:
             self.round()
             self.session.tick(self)
-        return self.reason
 
     def round(self) -> None:
         """Give every ready role one turn."""
@@ -114,20 +113,4 @@ class InlineSupervisor(Supervisor):
 
 def run_inline(program: Program, session: Session) -> str:
     """Run a program until its session or one of its roles stops it; returns the reason."""
-    supervisor = InlineSupervisor(program, session)
-    error: str | None = None
-    try:
-        supervisor.run()
-    except KeyboardInterrupt:
-        supervisor.stop("interrupt")
-    except BaseException as failure:
-        supervisor.stop("failure")
-        error = f"{type(failure).__name__}: {failure}"
-        raise
-    finally:
-        supervisor.ending = True
-        try:
-            session.end(supervisor, supervisor.reason or "failure", error)
-        finally:
-            supervisor.close()
-    return supervisor.reason or "failure"
+    return supervised(InlineSupervisor(program, session), session)

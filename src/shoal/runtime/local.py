@@ -23,9 +23,9 @@ from shoal.errors import ShoalError
 from shoal.runtime.forkserver import raise_file_limit
 from shoal.runtime.nursery import Nursery
 from shoal.runtime.place import plain
-from shoal.runtime.places import TICK_SECONDS, Life, PlaceSupervisor, supervised
+from shoal.runtime.places import TICK_SECONDS, Life, PlaceSupervisor
 from shoal.runtime.program import Program
-from shoal.runtime.supervisor import Faults, Gone, Session
+from shoal.runtime.supervisor import Faults, Gone, Session, supervised
 from shoal.slots import Local
 
 __all__ = ["Nursery", "run_local"]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from shoal.runtime.instance import instance_name
 from shoal.runtime.program import Place, Program
 from shoal.runtime.supervisor import Faults, Session, Supervisor
 
-__all__ = ["TICK_SECONDS", "Life", "PlaceSupervisor", "supervised"]
+__all__ = ["TICK_SECONDS", "Life", "PlaceSupervisor"]
 
 TICK_SECONDS = 0.1
 BACKOFF_SECONDS = (0.0, 0.1, 0.5, 2.0)
@@ -25,7 +26,7 @@ UNBORN_DEATHS = 10            # deaths by an outside signal, in a row, before a 
 
 
 @dataclass
-class Life:
+class Life(ABC):
     """What the supervisor knows of a place, through all its incarnations."""
 
     place: Place
@@ -45,12 +46,13 @@ class Life:
     hung: str = ""
 
     @property
+    @abstractmethod
     def up(self) -> bool:
         """From the order to start it until its death has been dealt with."""
-        raise NotImplementedError
 
+    @abstractmethod
     def kill(self) -> None:
-        raise NotImplementedError
+        """End it at once."""
 
 
 L = TypeVar("L", bound=Life)
@@ -65,16 +67,13 @@ class PlaceSupervisor(Supervisor, Generic[L]):
         self.children = dict(children)
 
     # ------------------------------------------------------------------ what a runtime adds
+    @abstractmethod
     def _launch(self, child: L, births: list[dict[str, Any]], title: str, threads: int) -> None:
         """Bring a place to life; `births` are the instances that begin in it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _listen(self) -> None:
         """Hear what places say and how they end, for at most TICK_SECONDS."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        raise NotImplementedError
 
     # ------------------------------------------------------------------ starting
     def _child(self, instance: str) -> L:
@@ -224,23 +223,3 @@ class PlaceSupervisor(Supervisor, Generic[L]):
         deadline = time.monotonic() + seconds
         while self._waiting and time.monotonic() < deadline:
             self.turn()
-
-
-def supervised(supervisor: PlaceSupervisor[Any], session: Session) -> str:
-    """Run until somebody says stop; returns the reason. Whatever happens, the session is told and everything is given back."""
-    error: str | None = None
-    try:
-        supervisor.run()
-    except KeyboardInterrupt:
-        supervisor.stop("interrupt")
-    except BaseException as failure:
-        supervisor.stop("failure")
-        error = f"{type(failure).__name__}: {failure}"
-        raise
-    finally:
-        supervisor.ending = True
-        try:
-            session.end(supervisor, supervisor.reason or "failure", error)
-        finally:
-            supervisor.close()
-    return supervisor.reason or "failure"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import tempfile
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from shoal.errors import ProgramError, RoleFailed
 from shoal.runtime.instance import instance_name
 from shoal.runtime.program import Node, Program
 
-__all__ = ["Faults", "Gone", "Session", "Supervisor"]
+__all__ = ["Faults", "Gone", "Session", "Supervisor", "supervised"]
 
 Done = Callable[[Any, str | None], None]  # what to do with a result or an error
 
@@ -48,8 +49,8 @@ class Gone(str):
     """An error that says only that the instance is not there: it died, or is being restarted."""
 
 
-class Supervisor:
-    """The control handle of a running program. `_send` and `_spawn` are what a runtime adds."""
+class Supervisor(ABC):
+    """The control handle of a running program; what is abstract is what a runtime adds."""
 
     def __init__(self, program: Program, session: Session) -> None:
         self.program, self.session = program, session
@@ -69,13 +70,21 @@ class Supervisor:
         self._identity = itertools.count(1)
 
     # ------------------------------------------------------------------ what a runtime adds
+    @abstractmethod
     def _send(self, instance: str, command: dict[str, Any]) -> None:
         """Pass a command on; one that cannot be is answered at once with Gone."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _spawn(self, node: str, index: int) -> None:
         """Start an instance that is in `running`."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def run(self) -> None:
+        """Go on until there is a reason to stop."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back."""
 
     # ------------------------------------------------------------------ reading
     def snapshot(self) -> dict[str, dict[str, float]]:
@@ -335,3 +344,23 @@ def after(count: int, done: Done) -> Done:
     if count == 0:
         done(None, None)
     return one
+
+
+def supervised(supervisor: Supervisor, session: Session) -> str:
+    """Run until somebody says stop; returns the reason. Whatever happens, the session is told and everything is given back."""
+    error: str | None = None
+    try:
+        supervisor.run()
+    except KeyboardInterrupt:
+        supervisor.stop("interrupt")
+    except BaseException as failure:
+        supervisor.stop("failure")
+        error = f"{type(failure).__name__}: {failure}"
+        raise
+    finally:
+        supervisor.ending = True
+        try:
+            session.end(supervisor, supervisor.reason or "failure", error)
+        finally:
+            supervisor.close()
+    return supervisor.reason or "failure"

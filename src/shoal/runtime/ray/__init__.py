@@ -34,8 +34,8 @@ def run_ray(program: Program, session: Session, log_dir: Path, faults: Faults | 
         if config.joined is None:
             os.environ.setdefault("RAY_AUTH_MODE", "token")  # from Ray 2.59 on it is the default of a local cluster
     try:
-        from shoal.runtime.places import supervised
         from shoal.runtime.ray.supervisor import RaySupervisor
+        from shoal.runtime.supervisor import supervised
     except ImportError as error:
         if error.name != "ray":
             raise

@@ -23,7 +23,7 @@ import numpy as np
 from shoal.core import Wait
 from shoal.errors import GroupChanged, WireError
 from shoal.runtime.ray.ferries.base import Ground
-from shoal.runtime.wires.group import Group
+from shoal.runtime.wires.group import Group, Ranks
 
 __all__ = ["GroupFerry", "Member"]
 
@@ -113,23 +113,13 @@ class Ring:
             group.broadcast([operation.tensor], whose).wait()
 
 
-class Member:
+class Member(Ranks):
     """One member's end (core.Group)."""
 
     def __init__(self, ferry: GroupFerry, member: int) -> None:
-        self.name, self._ferry, self._me = ferry.wire.name, ferry, member
-        self._epoch = -1  # not in the group before the first sync
-        self._ranks: list[int] = []
+        super().__init__(ferry.wire.name, member)
+        self._ferry = ferry
         self._ring: Ring | None = None
-
-    @property
-    def size(self) -> int:
-        return len(self._ranks)
-
-    @property
-    def leader(self) -> bool:
-        """Whether this member's state is the one that counts (it publishes and is checkpointed)."""
-        return bool(self._ranks) and self._ranks[0] == self._me
 
     def changed(self) -> bool:
         return self._ferry.epoch != self._epoch

@@ -24,7 +24,7 @@ from shoal.errors import GroupChanged, WireError
 from shoal.runtime.wires.base import Port, Wire, int64_words
 from shoal.slots import Channel, Medium, fence
 
-__all__ = ["Group"]
+__all__ = ["Group", "Ranks"]
 
 EPOCH, SIZE = range(2)                           # the group's header, followed by the ranks
 MEMBER_ROUND, MEMBER_DISCARDED, MEMBER_BYTES = range(3)  # the round holds its epoch; a size for each of the two buffers
@@ -92,16 +92,12 @@ class Group(Wire):
         return {"epoch": int(header[EPOCH]), "members": int(header[SIZE]), "discarded": discarded, "bytes_moved": moved}
 
 
-class Member:
-    """One member's end."""
+class Ranks:
+    """What a member of any group knows of its place in it: the members in the order of their seniority."""
 
-    def __init__(self, wire: Group, member: int) -> None:
-        self.name, self._me, self._wire = wire.name, member, wire
-        self._header = wire.header()
-        self._words = [wire.words(k) for k in range(wire.members("member"))]
-        self._buffers = [wire.buffers(k) for k in range(wire.members("member"))]
-        self._channel = wire.channels[member]
-        self._epoch, self._round = -1, 0  # not in the group before the first sync
+    def __init__(self, name: str, member: int) -> None:
+        self.name, self._me = name, member
+        self._epoch = -1  # not in the group before the first sync
         self._ranks: list[int] = []
 
     @property
@@ -112,6 +108,19 @@ class Member:
     def leader(self) -> bool:
         """Whether this member's state is the one that counts (it publishes and is checkpointed)."""
         return bool(self._ranks) and self._ranks[0] == self._me
+
+
+class Member(Ranks):
+    """One member's end."""
+
+    def __init__(self, wire: Group, member: int) -> None:
+        super().__init__(wire.name, member)
+        self._wire = wire
+        self._header = wire.header()
+        self._words = [wire.words(k) for k in range(wire.members("member"))]
+        self._buffers = [wire.buffers(k) for k in range(wire.members("member"))]
+        self._channel = wire.channels[member]
+        self._round = 0
 
     def changed(self) -> bool:
         return int(self._header[EPOCH]) != self._epoch

@@ -1,0 +1,226 @@
+"""What a run leaves behind and what it inherits: processes, descriptors, standard input; a dead parent, a dead fork server."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from shoal.core import any_of
+from shoal.errors import ShoalError
+from shoal.runtime import Program, run
+from shoal.runtime.local import Nursery
+from tests.runtime.harness import PRELOAD, Killer, Shared, Watch, drive, eventually, gone, up
+from tests.runtime.test_faults import LAYOUT, Beater, beaters
+
+
+class Parent:
+    """Like an environment that runs a simulator: one in its group, one in a session of its own, each with a child of its
+    own, and a daemon whose parent has gone."""
+
+    def __init__(self, me, folder):
+        self.me = me
+        sleeper = "import subprocess, sys, time; p = subprocess.Popen(['sleep', '300']); print(p.pid, flush=True); time.sleep(300)"
+        command = [sys.executable, "-c", sleeper]
+        processes = [subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=new) for new in (False, True)]
+        pids = [p.pid for p in processes] + [int(p.stdout.readline()) for p in processes]
+        daemon = subprocess.run("setsid sleep 300 > /dev/null & echo $!", shell=True, stdout=subprocess.PIPE, check=True)
+        pids.append(int(daemon.stdout))
+        (folder / f"{me.index}-{me.incarnation}").write_text(" ".join(map(str, pids)))
+
+    async def step(self):
+        self.me.stats.add("env_steps")
+        await any_of(timeout=0.01)
+
+
+def started(folder, name="*-*"):
+    return [int(pid) for path in folder.glob(name) for pid in path.read_text().split()]
+
+
+def test_what_an_environment_started_dies_with_its_place_and_no_other(tmp_path):
+    program = Program("t")
+    program.add("parent", Parent, folder=tmp_path, replicas=2)
+    killer = Killer(("parent-0",), times=1, every=5)
+    seen = {}
+
+    def act(control):
+        killer(control)
+        if killer.done(control) and not seen:
+            seen["dead"] = eventually(lambda: all(map(gone, started(tmp_path, "0-0"))))
+            seen["alive"] = not any(map(gone, started(tmp_path, "1-0") + started(tmp_path, "0-1")))
+
+    watch = drive(program, "local", tmp_path, Watch(lambda c: seen, act))
+    assert watch.reason == "until" and seen == {"dead": True, "alive": True}
+    assert len(started(tmp_path)) == 15
+    assert eventually(lambda: all(map(gone, started(tmp_path))))  # at the end of the run
+
+
+def test_the_fork_server_is_replaced(tmp_path):
+    program = Program("t")
+    program.add("parent", Parent, folder=tmp_path, replicas=2)
+    seen = {}
+
+    def act(control):
+        if up(control) and "killed" not in seen and control.total("env_steps") > 10:
+            seen["killed"], seen["pids"] = control.nursery.process.pid, [child.pid for child in control.children.values()]
+            os.kill(seen["killed"], signal.SIGKILL)
+
+    watch = drive(program, "local", tmp_path, Watch(lambda c: "killed" in seen and up(c) and c.total("restarts") == 2 and
+                                                    c.total("alive") == 2 and c.total("env_steps") > 50, act))
+    assert watch.reason == "until"
+    assert all(map(gone, seen["pids"]))
+    assert eventually(lambda: all(map(gone, started(tmp_path, "*-0"))))
+    assert any("fork server died" in text for text in watch.texts("restart"))
+
+
+def test_places_that_die_with_the_fork_server_are_not_blamed(tmp_path, monkeypatch):
+    """Not even those that could not start: it is no sign of too little memory."""
+    monkeypatch.setattr("shoal.runtime.places.UNBORN_DEATHS", 1)
+    program = Program("t")
+    program.add("actor", SlowBirth)
+    seen = {}
+
+    def act(control):
+        if not seen and control.children["actor-0"].pid and not control.children["actor-0"].ready:
+            seen["killed"] = control.nursery.process.pid
+            os.kill(seen["killed"], signal.SIGKILL)
+
+    watch = drive(program, "local", tmp_path, Watch(lambda c: seen and c.total("env_steps") > 5, act))
+    assert watch.reason == "until" and watch.final["actor-0"]["restarts"] == 1
+
+
+class SlowBirth(Beater):
+    def __init__(self, me):
+        time.sleep(0.7)
+        super().__init__(me)
+
+
+def test_a_fork_server_that_cannot_start_ends_the_run(tmp_path, capfd):
+    with Nursery(("there_is_no_such_module",)) as nursery, pytest.raises(ShoalError, match="the fork server cannot start"):
+        run(beaters(actor=1), Watch(), "local", tmp_path, nursery=nursery)
+    assert "there_is_no_such_module" in capfd.readouterr().err
+
+
+SCRIPT = """
+    import sys, os
+    sys.path.insert(0, {root!r})
+    from pathlib import Path
+    from shoal.runtime import Program, run
+    from shoal.runtime.local import Nursery
+    from tests.runtime.harness import PRELOAD, Watch
+    from tests.runtime.test_leftovers import Parent, Stuck
+
+    folder = Path({folder!r})
+    program = Program("t")
+    program.add("parent", Parent, folder=folder, replicas=2)
+    program.add("stuck", Stuck, folder=folder)
+
+    def act(control):
+        if control.total("alive") == 3 and not (folder / "pids").exists():
+            pids = [child.pid for child in control.children.values()] + [control.nursery.process.pid]
+            (folder / "new").write_text(" ".join(map(str, pids)))
+            (folder / "new").rename(folder / "pids")
+
+    run(program, Watch(act=act, seconds=60), "local", folder / "logs", nursery=Nursery(PRELOAD))
+"""
+
+
+class Stuck:
+    """Never comes back from its step, and catches what it can."""
+
+    def __init__(self, me, folder):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    async def step(self):
+        time.sleep(300)
+
+
+def test_when_the_parent_is_killed_nothing_is_left(tmp_path):
+    before = set(os.listdir("/dev/shm"))
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    script = textwrap.dedent(SCRIPT).format(root=root, folder=str(tmp_path))
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        assert eventually(lambda: (tmp_path / "pids").exists(), 30)
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()] + started(tmp_path, "*-0")
+        assert len(pids) == 4 + 10 and not any(map(gone, pids))
+    finally:
+        parent.kill()
+        parent.wait()
+    assert eventually(lambda: all(map(gone, pids)), 3.0), [psutil.Process(p) for p in pids if not gone(p)]
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_many_runs_in_one_process_leave_nothing_behind(tmp_path, monkeypatch):
+    """Neither descriptors nor zombies nor processes, in this process and in the fork server; also with one's own fork server."""
+    nursery = Shared.get()
+
+    def once():
+        program = Program("t")
+        weights = program.broadcast("weights", LAYOUT)
+        items = program.stream("items", LAYOUT)
+        program.add("a", Sender, weights=weights.publisher, items=items.sink)
+        program.add("b", Taker, weights=weights.reader, items=items.source)
+        watch = Watch(lambda c: c.total("env_steps") > 3)
+        assert run(program, watch, "local", tmp_path, nursery=nursery) == "until"
+
+    def counts():
+        gc.collect()
+        server = psutil.Process(nursery.process.pid)
+        return len(os.listdir("/proc/self/fd")), server.num_fds(), len(server.children(recursive=True))
+
+    once()
+    before = counts()
+    for _ in range(10):
+        once()
+    assert counts() == before
+    assert not [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
+    children = {child.pid for child in psutil.Process().children()}
+    monkeypatch.setattr("shoal.runtime.nursery.PRELOAD", PRELOAD)
+    run(beaters(actor=1), Watch(lambda c: c.total("env_steps") > 3), "local", tmp_path)  # with a fork server of its own
+    assert {child.pid for child in psutil.Process().children()} == children
+    assert counts() == before
+
+
+class Sender:
+    def __init__(self, me, weights, items):
+        self.me, self.weights, self.items = me, weights, items
+
+    async def step(self):
+        self.weights.publish({"x": [1]})
+        slot = await self.items.slot()
+        slot.data["x"][0] = 1
+        slot.send()
+        self.me.stats.add("env_steps")
+
+
+class Taker:
+    def __init__(self, me, weights, items):
+        self.me, self.weights, self.items = me, weights, items
+
+    async def step(self):
+        await self.items.take(1)
+
+
+def test_a_role_reads_no_standard_input_and_inherits_no_descriptors(tmp_path):
+    program = Program("t")
+    program.add("curious", Curious, folder=tmp_path)
+    drive(program, "local", tmp_path, Watch(lambda c: c.total("env_steps") >= 1))
+    assert (tmp_path / "stdin").read_text() == ""
+    assert (tmp_path / "fds").read_text().split() == ["0", "1", "2", "3"]  # 3 is ls's own
+
+
+class Curious:
+    def __init__(self, me, folder):
+        self.me, self.folder = me, folder
+
+    async def step(self):
+        (self.folder / "stdin").write_text(sys.stdin.read())
+        os.system(f"ls /proc/self/fd > {self.folder / 'fds'}")
+        self.me.stats.add("env_steps")
+        await any_of(timeout=1)
