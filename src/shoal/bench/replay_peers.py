@@ -10,9 +10,11 @@ import time
 from typing import Any
 
 import numpy as np
-from replay_workloads import BATCH, INSERT, LENGTH, PERIOD, WARM, batch_of, rate, records, step_of
 
-sys.path.pop(0)  # this folder: its statistics.py would hide the standard one from what a peer imports
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:] = [*(path for path in sys.path if path != HERE), HERE]  # last: its statistics.py hides the standard one
+
+from replay_workloads import BATCH, INSERT, LENGTH, PERIOD, WARM, batch_of, rate, records, step_of  # noqa: E402
 
 
 def cpprb(kind: str, capacity: int, seconds: float, columns: dict[str, Any]) -> dict[str, float]:
@@ -145,7 +147,8 @@ def reverb(kind: str, capacity: int, seconds: float, columns: dict[str, Any], pa
     mine, theirs = spawn.Pipe()
     server = spawn.Process(target=reverb_serve, args=(None, capacity, theirs), daemon=True)
     server.start()
-    address = f"localhost:{mine.recv()}"
+    theirs.close()
+    address = f"localhost:{mine.recv()}"  # EOFError if the server dies
     found: dict[str, float] = {}
     for writers in (1, 4, 8):
         queue, ready = spawn.Queue(), spawn.Barrier(writers)
