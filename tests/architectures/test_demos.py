@@ -18,6 +18,9 @@ from shoal.architectures.parts import EnvSource, EvalPlan, Parts
 from shoal.architectures.replay import KEY_SHIFT, Replay
 from shoal.architectures.replay_config import ReplayConfig
 from shoal.core import Progress
+from shoal.errors import ConfigError
+from shoal.experiment.prepare import prepare
+from shoal.experiment.run import plan_of
 from shoal.nets import NetConfig
 from shoal.offline import Writer, open_demos
 from shoal.offline.recording import Order, about_env, record
@@ -308,3 +311,14 @@ def test_demonstrations_of_another_environment_are_taken_when_told(tmp_path, mon
     cue(Path("demos"), 2)
     assert cli.main(["train", "r2d2", "shoal/TMaze-v0", "--demos", "demos", "--foreign-demos", "--offline", "--max-learner-steps",
                      "3", "--run-dir", "run", *QUICK]) == 0
+
+
+def test_what_a_run_has_learned_from_is_not_needed_to_act(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cue(Path("demos"), 4)
+    assert cli.main(["train", "dqn", CUE, "--demos", "demos", "--offline", "--max-learner-steps", "5",
+                     "--run-dir", "run", *QUICK]) == 0
+    Path("demos").rename("elsewhere")
+    assert cli.main(["eval", "run", "--episodes", "2"]) == 0, capsys.readouterr().err
+    with pytest.raises(ConfigError, match="--learners 2 with --offline"):
+        prepare(plan_of("dqn", CUE, None, None, {"demos": "elsewhere", "offline": True, "learners": 2})).program()

@@ -39,6 +39,32 @@ def same(one: Episode, other: Episode) -> None:
             assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes(), path
 
 
+def without(path, name):
+    """Take something out of demos.json."""
+    meta = json.loads((path / "demos.json").read_text())
+    del meta[name]
+    (path / "demos.json").write_text(json.dumps(meta))
+
+
+def says(path, **values):
+    """Other counts in demos.json."""
+    meta = json.loads((path / "demos.json").read_text())
+    (path / "demos.json").write_text(json.dumps({**meta, **values}))
+
+
+def rewritten(path, **change):
+    """Other arrays in the first file, whole as far as demos.json knows."""
+    from safetensors.numpy import load_file, save_file
+
+    file = path / "episodes-000000.safetensors"
+    arrays = load_file(file)
+    arrays |= {name: np.ascontiguousarray(new(arrays[name])) for name, new in change.items()}
+    save_file(arrays, file)
+    meta = json.loads((path / "demos.json").read_text())
+    meta["files"][0]["bytes"] = file.stat().st_size
+    (path / "demos.json").write_text(json.dumps(meta))
+
+
 def episode(T=3, truncated=False, mask=None):
     flags = np.zeros(T, bool)
     flags[-1] = True
@@ -74,6 +100,9 @@ def test_masks_come_back_and_an_illegal_action_is_refused(tmp_path):
         writer.add(episode(4, mask=legal))
     (found,) = open_demos(tmp_path / "x").episodes()
     same(episode(4, mask=legal), found)
+    for wrong, words in ((None, "has no action mask"), (np.ones((4, 2), bool), r"shape \(2,\)"), (np.ones((4, 3)), "is float64")):
+        with pytest.raises(ConfigError, match=words):
+            Writer.create(tmp_path / "z", about, {}).add(episode(4, mask=wrong))
     legal[1, 1] = False
     with pytest.raises(ConfigError, match="not legal"), Writer.create(tmp_path / "y", about, {}) as writer:
         writer.add(episode(4, mask=legal))
@@ -114,6 +143,20 @@ def test_until_the_first_file_is_written_the_old_recording_stays(tmp_path):
     (lambda path: (path / "episodes-000000.safetensors").unlink(), "is missing"),
     (lambda path: os.truncate(path / "episodes-000000.safetensors", 100), "has 100 of"),
     (lambda path: (path / "demos.json").unlink(), "neither demos.json"),
+    *((lambda path, name=name: without(path, name), "is not whole") for name in ("files", "env", "observation_space", "made")),
+    (lambda path: says(path, episodes=5), "tells of 5 episodes with 52 steps, and its files of 4 with 52"),
+    (lambda path: says(path, steps=51), "tells of 4 episodes with 51 steps"),
+    *((lambda path, name=name, kind=kind: rewritten(path, **{name: lambda x: x.astype(kind)}), words) for name, kind, words in (
+        ("action", np.int32, "action is int32 and not int64"), ("action", np.float32, "action is float32"),
+        ("reward", np.float64, "reward is float64 and not float32"), ("terminated", np.uint8, "terminated is uint8 and not bool"),
+        ("truncated", np.float32, "truncated is float32"), ("observation", np.float64, "an observation is no"),
+        ("length", np.int32, "lengths that are none"))),
+    (lambda path: rewritten(path, length=lambda x: x[:3]), "has 3 episodes with 39 steps, and demos.json tells of 4 with 52"),
+    (lambda path: rewritten(path, length=lambda x: x + np.array([1, -1, 0, 0])), "episode 0"),
+    (lambda path: rewritten(path, length=lambda x: x * np.array([1, 1, 0, 2])), "lengths that are none"),
+    (lambda path: rewritten(path, reward=lambda x: x[:50]), r"has reward of shape \(50,\) and not 52 rows"),
+    (lambda path: rewritten(path, reward=lambda x: x[:, None]), "one number a step"),
+    (lambda path: rewritten(path, observation=lambda x: x[:-1]), "has observation of shape"),
 ])
 def test_a_broken_recording_is_refused(break_it, sentence, tmp_path):
     path = cue(tmp_path / "x", 4)
@@ -364,3 +407,22 @@ def test_the_commands_and_the_script_of_the_page(tmp_path, monkeypatch, capsys):
     Path("expert.py").write_text(textwrap.dedent("    " + script))
     assert cli.main(["data", "record", "expert.py", "shoal/CueLure-v0", "--episodes", "8", "--out", "mine"]) == 0
     assert open_demos("mine").about.returns.least == 1.0
+
+
+def test_what_waits_is_written_also_while_no_other_episode_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "FLUSH_SECONDS", 0.0)
+    writer = Writer.create(tmp_path / "x", ABOUT, {"source": "a test"})
+    monkeypatch.setattr(folders, "FLUSH_SECONDS", 1e9)
+    writer.add(episode())
+    assert not (tmp_path / "x" / "demos.json").exists()
+    monkeypatch.setattr(folders, "FLUSH_SECONDS", 0.0)
+    writer.tick()
+    assert open_demos(tmp_path / "x").about.episodes == 1
+
+
+def test_the_same_episodes_are_not_added_again(tmp_path, capsys):
+    words = ["data", "record", "random", "shoal/CueLure-v0", "--episodes", "2", "--out", str(tmp_path / "x")]
+    assert cli.main(words) == 0
+    assert cli.main([*words, "--append"]) == 2 and "give another --seed" in capsys.readouterr().err
+    assert cli.main([*words, "--append", "--seed", "1"]) == 0
+    assert open_demos(tmp_path / "x").about.episodes == 4
