@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -174,12 +175,43 @@ def test_memmap_keeps_chunks_in_files_and_leaves_none(tmp_path: Path) -> None:
     server = replay.Server([replay.Table("t", max_size=1000)], storage="memmap", directory=tmp_path)
     client = server.client()
     client.insert_batch({"x": np.arange(500 * 1000).reshape(500, 1000)}, {"t": np.ones(500)})
-    files = list(tmp_path.rglob("chunks-*.bin"))
-    assert files and sum(f.stat().st_size for f in files) >= 4_000_000
+    assert sum(size for _, size in mapped_files(tmp_path)) >= 4_000_000
     batch = client.sample("t", 50)
     assert (np.diff(batch.data["x"], axis=1) == 1).all()
     server.close()
-    assert not list(tmp_path.iterdir())
+    del server, client
+    gc.collect()
+    assert not list(tmp_path.iterdir()) and not mapped_files(tmp_path)
+    assert (np.diff(batch.data["x"], axis=1) == 1).all()
+
+
+def mapped_files(folder: Path) -> list[tuple[str, int]]:
+    """The files of a folder that this process maps, also those without a name, and their bytes."""
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, *_ = line.split()
+        if str(folder) in line:
+            first, last = (int(part, 16) for part in addresses.split("-"))
+            found.append((line, last - first))
+    return found
+
+
+def test_a_server_killed_leaves_no_files(tmp_path: Path) -> None:
+    code = """
+import sys, time, numpy as np
+from shoal import replay
+server = replay.Server([replay.Table("t")], storage="memmap", directory=sys.argv[1])
+server.client().insert_batch({"x": np.zeros((500, 1000))}, {"t": 1.0})
+print("ready", flush=True)
+time.sleep(600)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    assert str(tmp_path) in Path(f"/proc/{process.pid}/maps").read_text()
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert not list(tmp_path.rglob("*"))
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd", "lz4+delta", "zstd+delta"])
@@ -237,3 +269,28 @@ def test_kill_during_a_save_leaves_the_previous_checkpoint(tmp_path: Path) -> No
             assert (again.client().sample("t", 1).data["x"] == 0).all()
             again.checkpoint()
         assert not list(tmp_path.glob(".saving-*"))  # the dead process's draft is gone
+
+
+def test_checkpoints_asked_for_at_once_are_all_made(tmp_path: Path) -> None:
+    with replay.Server([replay.Table("t")], checkpoint_dir=tmp_path) as server:
+        server.client().insert_batch({"x": np.zeros((50, 100_000))}, {"t": np.ones(50)})
+        made: list[Any] = []
+        threads = [threading.Thread(target=lambda: made.append(server.checkpoint())) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(made)) == 6
+    assert replay.Server([replay.Table("t")], checkpoint_dir=tmp_path).info()["tables"]["t"]["size"] == 50
+
+
+@pytest.mark.parametrize("file", ["index.msgpack", "chunks.bin"])
+def test_one_wrong_bit_is_noticed(file: str, tmp_path: Path) -> None:
+    with replay.Server([replay.Table("t")], checkpoint_dir=tmp_path) as server:
+        server.client().insert_batch({"x": np.arange(400).reshape(20, 20)}, {"t": np.ones(20)})
+        path = Path(server.checkpoint()) / file
+    data = bytearray(path.read_bytes())
+    for at in range(0, len(data), 97):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+        with pytest.raises(CheckpointError, match="damaged"):
+            replay.Server([replay.Table("t")], checkpoint_dir=tmp_path)

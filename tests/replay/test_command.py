@@ -11,7 +11,7 @@ import pytest
 
 from shoal import replay
 from shoal.errors import ConfigError
-from shoal.replay.command import parse_table, serve_command
+from shoal.replay.command import keys_command, parse_table, serve_command
 
 RUN = "import sys; from shoal.replay import command; sys.exit(getattr(command, sys.argv[1])(sys.argv[2:]))"
 
@@ -32,6 +32,47 @@ def test_serve_and_info(tmp_path: Path) -> None:
         server.send_signal(signal.SIGTERM)
         assert server.wait(20) == 0
         server.stdout.close()
+
+
+def test_keys_and_a_server_off_loopback(tmp_path: Path) -> None:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", RUN, *words], capture_output=True, text=True)
+
+    made = run("keys_command", str(tmp_path))
+    assert made.returncode == 0 and made.stdout.splitlines() == [str(tmp_path / "server.json"), str(tmp_path / "client.json")]
+    assert keys_command([str(tmp_path), "--client", "learner"]) == 0
+    assert keys_command([str(tmp_path / "elsewhere")]) == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.rglob("*.json"))
+    words = ["serve_command", "--table", "t:uniform:10", "--address", "tcp://0.0.0.0:0"]
+    assert run(*words).returncode == 2
+    server = subprocess.Popen(
+        [sys.executable, "-c", RUN, *words, "--key", str(tmp_path / "server.json")], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        address = "tcp://127.0.0.1:" + server.stdout.readline().strip().rpartition(":")[2]
+        for name in ("client", "learner"):
+            with replay.Client(address, replay.Key.load(tmp_path / f"{name}.json"), timeout=60) as client:
+                client.insert({"x": 1}, {"t": 1.0})
+        shown = run("info_command", address, "--key", str(tmp_path / "learner.json"))
+        assert shown.returncode == 0 and "size               2 of 10" in shown.stdout
+        for stranger in ([], ["--key", str(tmp_path / "elsewhere" / "client.json")]):
+            shown = run("info_command", address, "--timeout", "0.5", *stranger)
+            assert shown.returncode == 1 and address in shown.stderr
+        assert "is no key file" in run("info_command", address, "--key", str(tmp_path / "nobody.json")).stderr
+    finally:
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0
+        server.stdout.close()
+
+
+@pytest.mark.parametrize("name", ["client", "server", "", "../up"])
+def test_a_key_is_never_overwritten(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert keys_command([str(tmp_path)]) == 0
+    before = {path: path.read_text() for path in tmp_path.parent.rglob("*.json")}
+    assert keys_command([str(tmp_path), "--client", name]) == 2
+    assert {path: path.read_text() for path in tmp_path.parent.rglob("*.json")} == before
+    assert "name" in capsys.readouterr().err
 
 
 def test_tables_from_words() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -132,6 +132,65 @@ def test_writer_service_and_reader_agree(start: Start) -> None:
     for name in static:
         np.testing.assert_array_equal(at_writer[name], at_service[name], err_msg=name)
         np.testing.assert_array_equal(at_writer[name], at_reader[name], err_msg=name)
+
+
+LINKS: list[tuple[Callable[[Any], Any], Callable[[np.ndarray], np.ndarray]]] = [
+    (lambda e: e[::-1], lambda a: a[::-1]),
+    (lambda e: e[1:], lambda a: a[1:]),
+    (lambda e: e[[0, -1, 1, 1]], lambda a: a[[0, -1, 1, 1]]),
+    (lambda e: e.shift(1, 5), lambda a: np.concatenate([np.full_like(a[:1], 5), a[:-1]])),
+    (lambda e: e.cumsum(), lambda a: np.cumsum(a, 0)),
+    (lambda e: e.running_max(), lambda a: np.maximum.accumulate(a, 0)),
+    (lambda e: concat([e, e * 2]), lambda a: np.concatenate([a, a * 2])),
+    (lambda e: abs(e) - 0.5, lambda a: abs(a) - 0.5),
+    (lambda e: -e / 2 + (e > 0), lambda a: -a / 2 + (a > 0)),
+]
+ENDS: list[tuple[Callable[[Any], Any], Callable[[np.ndarray], np.ndarray]]] = [
+    (lambda e: e, lambda a: a),
+    (lambda e: e.pad(99, "edge"), lambda a: np.concatenate([a, np.repeat(a[-1:], 99 - len(a), 0)])),
+    (lambda e: e.max(0), lambda a: a.max(0)),
+    (lambda e: e.sum(), lambda a: a.sum()),
+    (lambda e: e.mean(-1), lambda a: a.mean(-1)),
+    (lambda e: e.window(2), lambda a: np.stack([a[:-1], a[1:]], 1)),
+    (lambda e: e.transpose(2, 0, 1), lambda a: a.transpose(2, 0, 1)),
+]
+Chains = st.tuples(st.lists(st.sampled_from(LINKS), max_size=3), st.sampled_from(ENDS))
+
+
+def test_any_composition_on_any_data_is_the_same_at_writer_service_and_reader(start: Start) -> None:
+    """To the last bit, and what NumPy gives: two chains of operations and all single ones, on drawn data."""
+    _, client = start(replay.Table("raw"), replay.Table("made"))
+    single = {name.replace(" ", "_"): expression for name, (expression, _) in CASES.items()}
+
+    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(items(), st.tuples(Chains, Chains))
+    def agree(item: dict[str, np.ndarray], chains: tuple[Any, Any]) -> None:
+        made: dict[str, Any] = dict(single)
+        expected = {}
+        for at, (links, last) in enumerate(chains):
+            expression, array = X, item["x"]
+            for ours, theirs in [*links, last]:
+                expression, array = ours(expression), theirs(array)
+            made[f"chain_{at}"], expected[f"chain_{at}"] = expression, array
+        client.reset("raw")
+        client.reset("made")
+        with client.writer(max_history=12) as writer:
+            for t in range(len(item["r"])):
+                writer.append({path: values[t] for path, values in item.items()})
+            writer.create_item("raw", 1.0, {name: writer.history[name][:] for name in "xcrd"})
+            writer.create_item("made", 1.0, made)
+            writer.flush()
+        at_writer = client.sample("made", 2).data
+        at_service = client.sample("raw", 2, transform=made).data
+        at_reader = replay.apply(made, client.sample("raw", 2).data)
+        for name in made:
+            for other in (at_service[name], at_reader[name]):
+                assert other.dtype == at_writer[name].dtype and other.shape == at_writer[name].shape, name
+                assert other.tobytes() == at_writer[name].tobytes(), name
+        for name, array in expected.items():
+            np.testing.assert_allclose(at_reader[name][1], array, rtol=1e-12, atol=1e-12, err_msg=name)
+
+    agree()
 
 
 def test_shapes_are_known_up_front() -> None:

@@ -6,7 +6,9 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,11 +140,143 @@ time.sleep(60)
         assert server.info()["tables"]["t"]["samples"] == 4
 
 
-def wait_until(condition, seconds: float = 60.0) -> None:  # type: ignore[no-untyped-def]
+VICTIMS = """
+import os, sys, threading
+import numpy as np
+from shoal import replay
+
+def live(address):
+    client = replay.Client(address, timeout=60)
+    writer = client.writer(max_history=2)
+    def write(i):
+        writer.append({"x": np.full(1 << 17, i)})  # a megabyte
+        writer.create_item("t", 1.0, {"x": writer.history["x"][-1]})
+    for i in range(80):
+        write(i)
+    writer.flush()
+    dataset = client.dataset("t", 2, prefetch=2)
+    next(dataset)
+    threading.Thread(target=client.sample, args=("q",), kwargs={"timeout": None}, daemon=True).start()
+    print(os.getpid(), flush=True)
+    while True:
+        write(0)
+
+for _ in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        live(sys.argv[1])
+    os.waitpid(pid, 0)
+    print("gone", flush=True)
+"""
+HOST = """
+import sys, time
+from shoal import replay
+server = replay.Server([replay.Table("t", max_size=40), replay.Table.queue("q", 9)], address=sys.argv[1])
+print(server.address, flush=True)
+time.sleep(600)
+"""
+
+
+def named_memory() -> list[str]:
+    """Shared memory with a name, of shoal or Python's own kind."""
+    return sorted(name for name in os.listdir("/dev/shm") if name.startswith(("shoal", "psm_")))
+
+
+@pytest.mark.parametrize("kind", ["ipc", pytest.param("tcp", marks=pytest.mark.slow)])
+def test_clients_killed_amid_everything_leave_nothing(kind: str, tmp_path: Path) -> None:
+    """Six clients, each killed with -9 while it writes, reads ahead and waits: chunks, reservations, requests, descriptors, mapped
+    memory, the server's own memory and /dev/shm are as after the first."""
+    server = spawn(HOST, f"ipc://{tmp_path}/s" if kind == "ipc" else "tcp://127.0.0.1:0")
+    address, proc = line(server), Path(f"/proc/{server.pid}")
+    victims = spawn(VICTIMS, address)
+    shared = named_memory()
+    assert victims.stdin is not None
+
+    def held(client: replay.Client) -> tuple[Any, ...]:
+        info = client.info()
+        maps = (proc / "maps").read_text()
+        return (
+            info["sessions"], info["tables"]["t"]["reserved"], info["chunks"], info["stored_bytes"],
+            len(os.listdir(proc / "fd")), maps.count("memfd:"), named_memory() == shared,
+        )  # fmt: skip
+
+    try:
+        with replay.Client(address, timeout=60) as client:
+            client.insert({"x": 7}, {"q": 1.0})
+            client.sample("q")
+            mine = held(client)  # a session of its own, and blocks for its batches
+            after: list[tuple[Any, ...]] = []
+            memory = []
+            for _ in range(6):
+                victims.stdin.write("another\n")
+                victims.stdin.flush()
+                os.kill(int(line(victims)), signal.SIGKILL)
+                assert line(victims) == "gone"
+                wait_until(lambda: held(client)[:2] == mine[:2])
+                client.insert({"x": 7}, {"q": 1.0})  # nobody else waits for it
+                assert client.sample("q").data["x"].tolist() == [7]
+                client.reset("t")
+                wait_until(lambda: held(client)[5] == mine[5])
+                if after:
+                    wait_until(lambda: held(client) == after[0])
+                after.append(held(client))
+                memory.append(int((proc / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+            assert after == [after[0]] * 6 and after[0][6]
+            assert memory[5] - memory[1] < 24 << 20  # each of them moved more than 80 MB through the server
+    finally:
+        end(victims, server)
+
+
+SAVER = """
+import sys
+import numpy as np
+from shoal import replay
+server = replay.Server([replay.Table("t", replay.Fifo(), max_size=10**6)], checkpoint_dir=sys.argv[1], keep=2)
+client = server.client()
+client.insert_batch({"x": np.arange(60)[:, None] + np.zeros((1, 100_000), np.int64)}, {"t": np.ones(60)})
+server.checkpoint()
+print("saved", flush=True)
+while True:
+    server.checkpoint()
+"""
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5])
+def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before(part: float, tmp_path: Path) -> None:
+    """Stopped first, so that it is seen that a draft is there, begun or half of its 48 MB written; then killed with -9."""
+    process = spawn(SAVER, str(tmp_path))
+    try:
+        assert line(process) == "saved"
+
+        def written() -> float:
+            sizes = [file.stat().st_size for file in tmp_path.glob(".saving-*/chunks.bin")]
+            return max(sizes, default=-1) / 48e6
+
+        def caught() -> bool:
+            if not part <= written() < 1.0:
+                return False
+            os.kill(process.pid, signal.SIGSTOP)
+            if part <= written() < 1.0:
+                return True
+            os.kill(process.pid, signal.SIGCONT)
+            return False
+
+        wait_until(caught, pause=0.0005)
+    finally:
+        end(process)
+    assert list(tmp_path.glob(".saving-*"))
+    with replay.Server([replay.Table("t", replay.Fifo(), max_times_sampled=1, max_size=10**6)], checkpoint_dir=tmp_path) as again:
+        data = again.client().sample("t", 60, timeout=0).data["x"]
+        assert data.shape == (60, 100_000) and (data == np.arange(60)[:, None]).all()
+        again.checkpoint()
+    assert not list(tmp_path.glob(".saving-*"))  # the dead process's draft is gone
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0, pause: float = 0.02) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(pause)
 
 
 def test_soft_capacity_is_restored_by_trim(start: Start) -> None:

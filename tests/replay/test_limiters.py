@@ -11,6 +11,8 @@ import pytest
 from shoal import replay
 from shoal.errors import ConfigError
 
+from .conftest import Start
+
 
 def test_min_size_has_spi_one_and_no_bounds() -> None:
     limiter = replay.MinSize(2)
@@ -152,3 +154,11 @@ def test_time_blocked_is_counted_on_each_side() -> None:
         info = client.info()["tables"]["q"]
         assert 0.1 <= info["sample_blocked_seconds"] < 0.6
         assert 0.2 <= info["insert_blocked_seconds"] <= blocked
+
+
+def test_a_client_of_any_kind_that_waits_to_insert_is_counted(start: Start) -> None:
+    _, client = start(replay.Table.queue("q", 1))
+    client.insert({"x": 1}, {"q": 1.0})
+    with pytest.raises(replay.Timeout):
+        client.insert({"x": 2}, {"q": 1.0}, timeout=0.3)
+    assert client.info()["tables"]["q"]["insert_blocked_seconds"] > 0.2

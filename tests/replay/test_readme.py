@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,13 @@ PROGRAM = str(Path(sys.executable).parent / "shoal")
 def test_python() -> None:
     (code,) = re.findall(r"```python\n(from shoal import replay\n.*?)```", TEXT, re.S)
     assert len(code.strip().splitlines()) - 2 == 5  # five lines after the import
-    names: dict[str, Any] = {"obs": np.zeros(4, np.float32), "action": 1, "priorities": np.ones(256)}
+    for word in ("Prioritized", "client()", "append", "sample", "update_priorities"):
+        assert word in code
+    steps = [SimpleNamespace(obs=np.full(4, t, np.float32), action=t, reward=1.0, discount=1.0) for t in range(9)]
+    names: dict[str, Any] = {"steps": steps, "priorities": np.ones(256)}
     exec(code, names)
-    assert len(names["batch"]) == 256 and names["batch"].data["obs"].shape == (256, 4)
+    data = names["batch"].data
+    assert len(names["batch"]) == 256 and (data["next_observation"] == data["observation"] + 3).all()
 
 
 def test_commands(tmp_path: Path) -> None:
@@ -46,6 +51,6 @@ def test_commands(tmp_path: Path) -> None:
 
 def test_the_conformance_table_names_tests_that_exist() -> None:
     here = Path(__file__).parent
-    named = set(re.findall(r"\btest_\w+", (here.parents[1] / "docs" / "replay.md").read_text()))
+    named = set(re.findall(r"\btest_\w+", (here.parents[1] / "docs" / "replay_conformance.md").read_text()))
     there = set(re.findall(r"def (test_\w+)\(", "".join(path.read_text() for path in here.glob("test_*.py"))))
     assert named and named <= there

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -56,3 +59,99 @@ def test_samples_follow_priorities_or_sizes_and_updates_find_their_shard(shards:
             assert np.array_equal(drawn.info.priorities, drawn.data["x"] * 10)
     assert client.info()["tables"]["t"]["unknown_updates"] == 0
     assert client.delete("t", np.unique(batch.info.keys)) == 4
+
+
+SHARD = """
+import sys, time
+from shoal import replay
+server = replay.Server([replay.Table("t", replay.Uniform()), replay.Table.queue("q", 100)], address=sys.argv[1], seed=1)
+print(server.address, flush=True)
+time.sleep(600)
+"""
+
+
+def start(address: str) -> tuple[subprocess.Popen[str], str]:
+    process = subprocess.Popen([sys.executable, "-c", SHARD, address], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def fill(address: str, value: int) -> None:
+    with replay.Client(address, timeout=60) as own:
+        own.insert_batch({"x": np.full(50, value)}, {"t": np.ones(50)})
+
+
+def test_the_living_shards_go_on_without_a_dead_one_and_take_it_in_again() -> None:
+    processes, addresses = zip(*(start("tcp://127.0.0.1:0") for _ in range(3)), strict=True)
+    processes = list(processes)
+    client = replay.Client(addresses, timeout=60)
+    try:
+        for shard, address in enumerate(addresses):
+            fill(address, shard)
+        batch = client.sample("t", 300)
+        assert set(batch.data["x"]) == {0, 1, 2}
+        end(processes[1])
+
+        again = client.sample("t", 300)
+        while not client.info()["down"]:
+            again = client.sample("t", 300)
+        again = client.sample("t", 300)
+        assert set(again.data["x"]) == {0, 2} and np.allclose(again.info.probabilities, 0.01) and again.info.table_size == 100
+        info = client.info()
+        assert list(info["down"]) == [addresses[1]] and info["tables"]["t"]["size"] == 100 and len(info["shards"]) == 2
+        client.update_priorities("t", batch.info.keys, np.ones(300))
+        assert client.info()["missed_updates"] == (batch.data["x"] == 1).sum()
+        for i in range(4):
+            client.insert({"x": 7}, {"t": 1.0})
+            with client.writer() as writer:
+                writer.append({"x": 10 + i})
+                writer.create_item("t", 1.0, {"x": writer.history["x"][-1]})
+        assert client.info()["tables"]["t"]["size"] == 108
+        with client.dataset("t", 32) as batches:
+            assert 1 not in next(batches).data["x"]
+        with pytest.raises(replay.Timeout, match="did not answer; the other shards have done it"):
+            client.reset("q")
+
+        processes[1], address = start(addresses[1])
+        assert address == addresses[1]
+        fill(address, 1)
+        deadline = time.monotonic() + 60
+        while client.info()["down"] and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert client.info()["down"] == {} and client.info()["tables"]["t"]["size"] == 158
+        assert 1 in client.sample("t", 300).data["x"]
+    finally:
+        client.close()
+        for process in processes:
+            end(process)
+
+
+def test_an_insert_goes_to_another_shard_after_its_own_died() -> None:
+    processes, addresses = zip(*(start("tcp://127.0.0.1:0") for _ in range(2)), strict=True)
+    client = replay.Client(addresses, timeout=60)
+    try:
+        client.insert({"x": 1}, {"t": 1.0})
+        end(processes[0])
+        with pytest.raises(replay.Timeout):
+            client.insert({"x": 2}, {"t": 1.0}, timeout=0.1)
+        client.insert({"x": 3}, {"t": 1.0})
+        assert client.sample("t").data["x"].tolist() == [3]
+    finally:
+        client.close()
+        end(processes[1])
+
+
+def test_no_shard_at_all() -> None:
+    client = replay.Client(["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"], timeout=0.1)
+    with pytest.raises(replay.Timeout, match="none of 2 shards"):
+        client.sample("t")
+    with pytest.raises(replay.Timeout, match="none of 2 shards"):
+        client.info()
+    client.close()

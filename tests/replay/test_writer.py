@@ -222,3 +222,15 @@ def test_a_closed_writer_refuses(start: Start) -> None:
     writer.close()
     with pytest.raises(replay.Closed):
         writer.append({"x": 2})
+
+
+def test_a_batch_may_come_from_more_compressed_chunks_than_fit_into_a_list() -> None:
+    with replay.Server([replay.Table("t", replay.Fifo(), max_times_sampled=1)], compression={"x": "lz4"}) as server:
+        rng = np.random.default_rng(0)
+        with server.client().writer(max_history=100) as writer:
+            for episode in range(700):
+                for _ in range(100):
+                    writer.append({"x": np.full(8, episode)})
+                writer.create_item("t", 1.0, {"x": writer.history["x"][rng.permutation(100).tolist()]})
+                writer.end_episode()
+        assert (server.client().sample("t", 700).data["x"] == np.arange(700)[:, None, None]).all()

@@ -118,10 +118,22 @@ def parse_options(kind: Any, default: T, arguments: Sequence[str], usage: str) -
     result = _quietly(kind, default, tokens)
     if result is not None:
         return result
-    for group in _groups(tokens):
+    groups = _groups(tokens)
+    for at, group in enumerate(groups):
         if _quietly(kind, default, group) is None:
-            raise ConfigError(_complaint(default, group))
+            groups[at] = [_none(token) for token in group]
+            if groups[at] == group or _quietly(kind, default, groups[at]) is None:
+                raise ConfigError(_complaint(default, group))
+    result = _quietly(kind, default, [token for group in groups for token in group])
+    if result is not None:
+        return result
     raise ConfigError(f"{' '.join(tokens)} cannot be understood; see {usage} --help")
+
+
+def _none(token: str) -> str:
+    """None, also where it is spelt none."""
+    name, equals, value = token.rpartition("=")
+    return f"{name}{equals}None" if value.lower() == "none" else token
 
 
 def _quietly(kind: Any, default: T, tokens: Sequence[str]) -> T | None:

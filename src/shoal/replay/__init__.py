@@ -16,6 +16,7 @@ from shoal.replay.columns import Array
 from shoal.replay.core import Core
 from shoal.replay.errors import Closed, InvalidItem, NotFound, Refused, ReplayError, SignatureMismatch, Timeout
 from shoal.replay.expressions import Expression, apply, column, concat, n_step
+from shoal.replay.keys import Key
 from shoal.replay.limiters import MinSize, Queue, RateLimiter, SampleToInsertRatio, Stack
 from shoal.replay.recipes import (
     EpisodeWriter,
@@ -28,7 +29,6 @@ from shoal.replay.recipes import (
 from shoal.replay.selectors import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform
 from shoal.replay.server import Server
 from shoal.replay.table import Table
-from shoal.replay.wire import Key
 from shoal.replay.writer import Writer
 
 __all__ = [

@@ -332,7 +332,7 @@ def _load_table(table: TableCore, saved: dict[str, Any], ids: dict[int, int]) ->
         renumbered = np.zeros(max(ids) + 1, np.int32)
         renumbered[list(ids)] = list(ids.values())
         records[:, 0] = renumbered[records[:, 0]]
-    layouts = [table.layout(_columns_from_data(columns), grouped) for columns, grouped in saved["layouts"]]
+    layouts = [table.layout(_columns_from_data(columns), grouped, bounded=False) for columns, grouped in saved["layouts"]]
     at = 0
     for begin, end in _alike(shapes):
         count, layout = int(shapes[begin]) & 0xFFFFFFFF, int(shapes[begin]) >> 32

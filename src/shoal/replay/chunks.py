@@ -22,6 +22,8 @@ from shoal.replay.pool import Block, Pool
 
 __all__ = ["ChunkStore", "Group"]
 
+CHUNK_BYTES = 1 << 20
+"""The bytes of a group of chunks, about; less where a table may hold less than eight of them."""
 FIRST_CHUNKS = 1024
 DECODED_CHUNKS = 256
 SMALL_BYTES = 64
@@ -105,13 +107,13 @@ class ChunkStore:
 
     def open(self, specs: Sequence[Spec], rows: int) -> Group:
         """New chunks with room for `rows` cells each; the caller holds them until `close`."""
-        count = len(specs)
+        count, places = len(specs), self._take(specs, rows)
         free = self._free.get(count)
         first = free.pop() if free else self._extend(count)
         self._left[first] = (count, count)
         self.live += count
         arrays = []
-        for at, (spec, place) in enumerate(zip(specs, self._take(specs, rows), strict=True)):
+        for at, (spec, place) in enumerate(zip(specs, places, strict=True)):
             self._put(first + at, spec, rows, first, place)
             arrays.append(place.array(rows, spec))
         return Group(first, tuple(specs), rows, tuple(arrays))

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import queue
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from shoal.errors import ConfigError
 from shoal.replay.batch import Batch, Buffers
-from shoal.replay.columns import Tree, flatten
+from shoal.replay.columns import Tree, arrays_of
 from shoal.replay.core import as_keys
 from shoal.replay.errors import Closed, InvalidItem, Refused, Timeout, Unanswered
-from shoal.replay.expressions import apply
+from shoal.replay.expressions import apply, check
 from shoal.replay.local import Local, LocalSink
 from shoal.replay.writer import Sink, Writer
 
@@ -70,9 +73,9 @@ class LocalBackend:
     def sample(
         self, table: str, n: int, timeout: float | None, buffers: Buffers, counted: bool, transform: Tree | None
     ) -> Batch:
-        batch = self._local.draw(table, n, timeout, buffers, counted)
         if transform is None:
-            return batch
+            return self._local.draw(table, n, timeout, buffers, counted)
+        batch = self._local.draw(table, n, timeout, buffers, counted, partial(check, transform))
         try:
             return Batch(apply(transform, batch.data), batch.info)
         except BaseException:
@@ -141,8 +144,7 @@ class Client:
     def __init__(self, address: Any, key: Any = None, timeout: float | None = None) -> None:
         self.timeout = timeout
         self._buffers = threading.local()
-        self._writers = threading.local()
-        self._inserters: list[Writer] = []  # of all threads
+        self._inserters: list[Writer] = []  # idle ones: a call takes one for itself
         self._closed = False
         self._backend: Backend
         if isinstance(address, str):
@@ -153,17 +155,26 @@ class Client:
             from shoal.replay.sharding import ShardedBackend
 
             self._backend = ShardedBackend.connect(address, key, timeout)
-        else:
+        elif hasattr(address, "sampled_once"):
             self._backend = address
+        else:
+            raise ConfigError(f"a client connects to an address or a list of them, got {address!r}")
 
     def writer(self, max_history: int = 1, timeout: float | None = UNSET, **options: Any) -> Writer:
-        """A trajectory writer that remembers max_history steps. Not for several threads at once."""
+        """A trajectory writer that remembers max_history steps. Not for several threads at once.
+
+        For a server elsewhere: max_in_flight items may wait for confirmation; compression is "auto" or "none".
+        """
         self._check_open()
+        if unknown := options.keys() - {"max_in_flight", "compression"}:
+            raise ConfigError(f"a writer has no option {min(unknown)!r}; it has max_in_flight and compression")
+        if options.get("compression", "auto") not in ("auto", "none"):
+            raise ConfigError(f"compression must be 'auto' or 'none', got {options['compression']!r}")
         return Writer(self._backend.sink(**options), max_history, self._wait(timeout))
 
     def insert(self, data: Tree, priorities: Mapping[str, float], timeout: float | None = UNSET) -> dict[str, int]:
         """One item of one step in every named table; returns the keys."""
-        leaves = {path: np.asarray(leaf)[None] for path, leaf in flatten(data).items()}
+        leaves = {path: leaf[None] for path, leaf in arrays_of(data).items()}
         if not leaves:
             raise InvalidItem("an item needs at least one column")
         keys = self._insert(leaves, 1, priorities, timeout)
@@ -173,7 +184,7 @@ class Client:
         self, data: Tree, priorities: Mapping[str, Any], timeout: float | None = UNSET
     ) -> dict[str, npt.NDArray[np.int64]]:
         """One item for every row of data, [N, ...], in every named table; returns their keys [N]."""
-        leaves = {path: np.asarray(leaf) for path, leaf in flatten(data).items()}
+        leaves = arrays_of(data)
         sizes = {len(leaf) if leaf.ndim else 0 for leaf in leaves.values()}
         if len(sizes) != 1 or 0 in sizes:
             raise InvalidItem(f"insert_batch needs the same number of rows in every leaf, got {sizes}")
@@ -183,11 +194,21 @@ class Client:
         self, leaves: dict[str, npt.NDArray[Any]], count: int, priorities: Mapping[str, Any], timeout: float | None
     ) -> dict[str, npt.NDArray[np.int64]]:
         self._check_open()
-        writer: Writer | None = getattr(self._writers, "writer", None)
-        if writer is None:
-            writer = self._writers.writer = Writer(self._backend.sink(wait=True), 1, self.timeout)
-            self._inserters.append(writer)
-        return writer.insert_rows(leaves, count, priorities, self._wait(timeout))
+        wait, alive = self._wait(timeout), True
+        try:
+            writer = self._inserters.pop()
+        except IndexError:
+            writer = Writer(self._backend.sink(wait=True), 1, self.timeout)
+        try:
+            return writer.insert_rows(leaves, count, priorities, wait)
+        except Unanswered:
+            alive = False  # another one may find a server that lives
+            raise
+        finally:
+            if alive and not self._closed:
+                self._inserters.append(writer)
+            else:
+                _let_go(writer)
 
     def sample(
         self,
@@ -202,9 +223,8 @@ class Client:
         transform is a tree of expressions that the service applies. The arrays are reused once nobody refers to them.
         """
         self._check_open()
-        return self._backend.sample(
-            table, operator.index(batch_size), self._wait(timeout), buffers or self._own_buffers(), True, transform
-        )
+        count = _checked(batch_size)
+        return self._backend.sample(table, count, self._wait(timeout), buffers or self._own_buffers(), True, transform)
 
     def _own_buffers(self) -> Buffers:
         buffers: Buffers | None = getattr(self._buffers, "buffers", None)
@@ -223,13 +243,19 @@ class Client:
     ) -> Dataset:
         """Batches without end, gathered ahead by a thread; a batch counts as sampled when it is taken."""
         self._check_open()
-        return Dataset(self._backend, table, batch_size, prefetch, self._wait(timeout), transform, buffers)
+        return Dataset(self._backend, table, _checked(batch_size), prefetch, self._wait(timeout), transform, buffers)
 
     def update_priorities(self, table: str, keys: Any, priorities: Any, timeout: float | None = UNSET) -> None:
         """Set priorities; unknown keys are ignored and counted, bad values are refused after the others are set."""
         self._check_open()
-        values = np.ascontiguousarray(priorities, np.float64).reshape(-1)
-        refused = self._backend.update(table, as_keys(keys), values, self._wait(timeout))
+        try:
+            values = np.ascontiguousarray(priorities, np.float64).reshape(-1)
+        except (TypeError, ValueError) as error:
+            raise InvalidItem(f"priorities are numbers: {error}") from error
+        known = as_keys(keys)
+        if len(known) != len(values):
+            raise InvalidItem(f"{len(known)} keys but {len(values)} priorities")
+        refused = self._backend.update(table, known, values, self._wait(timeout))
         if refused:
             raise InvalidItem(f"table {table!r}: {refused} priorities were not finite or negative; the others are set")
 
@@ -262,13 +288,22 @@ class Client:
         if self._closed:
             return
         self._closed = True
-        for writer in self._inserters:
-            with contextlib.suppress(Closed):
-                writer.close(timeout=0)
+        while self._inserters:
+            _let_go(self._inserters.pop())
         self._backend.close()
 
     def _wait(self, timeout: float | None) -> float | None:
-        return self.timeout if timeout is not None and timeout < 0 else timeout
+        """The time that a call may take: its own, or this client's."""
+        try:
+            if timeout is None or 0 <= timeout < math.inf:
+                return timeout
+            if timeout < 0:
+                return self.timeout
+        except TypeError:
+            raise InvalidItem(f"a timeout is a number of seconds, or None for ever, got {timeout!r}") from None
+        if timeout == math.inf:
+            return None
+        raise InvalidItem(f"a timeout is a number of seconds, or None for ever, got {timeout!r}")
 
     def _check_open(self) -> None:
         if self._closed:
@@ -281,6 +316,22 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _checked(batch_size: Any) -> int:
+    try:
+        count = int(operator.index(batch_size))
+    except TypeError:
+        raise InvalidItem(f"batch_size is a whole number, got {batch_size!r}") from None
+    if count < 1:
+        raise InvalidItem(f"batch_size must be at least 1, got {count}")
+    return count
+
+
+def _let_go(writer: Writer) -> None:
+    """Close a writer that has nothing under way."""
+    with contextlib.suppress(Closed, Timeout):
+        writer.close(timeout=0)
 
 
 class Dataset(Iterator[Batch]):

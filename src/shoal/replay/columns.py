@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shoal.replay.errors import InvalidItem, SignatureMismatch
 
-__all__ = ["Array", "Column", "Spec", "check_signature", "flatten", "parse_signature", "unflatten"]
+__all__ = ["Array", "Column", "Spec", "arrays_of", "as_array", "check_signature", "flatten", "parse_signature", "unflatten"]
 
 Tree = Any
 """Nested dictionaries with arrays as leaves."""
@@ -74,6 +74,23 @@ class Column:
     def extent(self) -> int:
         """The length of the first axis as sampled; 1 where there is none."""
         return self.shape[0] if self.shape else 1
+
+
+def as_array(leaf: Any, path: str) -> npt.NDArray[Any]:
+    """A value as an array; one that is none is refused by its path."""
+    try:
+        return np.asarray(leaf)
+    except (TypeError, ValueError) as error:
+        raise InvalidItem(f"column {path!r}: the value is not an array: {error}") from error
+
+
+def arrays_of(tree: Tree) -> dict[str, npt.NDArray[Any]]:
+    """Paths and leaves, which become arrays."""
+    flat = flatten(tree)
+    try:
+        return {path: np.asarray(leaf) for path, leaf in flat.items()}
+    except (TypeError, ValueError):
+        return {path: as_array(leaf, path) for path, leaf in flat.items()}  # says which
 
 
 def flatten(tree: Tree) -> dict[str, Any]:

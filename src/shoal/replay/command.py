@@ -1,4 +1,4 @@
-"""`shoal replay serve` and `shoal replay info`."""
+"""`shoal replay serve`, `shoal replay info` and `shoal replay keys`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 
 from shoal.errors import ConfigError, ShoalError
 from shoal.replay.client import Client
+from shoal.replay.keys import Key, add_client
 from shoal.replay.limiters import MinSize
 from shoal.replay.selectors import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Selector, Uniform
 from shoal.replay.server import Server
 from shoal.replay.table import Table
 
-__all__ = ["info_command", "parse_table", "serve_command"]
+__all__ = ["info_command", "keys_command", "parse_table", "serve_command"]
 
 SELECTORS: dict[str, type[Selector]] = {
     "fifo": Fifo, "lifo": Lifo, "uniform": Uniform, "prioritized": Prioritized, "minheap": MinHeap, "maxheap": MaxHeap,
@@ -53,13 +54,15 @@ def serve_command(argv: Sequence[str]) -> int:
     parser.add_argument("--storage", choices=["memory", "memmap"], default="memory")
     parser.add_argument("--directory", help="where memmap storage keeps its files")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--key", metavar="FILE", help="the server's key, for addresses off loopback: see `shoal replay keys`")
     chosen = parser.parse_args(argv)
     if chosen.checkpoint_seconds and (chosen.checkpoint_seconds < 0 or not chosen.checkpoint_dir):
         parser.error("--checkpoint-seconds is a positive number and needs --checkpoint-dir")
     try:
         server = Server(
-            [parse_table(text) for text in chosen.table], chosen.address, chosen.checkpoint_dir, restore=chosen.restore,
-            storage=chosen.storage, directory=chosen.directory, seed=chosen.seed,
+            [parse_table(text) for text in chosen.table], chosen.address, chosen.checkpoint_dir,
+            Key.load(chosen.key) if chosen.key else None, restore=chosen.restore, storage=chosen.storage,
+            directory=chosen.directory, seed=chosen.seed,
         )  # fmt: skip
     except ShoalError as error:
         sys.stderr.write(f"{error}\n")
@@ -85,14 +88,30 @@ def info_command(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="shoal replay info", description=info_command.__doc__)
     parser.add_argument("address")
     parser.add_argument("--timeout", type=float, default=5.0)
+    parser.add_argument("--key", metavar="FILE", help="a client's key, for addresses off loopback: see `shoal replay keys`")
     chosen = parser.parse_args(argv)
     try:
-        with Client(chosen.address, timeout=chosen.timeout) as client:
+        with Client(chosen.address, Key.load(chosen.key) if chosen.key else None, chosen.timeout) as client:
             info = client.info()
     except ShoalError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     sys.stdout.write(render(info))
+    return 0
+
+
+def keys_command(argv: Sequence[str]) -> int:
+    """Make a key for a client, and with the first one the server's: DIR/server.json, which lets in every client made here."""
+    parser = argparse.ArgumentParser(prog="shoal replay keys", description=keys_command.__doc__)
+    parser.add_argument("directory")
+    parser.add_argument("--client", default="client", metavar="NAME", help="its key is DIR/NAME.json: copy it to where it runs")
+    chosen = parser.parse_args(argv)
+    try:
+        server, client = add_client(chosen.directory, chosen.client)
+    except ShoalError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.write(f"{server}\n{client}\n")
     return 0
 
 

@@ -155,8 +155,11 @@ class TableCore:
 
     # -- layouts
 
-    def layout(self, columns: tuple[Column, ...], grouped: bool) -> int:
-        """The number of an item layout; the first item fixes the signature of a table that has none."""
+    def layout(self, columns: tuple[Column, ...], grouped: bool, bounded: bool = True) -> int:
+        """The number of an item layout; the first item fixes the signature of a table that has none.
+
+        bounded: an item that alone has more bytes than the table may hold is refused; one of a checkpoint is kept.
+        """
         if columns is self._last_layout[0] and grouped is self._last_layout[1]:
             return self._last_layout[2]  # hashing the columns of every insert would cost more than the insert
         number = self._layouts.get((columns, grouped))
@@ -167,6 +170,11 @@ class TableCore:
             raise InvalidItem("an item needs at least one column")
         if self.signature is not None:
             check_signature(self.signature, columns, self.table.name)
+        nbytes = sum(column.length * column.spec.cell_bytes for column in columns)
+        if bounded and nbytes > self._most_bytes:
+            raise InvalidItem(
+                f"table {self.table.name!r} holds at most {self._most_bytes} bytes (max_bytes), this item alone has {nbytes}"
+            )
         if any(a.spec.path >= b.spec.path for a, b in itertools.pairwise(columns)):
             raise InvalidItem("columns must come in the order of their paths, each once")
         for column, known in zip(columns, self.columns[0] if self.columns else columns, strict=True):
@@ -185,6 +193,15 @@ class TableCore:
         sizes = np.array([[column.spec.cell_bytes for column in layouts] for layouts in by_column], np.int64)
         self._take(self.state._replace(groups=groups, lengths=lengths, extents=extents, sizes=sizes))
         return number
+
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], Any]]:
+        """Of every column of a batch: its shape without the batch axis, as long as the longest item's, and its dtype."""
+        known = {}
+        for column, extents in zip(self.columns[0] if self.columns else (), self.state.extents, strict=True):
+            reached, length = reaching(column, int(extents.max()))
+            spec = reached.spec
+            known[spec.path] = (spec.shape if reached.squeeze else (length, *spec.shape), spec.dtype)
+        return known
 
     # -- operations
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from shoal.errors import ConfigError
 from shoal.replay import items as k
 from shoal.replay.batch import Batch, BatchLayout, Buffers
-from shoal.replay.chunks import ChunkStore
+from shoal.replay.chunks import CHUNK_BYTES, ChunkStore
 from shoal.replay.columns import Column
 from shoal.replay.contents import TableCore
 from shoal.replay.errors import InvalidItem, NotFound
@@ -89,11 +89,14 @@ class Core:
         self.tables: dict[str, TableCore] = {}
         self.writers: dict[int, int] = {}  # writer -> the number of its last item
         self.lost = 0
+        self.chunk_bytes = CHUNK_BYTES  # of the chunks that writers should make
         self.started = time.time()
         for at, table in enumerate(tables):
             if table.name in self.tables:
                 raise ConfigError(f"two tables are called {table.name!r}")
             self.tables[table.name] = TableCore(table, self.store, seed + 0x9E3779B9 * at, first_key)
+            if table.max_bytes is not None:
+                self.chunk_bytes = max(1, min(self.chunk_bytes, table.max_bytes // 8))
         if not self.tables:
             raise ConfigError("a replay server needs at least one table")
 

@@ -12,6 +12,7 @@ item costs a few appends to lists.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections import deque
@@ -23,11 +24,11 @@ import numpy.typing as npt
 
 from shoal.replay.chunks import Group
 from shoal.replay.columns import Column, Spec
-from shoal.replay.errors import InvalidItem, Timeout
+from shoal.replay.errors import Timeout, Unanswered
 from shoal.replay.patterns import Record
 from shoal.replay.remote import DEAD_SECONDS, GRACE_SECONDS, PING_SECONDS, Connection
 from shoal.replay.uploads import Uploads
-from shoal.replay.wire import MOST_FRAMES, write_columns
+from shoal.replay.wire import MOST_FRAMES, error_from, write_columns
 
 __all__ = ["RemoteSink"]
 
@@ -35,6 +36,7 @@ MESSAGES_IN_FLIGHT = 8
 MESSAGE_ITEMS = 256
 MESSAGE_BYTES = 1 << 20
 WINDOW_BYTES = 1 << 24
+MEET_SECONDS = 0.5
 LOOK_SECONDS = 0.001
 """How often replies are looked for while items are made."""
 
@@ -72,8 +74,6 @@ class RemoteSink:
     def __init__(
         self, connection: Connection, max_in_flight: int = 2048, compression: str = "auto", wait: bool = False
     ) -> None:
-        if compression not in ("auto", "none"):
-            raise InvalidItem(f"compression must be 'auto' or 'none', got {compression!r}")
         self._connection = connection
         self._most, self._window, self._wait = max_in_flight, max_in_flight, wait
         ipc = connection.address.startswith("ipc://")
@@ -92,15 +92,24 @@ class RemoteSink:
         self._keys: npt.NDArray[np.int64] | None = None
         self._hello: int | None = None
         self._serial: int | None = None  # of the session that this state belongs to
-        self._ready = False
+        self._ready = self._met = self._dead = False
         self._pinged = 0.0
-        self._refused: list[str] = []
+        self._refused: list[tuple[str, str]] = []  # kind of error, reason
         self._until: float | None = None
         self.confirmed = 0
         self.lost = 0
         self._lost_to = 0  # the newest item that was confirmed before the last crash
 
     # -- the writer's calls
+
+    def chunk_bytes(self) -> int:
+        """What the server's tables ask for; one that does not answer at once is asked no more."""
+        if not self._met:
+            self._met = True
+            self._greet()
+            with contextlib.suppress(Timeout):
+                self._until_true(lambda: self._ready, time.monotonic() + MEET_SECONDS, "no answer")
+        return self._connection.chunk_bytes
 
     def open(self, specs: Sequence[Spec], rows: int) -> Group:
         return self._uploads.open(specs, rows)
@@ -185,12 +194,12 @@ class RemoteSink:
 
     def _insert_now(self, run: Run, deadline: float | None) -> npt.NDArray[np.int64]:
         """One synchronous insert: the server must not apply it after the deadline."""
-        self._until = None if deadline is None else time.time() + max(0.0, deadline - time.monotonic())
+        self._until = deadline
         self._keys = None
         grace = None if deadline is None else deadline + GRACE_SECONDS
         last = run.last
         try:
-            self._until_true(lambda: self.confirmed >= last and not self._outstanding(), grace, "no answer")
+            self._until_true(lambda: self.confirmed >= last and not self._outstanding(), grace, "no answer", Unanswered)
         except Timeout:
             self._abandon()
             raise
@@ -224,7 +233,8 @@ class RemoteSink:
                     if block.offered:
                         self._connection.send({"op": "unshare", "block": block.number})
                 farewell = self._connection.send({"op": "bye", "session": self._session})
-                self._await(farewell)
+                if not self._dead:
+                    self._await(farewell)
         except Timeout as error:
             raise Timeout(f"the writer was closed with {self._outstanding()} unconfirmed items") from error
         finally:
@@ -244,7 +254,7 @@ class RemoteSink:
     def _outstanding(self) -> int:
         return self._number - self._settled
 
-    def _until_true(self, condition: Any, deadline: float | None, reason: str) -> None:
+    def _until_true(self, condition: Any, deadline: float | None, reason: str, error: type[Timeout] = Timeout) -> None:
         """Pump until the condition holds."""
         self._connection.heard = time.monotonic()
         while not condition():
@@ -252,7 +262,8 @@ class RemoteSink:
             if (deadline is not None and now >= deadline) or (
                 deadline is None and now - self._connection.heard > DEAD_SECONDS
             ):
-                raise Timeout(f"{self._connection.address}: {reason}")
+                self._dead = error is Unanswered
+                raise error(f"{self._connection.address}: {reason}")
             self._pump(PING_SECONDS if deadline is None else min(PING_SECONDS, max(0.0, deadline - now)))
 
     def _pump(self, seconds: float) -> None:
@@ -341,7 +352,7 @@ class RemoteSink:
             return
         if number == -1 and "error" in header:  # the server could not even read whose message it was
             self._abandon()
-            self._refused.append(header["reason"])
+            self._refused.append((header["error"], header["reason"]))
             return
         if self._uploads.answered(number, "error" in header) or number not in self._in_flight:
             return
@@ -350,12 +361,12 @@ class RemoteSink:
             self._ready = False
             self._greet()
             return
-        self._refused += [reason for _, reason in header.get("refused", [])]
+        self._refused += [(kind, reason) for _, kind, reason in header.get("refused", [])]
         if "error" in header and header["error"] == "Timeout":
             self._abandon()
             raise Timeout(header["reason"])
         if "error" in header:
-            self._refused.append(header["reason"])
+            self._refused.append((header["error"], header["reason"]))
         if buffers and self._wait:
             self._keys = np.frombuffer(buffers[0], np.int64)
         self._confirm(last)
@@ -399,5 +410,5 @@ class RemoteSink:
 
     def _raise_refused(self) -> None:
         if self._refused:
-            reasons, self._refused = self._refused, []
-            raise InvalidItem("; ".join(reasons[:5]))
+            refused, self._refused = self._refused, []
+            raise error_from(refused[0][0], "; ".join(reason for _, reason in refused[:5]))

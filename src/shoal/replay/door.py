@@ -6,7 +6,12 @@ descriptor they came through: so a dead writer or reader is forgotten at once, n
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -14,7 +19,8 @@ import zmq.utils.monitor
 import zmq.utils.z85
 
 from shoal.errors import ConfigError
-from shoal.replay.wire import MOST_MESSAGE_BYTES, Key, is_loopback
+from shoal.replay.keys import Key
+from shoal.replay.wire import MOST_MESSAGE_BYTES, is_loopback
 
 __all__ = ["Door"]
 
@@ -25,16 +31,19 @@ class Door:
     def __init__(self, address: str, key: Key | None) -> None:
         if not address.startswith(("tcp://", "ipc://")):
             raise ConfigError(f"a replay address begins with tcp:// or ipc://, got {address!r}")
+        if key is not None and not isinstance(key, Key):
+            raise ConfigError(f"a server's key is a replay.Key, not {type(key).__name__}")
         if key is None and not is_loopback(address):
-            raise ConfigError(f"{address} is not loopback: give the server a key (replay.Key.generate) and its clients' keys")
+            raise ConfigError(f"{address} is not loopback: give the server a key (shoal replay keys, or Key.generate)")
         self._key = key
         self._context = zmq.Context()
         self._zap = self._open_zap() if key is not None else None
         self._socket = self._open_socket()
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         try:
-            self._socket.bind(address)
-        except zmq.ZMQError as error:
+            with _alone_at(address):
+                self._socket.bind(address)
+        except (zmq.ZMQError, OSError) as error:
             self._socket.disable_monitor()
             self._monitor.close(0)
             self._context.destroy(0)
@@ -115,6 +124,37 @@ class Door:
             self._zap.close()
         self._context.term()
         os.close(self.wake_fd)
+
+
+@contextlib.contextmanager
+def _alone_at(address: str) -> Iterator[None]:
+    """Whoever binds an ipc path takes it from its owner without a word: so ask first whether one lives, and let no other bind
+    meanwhile. The file that a dead server left is replaced."""
+    path = address.removeprefix("ipc://")
+    if path == address or path.startswith(("@", "*")) or not Path(path).parent.is_dir():
+        yield
+        return
+    folder = os.open(Path(path).parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        if _answers(path):
+            raise OSError("another server lives there; stop it, or choose another path")
+        yield
+    finally:
+        os.close(folder)
+
+
+def _answers(path: str) -> bool:
+    """Whether a process listens at a path."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:
+            return True  # so many wait that there is no room for another
+        except OSError:
+            return False  # nothing there, or left by a dead process
+        return True
 
 
 def came_through(frames: list[Any]) -> int:

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from shoal.errors import ReplayError
+from shoal.errors import CheckpointError, ConfigError, ReplayError, ShoalError
 from shoal.errors import Timeout as _WireTimeout
 
 __all__ = ["Closed", "InvalidItem", "NotFound", "Refused", "ReplayError", "SignatureMismatch", "Timeout"]
@@ -23,7 +23,8 @@ class Timeout(ReplayError, _WireTimeout):
 
 
 class Unanswered(Timeout):
-    """The server itself did not answer in time."""
+    """The server itself did not answer in time. It drops a request that it reads after the deadline; only one that it was just
+    answering may have been applied."""
 
 
 class SignatureMismatch(ReplayError):
@@ -46,6 +47,8 @@ class Refused(ReplayError):
     """The server refused a message. It changed nothing."""
 
 
-BY_NAME: dict[str, type[ReplayError]] = {
-    kind.__name__: kind for kind in (Timeout, SignatureMismatch, NotFound, Closed, InvalidItem, Refused, ReplayError)
+BY_NAME: dict[str, type[ShoalError]] = {
+    kind.__name__: kind
+    for kind in (Timeout, SignatureMismatch, NotFound, Closed, InvalidItem, Refused, ReplayError, CheckpointError, ConfigError)
 }
+"""The errors that travel from a server to its clients as what they are."""

@@ -17,12 +17,24 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.replay.columns import Tree, flatten, unflatten
-from shoal.replay.errors import InvalidItem, NotFound
-from shoal.replay.operations import DYNAMIC, OPERATIONS
+from shoal.replay.errors import InvalidItem, NotFound, Refused
+from shoal.replay.operations import DYNAMIC, OPERANDS, OPERATIONS, PARAMETERS, result_bytes
 
-__all__ = ["Expression", "apply", "column", "concat", "n_step", "transform_from", "transform_to"]
+__all__ = ["Expression", "Meter", "apply", "check", "column", "concat", "n_step", "transform_from", "transform_to"]
 
 MOST_NODES = 1000
+
+
+class Meter:
+    """What a transform may cost: the bytes of all its results together, each as often as there are items."""
+
+    def __init__(self, most_bytes: int, items: int = 1) -> None:
+        self._most, self._left, self._items = most_bytes, most_bytes, items
+
+    def spend(self, nbytes: int) -> None:
+        self._left -= nbytes * self._items
+        if self._left < 0:
+            raise Refused(f"the transform makes more than {self._most} bytes: ask for fewer items, or apply it at the reader")
 
 
 class Expression:
@@ -38,7 +50,7 @@ class Expression:
 
     # -- evaluation
 
-    def batch(self, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    def batch(self, columns: Mapping[str, npt.NDArray[Any]], meter: Meter | None = None) -> npt.NDArray[Any]:
         """The value for every item of a batch: [B, T, ...] columns give [B, ...]."""
         if self.name == "column":
             path: str = self.parameters["path"]
@@ -48,10 +60,12 @@ class Expression:
             return found
         if self.name == "constant":
             return cast(npt.NDArray[Any], self.parameters["value"])  # a bare number keeps the other side's dtype
-        values = [argument.batch(columns) for argument in self.arguments]
+        values = [argument.batch(columns, meter) for argument in self.arguments]
         try:
+            if meter is not None:
+                meter.spend(result_bytes(self.name, values, self.parameters))
             return np.asarray(OPERATIONS[self.name](*values, **self.parameters))
-        except (ValueError, TypeError, IndexError) as error:
+        except (ValueError, TypeError, IndexError, ArithmeticError, MemoryError) as error:
             shapes = [list(np.shape(value))[1:] for value in values]
             raise InvalidItem(f"{self.name} of {shapes} with {self.parameters}: {error}") from error
 
@@ -71,6 +85,11 @@ class Expression:
         if self.name == "column":
             return {self.parameters["path"]}
         return set().union(*(argument.columns() for argument in self.arguments))
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether its length depends on the data."""
+        return self.name in DYNAMIC or any(argument.dynamic for argument in self.arguments)
 
     # -- select, join, reorder
 
@@ -233,6 +252,9 @@ class Expression:
             raise InvalidItem("a constant must be a number")
         if not all(isinstance(key, str) for key in parameters):
             raise InvalidItem("parameters are named")
+        wanted = max(1, len(known)) if name == "concat" else OPERANDS.get(name, 0)
+        if len(known) != wanted or (name in OPERATIONS and parameters.keys() != PARAMETERS[name]):
+            raise InvalidItem(f"{name} does not take {len(known)} expressions and the parameters {sorted(parameters)}")
         return cls(name, known, **parameters), budget
 
 
@@ -266,19 +288,39 @@ def n_step(
     return ret, product, mask
 
 
-def apply(transform: Tree, data: Tree) -> Tree:
+def apply(transform: Tree, data: Tree, meter: Meter | None = None) -> Tree:
     """A tree of expressions (or paths of columns to keep) on the data of a batch."""
     columns = flatten(data)
-    flat = {path: column(leaf) if isinstance(leaf, str) else leaf for path, leaf in flatten(transform).items()}
-    return unflatten({path: np.ascontiguousarray(leaf.batch(columns)) for path, leaf in flat.items()})
+    return unflatten({path: np.ascontiguousarray(leaf.batch(columns, meter)) for path, leaf in _leaves(transform).items()})
+
+
+def _leaves(transform: Tree) -> dict[str, Expression]:
+    """The expressions of a transform by their paths."""
+    leaves = {path: column(leaf) if isinstance(leaf, str) else leaf for path, leaf in flatten(transform).items()}
+    for path, leaf in leaves.items():
+        if not isinstance(leaf, Expression):
+            raise InvalidItem(f"a transform is made of expressions and names of columns, got {type(leaf).__name__} for {path!r}")
+    return leaves
+
+
+def check(transform: Tree, columns: Mapping[str, tuple[tuple[int, ...], Any]], meter: Meter | None = None) -> None:
+    """Refuse expressions that columns of these (shape, dtype) cannot feed, before anything is drawn for them.
+
+    Lengths that depend on the data are known only with the data.
+    """
+    batch = {path: np.zeros((1, *shape), dtype) for path, (shape, dtype) in columns.items()}
+    for expression in _leaves(transform).values():
+        if missing := expression.columns() - columns.keys():
+            raise NotFound(f"no column {min(missing)!r}; there are {sorted(columns)}")
+        if not expression.dynamic:
+            with np.errstate(all="ignore"):
+                expression.batch(batch, meter)
 
 
 def transform_to(transform: Tree | None) -> dict[str, Any] | None:
     if transform is None:
         return None
-    return {
-        path: (column(leaf) if isinstance(leaf, str) else leaf).to_data() for path, leaf in flatten(transform).items()
-    }
+    return {path: leaf.to_data() for path, leaf in _leaves(transform).items()}
 
 
 def transform_from(data: Any) -> Tree | None:

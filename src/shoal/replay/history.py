@@ -120,10 +120,10 @@ class History:
             count = len(range(start, stop, step))
             cells = Cells(path, (Run(begin + start, count, step),) if count else (), False)
         elif isinstance(index, (list, tuple, np.ndarray)):
-            wanted = [self._step(path, int(i), begin, end) for i in index]
+            wanted = [self._step(path, _whole(i), begin, end) for i in index]
             cells = Cells(path, runs_of(wanted), False)
         else:
-            cells = Cells(path, (Run(self._step(path, int(index), begin, end), 1, 1),), True)
+            cells = Cells(path, (Run(self._step(path, _whole(index), begin, end), 1, 1),), True)
         if not cells.runs:
             raise InvalidItem(f"column {path!r}: the selection {index!r} of {end - begin} steps is empty")
         return cells
@@ -229,6 +229,12 @@ def runs_of(steps: Sequence[int]) -> tuple[Run, ...]:
         runs.append(Run(steps[at], count, step if count > 1 else 1))
         at += count
     return tuple(runs)
+
+
+def _whole(index: Any) -> int:
+    if isinstance(index, (bool, np.bool_)) or not hasattr(index, "__index__"):
+        raise InvalidItem(f"a step is chosen by a whole number, a slice or a list of whole numbers, got {index!r}")
+    return int(index)
 
 
 def _within(segment: Segment, start: int, step: int, count: int) -> int:

@@ -185,9 +185,9 @@ def _release(s: Any, c: Any, slot: int) -> None:
 
 @inlined
 def _remove_excess(s: Any, c: Any, max_size: int, max_bytes: int) -> int:
-    """Let the remover pick victims until the limits hold."""
+    """Let the remover pick victims until the limits hold; bytes, which count whole chunks, leave one item."""
     removed = 0
-    while s.meta[SIZE] > max_size or (s.meta[BYTES] > max_bytes and s.meta[SIZE] > 0):
+    while s.meta[SIZE] > max_size or (s.meta[BYTES] > max_bytes and s.meta[SIZE] > 1):
         victim = pick(s, s.meta[REMOVE], s.rem_tree, s.rem_offsets, s.rem_heap)
         _unlink(s, victim)
         _release(s, c, victim)

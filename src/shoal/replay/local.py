@@ -21,6 +21,10 @@ from shoal.replay.patterns import Record
 __all__ = ["Local", "LocalSink"]
 
 
+Check = Callable[[dict[str, tuple[tuple[int, ...], Any]]], None]
+"""Refuses the (shape, dtype) of columns."""
+
+
 class Local:
     """A core that many threads may use."""
 
@@ -90,8 +94,13 @@ class Local:
             )
         return pending.keys
 
-    def draw(self, table: str, n: int, timeout: float | None, buffers: Buffers, counted: bool = True) -> Batch:
-        """Up to n items: waits for all of them, and returns what there is when the time is over."""
+    def draw(
+        self, table: str, n: int, timeout: float | None, buffers: Buffers, counted: bool = True, check: Check | None = None
+    ) -> Batch:
+        """Up to n items: waits for all of them, and returns what there is when the time is over.
+
+        `check` refuses columns before any item of them is taken.
+        """
         if n < 1:
             raise InvalidItem(f"batch_size must be at least 1, got {n}")
         parts: list[Batch] = []
@@ -99,7 +108,7 @@ class Local:
         missing = n
         while missing:
             rest = None if deadline is None else max(0.0, deadline - time.monotonic())
-            part = self._draw_some(table, missing, rest, buffers, counted)
+            part = self._draw_some(table, missing, rest, buffers, counted, check)
             if part is None:
                 break
             parts.append(part)
@@ -109,7 +118,7 @@ class Local:
         return parts[0] if len(parts) == 1 else joined(parts)
 
     def _draw_some(
-        self, name: str, n: int, timeout: float | None, buffers: Buffers, counted: bool
+        self, name: str, n: int, timeout: float | None, buffers: Buffers, counted: bool, check: Check | None = None
     ) -> Batch | None:
         """Draw under the lock, copy outside it."""
         drawn: Any = None
@@ -117,6 +126,8 @@ class Local:
 
         def ready() -> bool:
             nonlocal drawn
+            if check is not None and table.size:
+                check(table.shapes())
             drawn = table.try_draw(n, counted)
             return drawn is not None
 
@@ -175,6 +186,9 @@ class LocalSink:
 
     def __init__(self, local: Local) -> None:
         self._local = local
+
+    def chunk_bytes(self) -> int:
+        return self._local.core.chunk_bytes
 
     def open(self, specs: Sequence[Spec], rows: int) -> Group:
         with self._local.lock:

@@ -5,13 +5,14 @@ Axes in parameters are those of one item; `_axis` moves non-negative ones past t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DYNAMIC", "OPERATIONS"]
+__all__ = ["DYNAMIC", "OPERANDS", "OPERATIONS", "PARAMETERS", "result_bytes"]
 
 Values = npt.NDArray[Any]
 
@@ -191,3 +192,44 @@ OPERATIONS: dict[str, Callable[..., Values]] = {
 
 DYNAMIC = frozenset({"before", "after", "truncate"})
 """Operations whose length depends on the data."""
+
+_NAMES = {
+    "index": "at", "slice": "start stop step", "gather": "indices", "window": "n stride", "concat": "axis", "stack": "n",
+    "pad": "length mode", "transpose": "axes", "reshape": "shape", "shift": "k fill", "n_step": "gamma n edge part",
+    **dict.fromkeys(("sum", "prod", "mean", "min", "max", "any", "all"), "axes"),
+}  # fmt: skip
+PARAMETERS: dict[str, frozenset[str]] = {name: frozenset(_NAMES.get(name, "").split()) for name in OPERATIONS}
+"""The parameters of every operation: NumPy's own functions would take others (`out`, `dtype`), which are nobody's business."""
+
+OPERANDS: dict[str, int] = dict.fromkeys(OPERATIONS, 1) | {
+    name: 2 for name in (
+        "before", "after", "truncate", "discounted_sum", "n_step", "add", "subtract", "multiply", "divide", "maximum", "minimum",
+        "power", "less", "less_equal", "greater", "greater_equal", "equal", "not_equal",
+    )
+}  # fmt: skip
+"""How many expressions an operation combines; concat takes any number from one on."""
+
+
+def result_bytes(name: str, values: Sequence[Any], parameters: Mapping[str, Any]) -> int:
+    """About how many bytes an operation will take, before it runs; raises what the operation would for parameters it cannot use."""
+    shape, size = np.shape(values[0]), np.asarray(values[0]).itemsize
+    if name == "concat":
+        return int(sum(np.asarray(value).nbytes for value in values))
+    if name in DYNAMIC:
+        return int(math.prod(shape) * size)
+    if OPERANDS[name] == 2:
+        size = 8 if name == "divide" else np.result_type(*values).itemsize
+        return int(math.prod(np.broadcast_shapes(*(np.shape(value) for value in values))) * size)
+    if name not in LENGTHENING or len(shape) < 2:
+        return int(math.prod(shape) * (8 if name == "mean" else size))
+    steps = LENGTHENING[name](shape[1], parameters)
+    return int(steps * (math.prod(shape) // max(1, shape[1]) * size + 8))  # the cells, and their indices
+
+
+LENGTHENING: dict[str, Callable[[int, Mapping[str, Any]], int]] = {
+    "window": lambda steps, given: max(0, (steps - given["n"]) // given["stride"] + 1) * given["n"],
+    "stack": lambda steps, given: steps * given["n"],
+    "pad": lambda steps, given: max(steps, given["length"]),
+    "gather": lambda steps, given: len(given["indices"]),
+}
+"""Steps of the results of operations that make an item longer."""

@@ -13,25 +13,30 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shoal.replay.chunks import Group
+from shoal.replay.chunks import CHUNK_BYTES, Group
 from shoal.replay.columns import Column, Spec, Tree, flatten
 from shoal.replay.history import Cells, History, Segment
 
 __all__ = ["Literals", "Pattern", "Patterns", "Record", "chunk_rows"]
 
-CHUNK_BYTES = 1 << 20
 MOST_ROWS = 256
 FEWEST_STEPS = 4
 MOST_PATTERNS = 1024
+LARGEST_BATCH, LARGEST_BATCH_BYTES = 1 << 16, 1 << 24
 
 Record = tuple[int, int, int, int]
 """(chunk, first row, rows, row step)"""
 
 
-def chunk_rows(specs: Sequence[Spec], envs: int = 1) -> int:
+def fewest_steps(chunk_bytes: int) -> int:
+    """Steps that a chunk has at least, however large they are; one, where a table's byte limit asks for small chunks."""
+    return FEWEST_STEPS if chunk_bytes >= CHUNK_BYTES else 1
+
+
+def chunk_rows(specs: Sequence[Spec], envs: int = 1, chunk_bytes: int = CHUNK_BYTES) -> int:
     """Rows of a chunk: about a megabyte of the whole group, within bounds; small rows of E environments get 32 steps."""
     row_bytes = max(1, sum(spec.cell_bytes for spec in specs))
-    return max(FEWEST_STEPS, min(max(MOST_ROWS, 32 * envs), CHUNK_BYTES // row_bytes))
+    return max(fewest_steps(chunk_bytes), min(max(MOST_ROWS, 32 * envs), chunk_bytes // row_bytes))
 
 
 class Literals:
@@ -40,7 +45,12 @@ class Literals:
     def __init__(self, sink: Any, specs: tuple[Spec, ...], batch: int) -> None:
         self.sink, self.specs = sink, specs
         self.columns = tuple(Column(spec, 1, True) for spec in specs)
-        self.rows = max(chunk_rows(specs, batch), batch)
+        bounded = sink.chunk_bytes()
+        row_bytes = max(1, sum(spec.cell_bytes for spec in specs))
+        most_bytes = LARGEST_BATCH_BYTES if bounded >= CHUNK_BYTES else bounded
+        self.most = max(1, min(LARGEST_BATCH, most_bytes // row_bytes))
+        """Rows at once: a chunk stays as long as one of its rows is used, so a larger batch makes several."""
+        self.batch = min(batch, self.most)
         self.group: Group | None = None
         self.filled = 0
         self._records: npt.NDArray[np.int32] | None = None
@@ -69,7 +79,8 @@ class Literals:
         group = self.group
         if group is None or self.filled + count > group.rows:
             self.close()
-            group = self.group = self.sink.open(self.specs, max(self.rows, count))
+            rows = chunk_rows(self.specs, self.batch, self.sink.chunk_bytes())
+            group = self.group = self.sink.open(self.specs, max(rows, self.batch, count))
         first = self.filled
         self.filled = end = first + count
         for rows, values in zip(group.arrays, arrays, strict=True):

@@ -1,6 +1,7 @@
 """Memory for chunks: slabs cut into blocks of one size, in RAM (huge pages) or in files (`storage="memmap"`).
 
-A block given back is used again by the next chunk of its size, so a full table runs without allocating or page faults.
+A block given back is used again by the next chunk of its size, so a full table runs without allocating or page faults. A file has
+no name: it goes with the process that maps it, whatever way that ends.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from shoal.errors import ConfigError, ReplayError
 
 __all__ = ["Block", "Pool", "mapped", "zeros"]
 
@@ -59,25 +62,21 @@ def _inner_strides(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
 class Slab:
     """One mapping, cut into equal blocks."""
 
-    def __init__(self, size: int, count: int, path: Path | None) -> None:
-        self.size, self.count, self.path = size, count, path
+    def __init__(self, size: int, count: int, directory: Path | None) -> None:
+        self.size, self.count = size, count
         self.used = 0
         nbytes = size * count
-        if path is None:
+        if directory is None:
             mapping = mapped(nbytes)
         else:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             try:
-                os.posix_fallocate(descriptor, 0, nbytes)  # a full disk is an error now, not a SIGBUS later
-                mapping = mmap.mmap(descriptor, nbytes)
-            finally:
-                os.close(descriptor)
+                with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+                    os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk is an error now, not a SIGBUS later
+                    mapping = mmap.mmap(file.fileno(), nbytes)
+            except OSError as error:
+                raise ReplayError(f"{directory} has no room for {nbytes} more bytes of chunks: {error}") from error
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
         self.address = int(self.bytes.ctypes.data)
-
-    def drop(self) -> None:
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
 
 
 class Block:
@@ -101,16 +100,16 @@ class Pool:
 
     def __init__(self, storage: str = "memory", directory: str | os.PathLike[str] | None = None) -> None:
         if storage not in ("memory", "memmap"):
-            raise ValueError(f"storage must be 'memory' or 'memmap', got {storage!r}")
+            raise ConfigError(f"storage must be 'memory' or 'memmap', got {storage!r}")
         self.directory: Path | None = None
         if storage == "memmap":
-            parent = Path(directory) if directory is not None else Path(tempfile.gettempdir())
-            parent.mkdir(parents=True, exist_ok=True)
-            self.directory = Path(tempfile.mkdtemp(prefix="shoal-replay-", dir=parent))
+            self.directory = Path(directory) if directory is not None else Path(tempfile.gettempdir())
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"{self.directory} cannot hold the files of memmap storage: {error}") from error
         self._free: dict[int, list[Block]] = {}
         self._grown: dict[int, int] = {}
-        self._slabs: set[Slab] = set()
-        self._made = 0
         self.mapped_bytes = 0
         self.used_bytes = 0
 
@@ -128,10 +127,7 @@ class Pool:
     def _grow(self, size: int, free: list[Block]) -> None:
         wanted = min(max(SMALLEST_SLAB, self._grown.get(size, 0)), LARGEST_SLAB)
         count = max(1, wanted // size)
-        path = None if self.directory is None else self.directory / f"chunks-{self._made}.bin"
-        slab = Slab(size, count, path)
-        self._made += 1
-        self._slabs.add(slab)
+        slab = Slab(size, count, self.directory)
         self._grown[size] = self._grown.get(size, 0) + size * count
         self.mapped_bytes += size * count
         free.extend(Block(slab, i * size) for i in reversed(range(count)))
@@ -144,17 +140,9 @@ class Pool:
         free.append(block)
         if slab.used == 0 and self.mapped_bytes - self.used_bytes > max(SPARE_BYTES, self.used_bytes):
             self._free[slab.size] = [other for other in free if other.slab is not slab]
-            self._slabs.discard(slab)
             self._grown[slab.size] -= slab.size * slab.count
             self.mapped_bytes -= slab.size * slab.count
-            slab.drop()
 
     def close(self) -> None:
-        """Forget everything; files are deleted, mappings go with the last array that uses them."""
-        for slab in self._slabs:
-            slab.drop()
-        self._slabs.clear()
+        """Forget everything; mappings and their files go with the last array that uses them."""
         self._free.clear()
-        if self.directory is not None:
-            self.directory.rmdir()
-            self.directory = None

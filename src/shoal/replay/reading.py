@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import numpy as np
 from shoal.replay.batch import Batch, Buffers
 from shoal.replay.columns import flatten
 from shoal.replay.errors import Refused, Timeout
-from shoal.replay.expressions import apply, transform_from
+from shoal.replay.expressions import Meter, apply, check, transform_from
 from shoal.replay.local import Local, joined
 from shoal.replay.shared import SharedBlocks
 from shoal.replay.wire import MOST_MESSAGE_BYTES, error_fields, field, pack, read_array, seconds
@@ -34,11 +35,16 @@ class Waiting:
         self.into = header.get("into")
         self.owner = header.get("owner")
         self.parts: list[Batch] = []
-        self.blocked = False
+        self.tried = self.blocked = False
 
     @property
     def missing(self) -> int:
         return self.n - sum(len(part) for part in self.parts)
+
+    def check(self, shapes: dict[str, Any]) -> None:
+        """Refuse a transform that cannot be made of these columns, or would be too large, before items are taken for it."""
+        if self.transform is not None:
+            check(self.transform, shapes, Meter(MOST_MESSAGE_BYTES, self.n))
 
 
 class Reading:
@@ -49,14 +55,18 @@ class Reading:
         self.waiting: dict[str, deque[Waiting]] = {}
         self.reserved: dict[int, tuple[float, dict[str, int]]] = {}  # reader -> last seen, draws per table
         self._buffers = Buffers(most=32)
+        self.refused = 0  # requests that were refused when their turn came
 
     def sample(self, client: bytes, header: dict[str, Any]) -> None:
-        """Queue a request and answer it as soon as its limiter allows."""
+        """Queue a request and answer it as soon as its limiter allows. One that was sent again waits once."""
         timeout = seconds(header)
         waiting = Waiting(client, header, None if timeout is None else time.monotonic() + timeout)
         with self._local.lock:
             self._local.core.table(waiting.table)
+        self._check_size(waiting)
         queue = self.waiting.setdefault(waiting.table, deque())
+        if any(other.client == client and other.id == waiting.id for other in queue):
+            return
         queue.append(waiting)
         if len(queue) == 1:
             self.serve(waiting.table)
@@ -69,17 +79,18 @@ class Reading:
             waiting = queue[0]
             try:
                 self._check_size(waiting)
-                part = self._local._draw_some(table, waiting.missing, 0, self._memory_for(waiting), waiting.counted)
-                if part is not None:
-                    waiting.parts.append(part)
                 late = waiting.deadline is not None and time.monotonic() >= waiting.deadline
+                if not (late and waiting.tried):  # its client may have given up
+                    self._draw(waiting)
                 if waiting.missing and not late:
                     if not waiting.blocked:
                         waiting.blocked = True
                         limiter.begin_wait("sample")
+                    self._expire(queue)
                     return
                 reply = self._batch_reply(waiting)
             except Exception as error:
+                self.refused += isinstance(error, Refused)
                 if not waiting.counted:
                     with self._local.lock:
                         limiter.reserved -= waiting.n - waiting.missing
@@ -88,6 +99,21 @@ class Reading:
                 limiter.end_wait("sample")
             queue.popleft()
             self._send(waiting.client, reply)
+
+    def _expire(self, queue: deque[Waiting]) -> None:
+        """The first of a queue takes all there is and waits for more: those behind it whose time is over get nothing."""
+        now = time.monotonic()
+        for waiting in [w for w in itertools.islice(queue, 1, None) if w.deadline is not None and now >= w.deadline]:
+            queue.remove(waiting)
+            self._send(waiting.client, pack({"id": waiting.id, **error_fields(_nothing(waiting))}))
+
+    def _draw(self, waiting: Waiting) -> None:
+        waiting.tried = True
+        check = None if waiting.transform is None else waiting.check
+        memory = self._memory_for(waiting)
+        part = self._local._draw_some(waiting.table, waiting.missing, 0, memory, waiting.counted, check)
+        if part is not None:
+            waiting.parts.append(part)
 
     def _check_size(self, waiting: Waiting) -> None:
         """Refuse a batch whose columns could not be sent; in memory it would be as large."""
@@ -106,9 +132,9 @@ class Reading:
 
     def _batch_reply(self, waiting: Waiting) -> list[Any]:
         if not waiting.parts:
-            raise Timeout(f"table {waiting.table!r}: nothing could be sampled in time")
+            raise _nothing(waiting)
         batch = waiting.parts[0] if len(waiting.parts) == 1 else joined(waiting.parts)
-        data = batch.data if waiting.transform is None else apply(waiting.transform, batch.data)
+        data = batch.data if waiting.transform is None else apply(waiting.transform, batch.data, Meter(MOST_MESSAGE_BYTES))
         info = batch.info
         flat = flatten(data)
         header = {
@@ -127,7 +153,7 @@ class Reading:
         offsets = None if block is None else _offsets_in(block, list(flat.values()))
         if offsets is not None:
             return pack(header | {"offsets": offsets}, [np.ascontiguousarray(x) for x in numbers])
-        return pack(header, [np.ascontiguousarray(x) for x in (*numbers, *flat.values())])
+        return pack(header, [_buffer(x) for x in (*numbers, *flat.values())])
 
     def consume(self, header: dict[str, Any], buffers: list[Any]) -> dict[str, Any]:
         """A reader took batches that were drawn ahead, or gives them back."""
@@ -135,7 +161,7 @@ class Reading:
         count = field(header, "count", int, 1, MOST_BATCH)
         if len(buffers) != 1:
             raise Refused("consume carries the keys")
-        keys = read_array(buffers[0], np.int64, count)
+        keys, consumed = read_array(buffers[0], np.int64, count), field(header, "consumed", bool)
         _, draws = self.reserved.get(owner, (0.0, {}))
         if draws.get(name, 0) < count:
             raise Refused("more was consumed than was drawn")
@@ -143,7 +169,7 @@ class Reading:
         self.reserved[owner] = (time.monotonic(), draws)
         with self._local.lock:
             table = self._local.core.table(name)
-            if field(header, "consumed", bool):
+            if consumed:
                 table.consume(keys)
             else:
                 table.release(count)
@@ -190,6 +216,16 @@ class Reading:
         for queue in self.waiting.values():
             for waiting in queue:
                 self._send(waiting.client, pack({"id": waiting.id, **error_fields(error)}))
+
+
+def _buffer(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The bytes of an array as a buffer; times have none of their own."""
+    whole = np.ascontiguousarray(array)
+    return whole.view(np.int64) if whole.dtype.kind in "mM" else whole
+
+
+def _nothing(waiting: Waiting) -> Timeout:
+    return Timeout(f"table {waiting.table!r}: nothing could be sampled in time")
 
 
 def _offsets_in(block: np.ndarray[Any, Any], arrays: list[np.ndarray[Any, Any]]) -> list[int] | None:

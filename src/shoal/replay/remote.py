@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import sys
@@ -16,15 +17,21 @@ import zmq
 
 from shoal.errors import ConfigError
 from shoal.replay.batch import Batch, Buffers, Info
+from shoal.replay.chunks import CHUNK_BYTES
 from shoal.replay.columns import Tree, unflatten
-from shoal.replay.errors import Closed, Refused, Timeout, Unanswered
+from shoal.replay.errors import Closed, Refused, Unanswered
 from shoal.replay.expressions import transform_to
-from shoal.replay.wire import MOST_MESSAGE_BYTES, Key, is_loopback, pack, raise_error, unpack
+from shoal.replay.keys import Key
+from shoal.replay.wire import MOST_MESSAGE_BYTES, is_loopback, pack, raise_error, unpack
 
 __all__ = ["Connection", "RemoteBackend"]
 
 GRACE_SECONDS = 1.0
+LATE_SECONDS = 0.5
+"""A server answers so much later than asked, and no request later: the rest of the grace is for the way of the answer."""
 PING_SECONDS = 0.5
+CLOCK_SECONDS = 0.05
+"""An answer that quick tells the server's clock well enough."""
 DEAD_SECONDS = 10.0
 """A server that has not answered anything for so long is taken for dead, also where the timeout is None."""
 MOST_BLOCKS = 6
@@ -37,14 +44,18 @@ class Connection:
     def __init__(self, address: str, key: Key | None) -> None:
         if not address.startswith(("tcp://", "ipc://")):
             raise ConfigError(f"a replay address begins with tcp:// or ipc://, got {address!r}")
+        if key is not None and not isinstance(key, Key):
+            raise ConfigError(f"a client's key is a replay.Key, not {type(key).__name__}")
         if key is None and not is_loopback(address):
-            raise ConfigError(f"{address} is not loopback: give the client a key (replay.Key.generate(server=...))")
+            raise ConfigError(f"{address} is not loopback: give the client a key (shoal replay keys, or Key.generate(server=...))")
         self.address, self._key = address, key
         self._number = 0
         self.incarnation: int | None = None
-        self.clock_offset = 0.0
+        self.clock_offset, self._round_trip = 0.0, math.inf
+        self.chunk_bytes = CHUNK_BYTES
         self.limited: frozenset[str] = frozenset()
         self.heard = time.monotonic()
+        self._clock_of: int | None = None  # the incarnation whose clock is known
         self._pinged: dict[int, float] = {}
         self._socket = self._open()
 
@@ -69,19 +80,15 @@ class Connection:
             raise ConfigError(f"{self.address} is no address to connect to: {error}") from error
         return socket
 
-    def number(self) -> int:
-        self._number += 1
-        return self._number
-
     def send(self, header: dict[str, Any], buffers: Sequence[Any] = ()) -> int:
-        """Send a request without waiting; returns its number."""
-        number = header["id"] = self.number()
+        """Send a request without waiting; returns its number, a new one unless it has one."""
+        number: int = header.setdefault("id", self._number + 1)
+        self._number = max(self._number, number)
         try:
             self._socket.send_multipart(pack(header, buffers), zmq.NOBLOCK, copy=False)
         except zmq.Again:  # the handshake failed for good, or a reply was too large
-            self._socket.close()
-            self._socket = self._open()
-            raise Timeout(f"{self.address} does not let this client in: is its key known there?") from None
+            self.reopen()
+            raise Unanswered(f"{self.address} does not let this client in: is its key known there?") from None
         return number
 
     def receive(self, seconds: float) -> tuple[dict[str, Any], list[Any]] | None:
@@ -92,10 +99,17 @@ class Connection:
         self.heard = time.monotonic()
         sent = self._pinged.pop(header.get("id", -1), None)
         if sent is not None and "incarnation" in header:
-            now = time.time()
-            self.clock_offset = float(header["clock"]) - (now + sent) / 2
-            self.limited = frozenset(header["limited"])
+            self._learn(header, sent)
         return header, buffers
+
+    def _learn(self, header: dict[str, Any], sent: float) -> None:
+        """What a server says of itself; its clock is known best by the quickest answer."""
+        known = header["incarnation"] == self._clock_of
+        trip = self.heard - sent
+        if not known or trip <= max(self._round_trip, CLOCK_SECONDS):
+            self._clock_of, self._round_trip = header["incarnation"], trip
+            self.clock_offset = float(header["clock"]) - (self.heard + sent) / 2
+        self.limited, self.chunk_bytes = frozenset(header["limited"]), int(header["chunk_bytes"])
 
     def share(self, block: int, fd: int, nbytes: int) -> int:
         """Offer memory of this process to the server."""
@@ -104,19 +118,20 @@ class Connection:
     def ping(self, **fields: Any) -> int:
         """Ask who the server is."""
         number = self.send({"op": "hello", **fields})
-        self._pinged[number] = time.time()
+        self._pinged[number] = time.monotonic()
         return number
 
     def request(
         self, header: dict[str, Any], buffers: Sequence[Any] = (), timeout: float | None = None
     ) -> tuple[dict[str, Any], list[Any]]:
-        """Send and wait for the reply; a server that was restarted meanwhile is asked again."""
-        deadline = None if timeout is None else time.monotonic() + timeout + GRACE_SECONDS
-        if self.incarnation is None:
-            self.ping()
-        number = self.send(header, buffers)
-        self.heard = time.monotonic()
-        asked = self.heard
+        """Send and wait for the reply; a server that was restarted meanwhile is asked again.
+
+        The request says when this client gives up, on the server's clock: one that comes later is not applied.
+        """
+        began = time.monotonic()
+        deadline = None if timeout is None else began + timeout + GRACE_SECONDS
+        self.heard = asked = began
+        number = self.ping() if self.incarnation is None else self._ask(header, buffers, deadline)
         while True:
             now = time.monotonic()
             if (deadline is not None and now > deadline) or now - self.heard > DEAD_SECONDS:
@@ -128,13 +143,24 @@ class Connection:
             if reply is None:
                 continue
             fields = reply[0]
-            if fields.get("id") == number:
+            if "incarnation" in fields and fields["incarnation"] != self.incarnation:
+                first, self.incarnation = self.incarnation is None, fields["incarnation"]
+                number = self._ask(header, buffers, deadline, None if first else number)
+            elif fields.get("id") == number:
                 raise_error(fields)
                 return reply
-            if "incarnation" in fields and fields["incarnation"] != self.incarnation:
-                if self.incarnation is not None:
-                    number = self.send(header, buffers)
-                self.incarnation = fields["incarnation"]
+
+    def _ask(self, header: dict[str, Any], buffers: Sequence[Any], deadline: float | None, again: int | None = None) -> int:
+        """Send a request with its deadline; under the same number again, in case the server has it after all."""
+        silence = time.monotonic() + DEAD_SECONDS
+        gives_up = silence if deadline is None else min(deadline, silence)
+        asked = header | {"until": gives_up - LATE_SECONDS + self.clock_offset}
+        return self.send(asked if again is None else asked | {"id": again}, buffers)
+
+    def reopen(self) -> None:
+        """Leave what was asked for and not answered: the server forgets who waited through this connection."""
+        self._socket.close()
+        self._socket = self._open()
 
     def close(self) -> None:
         self._socket.close()
@@ -143,7 +169,7 @@ class Connection:
 class Shared:
     """Memory that this client shares with an ipc server: made by slots/, gone with this process."""
 
-    def __init__(self, connection: Connection, nbytes: int) -> None:
+    def __init__(self, connection: Connection, nbytes: int, timeout: float) -> None:
         from shoal.slots.medium import LocalMemory
 
         memory = LocalMemory(nbytes)
@@ -151,7 +177,7 @@ class Shared:
         self.number = secrets.randbits(62)
         try:
             connection.request(
-                {"op": "share", "block": self.number, "pid": os.getpid(), "fd": memory.fd, "nbytes": nbytes}, (), 5.0
+                {"op": "share", "block": self.number, "pid": os.getpid(), "fd": memory.fd, "nbytes": nbytes}, (), timeout
             )
         finally:
             os.close(memory.fd)  # both sides have it mapped
@@ -170,7 +196,7 @@ class Line:
         self._blocks: list[Shared] = []
         self._incarnation: int | None = None
 
-    def take(self) -> Shared:
+    def take(self, timeout: float) -> Shared:
         """A block that no earlier batch uses any more; a server that was restarted needs new ones."""
         if self._incarnation != self.connection.incarnation:
             self._blocks.clear()
@@ -180,9 +206,8 @@ class Line:
                 return block
         while len(self._blocks) >= MOST_BLOCKS:
             self.connection.send({"op": "unshare", "block": self._blocks.pop(0).number})
-        self._blocks.append(Shared(self.connection, self.expected))
+        self._blocks.append(Shared(self.connection, self.expected, timeout))
         return self._blocks[-1]
-
 
     def drop(self, block: Shared) -> None:
         """A request into it was given up: the server may still write there, so no other batch may lie in it."""
@@ -197,7 +222,6 @@ class RemoteBackend:
         self._address, self._key, self._timeout = address, key, timeout
         self._lock = threading.Lock()
         self._idle: list[Line] = []
-        self._all: list[Line] = []
         self._owner = secrets.randbits(62)
         self._maps = address.startswith("ipc://")
         self._closed = False
@@ -210,9 +234,7 @@ class RemoteBackend:
                 raise Closed("this client was closed")
             if self._idle:
                 return self._idle.pop()
-            line = Line(Connection(self._address, self._key))
-            self._all.append(line)
-            return line
+            return Line(Connection(self._address, self._key))
 
     def _put(self, line: Line) -> None:
         with self._lock:
@@ -227,6 +249,9 @@ class RemoteBackend:
         line = self._take()
         try:
             return line.connection.request(header, buffers, timeout)
+        except Unanswered:
+            line.connection.reopen()
+            raise
         finally:
             self._put(line)
 
@@ -253,6 +278,7 @@ class RemoteBackend:
                 line.expected = max(line.expected, sum(len(part) for part in parts) + 64 * len(parts))
             return batch
         except Unanswered:
+            line.connection.reopen()
             if shared is not None:
                 line.drop(shared)
             raise
@@ -261,10 +287,11 @@ class RemoteBackend:
 
     def _shared(self, line: Line, timeout: float | None) -> Shared | None:
         """Memory for a batch; None where the server cannot map it, and batches go through the socket."""
+        patience = DEAD_SECONDS if timeout is None else min(timeout, DEAD_SECONDS)
         if line.connection.incarnation is None:
-            line.connection.request({"op": "hello"}, (), timeout if timeout is not None else DEAD_SECONDS)
+            line.connection.request({"op": "hello"}, (), patience)
         try:
-            return line.take()
+            return line.take(patience)
         except Refused:
             self._maps = False
             return None

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal.errors import ConfigError
 from shoal.replay.checkpoint import load, newest, save
 from shoal.replay.client import Client, LocalBackend
 from shoal.replay.core import Core
@@ -61,7 +62,9 @@ class Server:
         seed: int = 0,
     ) -> None:
         if restore not in ("data", "saved", "none"):
-            raise ValueError(f"restore must be 'data', 'saved' or 'none', got {restore!r}")
+            raise ConfigError(f"restore must be 'data', 'saved' or 'none', got {restore!r}")
+        if keep < 1:
+            raise ConfigError(f"a server keeps at least one checkpoint, got keep={keep}")
         self.checkpoint_dir = Path(checkpoint_dir) if checkpoint_dir is not None else None
         self.keep = keep
         saved = newest(self.checkpoint_dir) if self.checkpoint_dir is not None and restore != "none" else None

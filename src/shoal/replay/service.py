@@ -9,6 +9,7 @@ speaks CURVE, and a ZAP handler lets in only clients whose public key is known.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
@@ -20,17 +21,20 @@ import numpy as np
 
 from shoal.replay.door import Door, came_through
 from shoal.replay.errors import Closed, Refused, Timeout
+from shoal.replay.keys import Key
 from shoal.replay.local import Local
 from shoal.replay.reading import MOST_BATCH, Reading
 from shoal.replay.sessions import Session, Write
 from shoal.replay.shared import SharedBlocks
-from shoal.replay.wire import MOST_MESSAGE_BYTES, VERSION, Key, error_fields, field, pack, read_array, unpack
+from shoal.replay.wire import MOST_MESSAGE_BYTES, VERSION, error_fields, field, pack, read_array, unpack
 
 __all__ = ["Service"]
 
 LOG = logging.getLogger("shoal.replay")
 SESSION_SECONDS = 60.0
 SWEEP_SECONDS = 1.0
+MOST_LOST = 1 << 62  # a client may claim anything; what is reported must stay a number that travels
+
 
 class Connected(NamedTuple):
     """Who speaks through a connection: a client, its writers' sessions and its readers."""
@@ -84,7 +88,7 @@ class Service:
                 if frames is None:
                     break
                 self._note(frames)
-                self._receive(frames[0].bytes, frames[1:])
+                self._safely(self._receive, frames[0].bytes, frames[1:])
             self._safely(self._retry)
             if time.monotonic() - swept > SWEEP_SECONDS:
                 swept = time.monotonic()
@@ -130,8 +134,7 @@ class Service:
         now = time.monotonic()
         nearest = min(SWEEP_SECONDS, self._reading.nearest(now))
         for _, session in self._blocked.values():
-            if session.writes[0].deadline is not None:
-                nearest = min(nearest, session.writes[0].deadline - now)
+            nearest = min(nearest, session.writes[0].deadline - now)
         return max(0, int(nearest * 1000) + 1)
 
     def _receive(self, client: bytes, frames: list[Any]) -> None:
@@ -143,14 +146,18 @@ class Service:
             handler = self.OPERATIONS.get(operation) if isinstance(operation, str) else None
             if handler is None:
                 raise Refused(f"unknown operation {operation!r}"[:200])
+            field(header, "id", int, 0)  # before anything is changed
+            if operation != "write" and self._deadline(header) < time.monotonic():
+                raise Timeout(f"{operation} came after its deadline and was not applied")
             reply = handler(self, client, header, buffers)
+            answer = reply if reply is None or isinstance(reply, list) else pack(reply)
         except Exception as error:
             self.refused_messages += isinstance(error, Refused)
             if not isinstance(error, (Refused, Timeout)):
                 LOG.debug("request failed", exc_info=True)
-            reply = {"id": number if isinstance(number, int) else -1, **error_fields(error)}
-        if reply is not None:
-            self._send(client, reply if isinstance(reply, list) else pack(reply))
+            answer = pack({"id": number if isinstance(number, int) else -1, **error_fields(error)})
+        if answer is not None:
+            self._send(client, answer)
 
     def _send(self, client: bytes, frames: list[Any]) -> None:
         self._door.send(client, frames)
@@ -165,7 +172,8 @@ class Service:
                 "id": field(header, "id", int, 0),
                 "version": VERSION,
                 "incarnation": self.incarnation,
-                "clock": time.time(),
+                "clock": time.monotonic(),
+                "chunk_bytes": core.chunk_bytes,
                 "limited": [name for name, t in core.tables.items() if t.table.max_times_sampled > 0],
             }
             if "session" in header:
@@ -176,7 +184,7 @@ class Service:
                 if session is None:
                     last = core.writers.get(writer, 0)
                     session = self._sessions[number] = Session(writer, max(0, confirmed - last))
-                    core.lost += session.lost
+                    core.lost = min(core.lost + session.lost, MOST_LOST)
                     core.writers[writer] = max(last, confirmed)
                 session.seen = time.monotonic()
                 if self._speaking is not None:
@@ -214,14 +222,14 @@ class Service:
         return None
 
     @staticmethod
-    def _deadline(header: dict[str, Any]) -> float | None:
-        """A client's deadline (on the server's wall clock) as a time of this process's monotonic clock."""
+    def _deadline(header: dict[str, Any]) -> float:
+        """When a client gives up, as a time of this process's clock: it knows that from `hello`."""
         until = header.get("until")
         if until is None:
-            return None
+            return math.inf
         if not isinstance(until, (int, float)) or isinstance(until, bool) or not abs(until) < 1e12:
             raise Refused("field 'until' must be a time")
-        return time.monotonic() + (until - time.time())
+        return float(until)
 
     def _go_on(self, client: bytes, session: Session) -> None:
         """Apply a session's writes in their order until one waits for a limiter."""
@@ -287,7 +295,8 @@ class Service:
     def _info(self, client: bytes, header: dict[str, Any], buffers: list[Any]) -> dict[str, Any]:
         with self._local.lock:
             info = self._local.core.info()
-        info |= {"sessions": len(self._sessions), "refused_messages": self.refused_messages, "address": self.address}
+        refused = self.refused_messages + self._reading.refused
+        info |= {"sessions": len(self._sessions), "refused_messages": refused, "address": self.address}
         return {"id": field(header, "id", int, 0), "info": info}
 
     def _save(self, client: bytes, header: dict[str, Any], buffers: list[Any]) -> None:

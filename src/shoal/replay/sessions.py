@@ -20,6 +20,7 @@ from shoal.replay.shared import SharedBlocks
 from shoal.replay.wire import (
     MOST_MESSAGE_BYTES,
     check_records,
+    error_fields,
     field,
     read_array,
     read_columns,
@@ -70,13 +71,13 @@ class Write:
     """One write message: chunks to open, rows, items and chunks to close. Checked as a whole before it changes anything."""
 
     def __init__(
-        self, session: Session, header: dict[str, Any], buffers: list[Any], deadline: float | None,
+        self, session: Session, header: dict[str, Any], buffers: list[Any], deadline: float,
         shared: SharedBlocks | None = None,
     ) -> None:  # fmt: skip
         self.session, self.deadline, self._shared = session, deadline, shared
         self.id = field(header, "id", int, 0)
         self.wants_keys = bool(header.get("keys"))
-        self.refused: list[tuple[int, str]] = []
+        self.refused: list[tuple[int, str, str]] = []  # number, kind of error, reason
         self.keys: list[npt.NDArray[np.int64]] = []
         self.inserted = 0
         self._blocked_by: Any = None  # the limiter that it waits for
@@ -214,8 +215,6 @@ class Write:
 
     def late(self, now: float) -> bool:
         """Whether the deadline has passed. A message that just came gets one try while its client still listens."""
-        if self.deadline is None:
-            return False
         return now >= self.deadline + (FIRST_TRY_SECONDS if self._steps is None else 0.0)
 
     def unblock(self) -> None:
@@ -260,7 +259,8 @@ class Write:
         try:
             pending = Pending(core.table(table), columns, grouped, priorities[known:].copy(), mapped)
         except (NotFound, ReplayError) as error:
-            self.refused.append((number + known, str(error)))
+            told = error_fields(error)
+            self.refused.append((number + known, told["error"], told["reason"]))
             core.writers[self.session.writer] = number + len(priorities) - 1
             return
         while True:
@@ -276,5 +276,5 @@ class Write:
                 self._blocked_by.begin_wait("insert")
             yield False
         self.unblock()
-        self.refused += [(number + known + at, reason) for at, reason in pending.refusals()]
+        self.refused += [(number + known + at, "InvalidItem", reason) for at, reason in pending.refusals()]
         self.keys.append(pending.keys)

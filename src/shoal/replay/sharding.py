@@ -2,15 +2,20 @@
 
 The top bits of a key say which shard it came from; servers never see them. Shares follow the servers' sizes, or the sums of their
 priorities where the selector is prioritized, and are asked for again every half second.
+
+A shard that does not answer is left out: samples come from the others, new writers go to them, updates of its items are counted and
+passed over. A thread asks it again until it answers, and takes it in.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +23,7 @@ import numpy.typing as npt
 from shoal.errors import ConfigError
 from shoal.replay.batch import Batch, Buffers
 from shoal.replay.columns import Column, Spec, Tree
-from shoal.replay.errors import NotFound, Timeout
+from shoal.replay.errors import Closed, NotFound, Timeout, Unanswered
 from shoal.replay.local import joined
 
 __all__ = ["ShardedBackend"]
@@ -26,13 +31,19 @@ __all__ = ["ShardedBackend"]
 SHARD_BIT = 56
 MOST_SHARDS = 64
 SHARES_SECONDS = 0.5
+PROBE_SECONDS = 0.5
+LOG = logging.getLogger("shoal.replay")
+T = TypeVar("T")
 
 
 class ShardSink:
     """The sink of one shard, whose keys say so."""
 
-    def __init__(self, sink: Any, shard: int) -> None:
-        self._sink, self._shard = sink, shard
+    def __init__(self, sink: Any, shard: int, leave_out: Callable[[int, Exception], None]) -> None:
+        self._sink, self._shard, self._leave_out = sink, shard, leave_out
+
+    def chunk_bytes(self) -> int:
+        return int(self._sink.chunk_bytes())
 
     def open(self, specs: Sequence[Spec], rows: int) -> Any:
         return self._sink.open(specs, rows)
@@ -44,7 +55,11 @@ class ShardSink:
         self, table: str, columns: tuple[Column, ...], grouped: bool, records: npt.NDArray[np.int32],
         priorities: npt.NDArray[np.float64], timeout: float | None,
     ) -> npt.NDArray[np.int64]:  # fmt: skip
-        keys: npt.NDArray[np.int64] = self._sink.insert(table, columns, grouped, records, priorities, timeout)
+        try:
+            keys: npt.NDArray[np.int64] = self._sink.insert(table, columns, grouped, records, priorities, timeout)
+        except Unanswered as error:
+            self._leave_out(self._shard, error)
+            raise
         return keys + (self._shard << SHARD_BIT)
 
     def insert_one(
@@ -68,26 +83,84 @@ class ShardSink:
 class ShardedBackend:
     """Several backends as one."""
 
-    def __init__(self, backends: Sequence[Any], seed: int = 0) -> None:
+    def __init__(self, backends: Sequence[Any], names: Sequence[str] | None = None, seed: int = 0) -> None:
         if not 1 <= len(backends) <= MOST_SHARDS:
             raise ConfigError(f"a sharded client has 1 to {MOST_SHARDS} servers, got {len(backends)}")
         self._backends = list(backends)
+        self._names = list(names) if names is not None else [f"shard {i}" for i in range(len(backends))]
         self._turns = itertools.count()
         self._lock = threading.Lock()
         self._rng = np.random.default_rng(seed)
         self._sizes: dict[str, int] = {}  # items on all shards
         self._shares: dict[str, tuple[float, npt.NDArray[np.float64]]] = {}
+        self._down: dict[int, str] = {}  # shards that do not answer, and why
+        self._missed_updates = 0  # priorities for items of shards that were down
+        self._closed = threading.Event()
 
     @classmethod
     def connect(cls, addresses: Sequence[str], key: Any, timeout: float | None) -> ShardedBackend:
         from shoal.replay.remote import RemoteBackend
 
-        return cls([RemoteBackend(address, key, timeout) for address in addresses])
+        return cls([RemoteBackend(address, key, timeout) for address in addresses], addresses)
+
+    # -- who lives
+
+    def _living(self) -> list[int]:
+        with self._lock:
+            living = [shard for shard in range(len(self._backends)) if shard not in self._down]
+            if not living:
+                raise Unanswered(f"none of {len(self._backends)} shards answers: {'; '.join(self._down.values())}")
+        return living
+
+    def _ask(self, shard: int, question: Callable[[Any], T]) -> T | None:
+        """The answer of a shard; None where it does not answer, and is left out from now on."""
+        try:
+            return question(self._backends[shard])
+        except (Unanswered, Closed) as error:
+            self.leave_out(shard, error)
+            return None
+
+    def leave_out(self, shard: int, error: Exception) -> None:
+        """A shard does not answer: go on without it until it does."""
+        if self._closed.is_set():
+            raise error
+        with self._lock:
+            if shard in self._down:
+                return
+            self._down[shard] = str(error)
+            self._shares.clear()
+        LOG.warning("%s does not answer: going on with the other shards", self._names[shard])
+        threading.Thread(target=self._probe, args=(shard,), name="shoal-shard", daemon=True).start()
+
+    def _probe(self, shard: int) -> None:
+        """Take a shard in again as soon as it answers."""
+        while not self._closed.wait(PROBE_SECONDS):
+            try:
+                self._backends[shard].info(PROBE_SECONDS)
+            except (Timeout, Closed):
+                continue
+            with self._lock:
+                del self._down[shard]
+                self._shares.clear()
+            LOG.warning("%s answers again", self._names[shard])
+            return
+
+    def _all(self, question: Callable[[Any], T]) -> list[T]:
+        """The answers of all shards; where one is down the others have done it, and an error says so."""
+        answers = [self._ask(shard, question) for shard in self._living()]
+        with self._lock:
+            if self._down:
+                names = ", ".join(self._names[shard] for shard in sorted(self._down))
+                raise Unanswered(f"{names} did not answer; the other shards have done it")
+        return [answer for answer in answers if answer is not None]
+
+    # -- writing and sampling
 
     def sink(self, **options: Any) -> ShardSink:
-        """Writers take turns over the shards."""
-        shard = next(self._turns) % len(self._backends)
-        return ShardSink(self._backends[shard].sink(**options), shard)
+        """Writers take turns over the shards that live."""
+        living = self._living()
+        shard = living[next(self._turns) % len(living)]
+        return ShardSink(self._backends[shard].sink(**options), shard, self.leave_out)
 
     def _share(self, table: str) -> npt.NDArray[np.float64]:
         """Every shard's part of the samples."""
@@ -95,16 +168,21 @@ class ShardedBackend:
             found = self._shares.get(table)
             if found is not None and time.monotonic() - found[0] < SHARES_SECONDS:
                 return found[1]
-        infos = [backend.info(5.0)["tables"] for backend in self._backends]
-        if any(table not in info for info in infos):
-            raise NotFound(f"no table {table!r} on every shard")
-        masses = np.array([info[table]["mass"] for info in infos])
-        sizes = np.array([info[table]["size"] for info in infos], np.float64)
+        masses, sizes = np.zeros(len(self._backends)), np.zeros(len(self._backends))
+        for shard in self._living():
+            info = self._ask(shard, lambda backend: backend.info(SHARES_SECONDS)["tables"])
+            if info is not None and table not in info:
+                raise NotFound(f"no table {table!r} on every shard")
+            if info is not None:
+                masses[shard], sizes[shard] = info[table]["mass"], info[table]["size"]
+        living = self._living()
         self._sizes[table] = int(sizes.sum())
         weights = masses if masses.sum() > 0 else sizes
-        share = weights / weights.sum() if weights.sum() > 0 else np.full(len(weights), 1 / len(weights))
+        if not weights.any():
+            weights[living] = 1.0
+        share: npt.NDArray[np.float64] = weights / weights.sum()
         with self._lock:
-            self._shares[table] = (time.monotonic() if sizes.all() else 0.0, share)
+            self._shares[table] = (time.monotonic() if sizes[living].all() else 0.0, share)
         return share
 
     def sample(
@@ -136,11 +214,16 @@ class ShardedBackend:
     ) -> None:  # fmt: skip
         try:
             batch = self._backends[shard].sample(table, count, timeout, buffers, counted, transform)
+        except (Unanswered, Closed) as error:
+            self.leave_out(shard, error)
+            return
         except Timeout:
             return
         batch.info.keys = batch.info.keys + (shard << SHARD_BIT)
         batch.info.probabilities = batch.info.probabilities * share
         parts.append(batch)
+
+    # -- by key
 
     def _split(self, keys: npt.NDArray[np.int64]) -> list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """(shard, positions, the server's own keys) for the shards that occur."""
@@ -152,40 +235,65 @@ class ShardedBackend:
             if 0 <= shard < len(self._backends)
         ]
 
+    def _each(
+        self, keys: npt.NDArray[np.int64], question: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64], Any], int]
+    ) -> tuple[int, int]:
+        """Ask the shards of these keys (positions, own keys, backend); returns the sum of the answers, and keys without one."""
+        total = missed = 0
+        living = set(self._living())
+        for shard, at, own in self._split(keys):
+            answer = self._ask(shard, functools.partial(question, at, own)) if shard in living else None
+            if answer is None:
+                missed += len(own)
+            else:
+                total += answer
+        return total, missed
+
     def consume(self, table: str, keys: npt.NDArray[np.int64], consumed: bool) -> None:
-        for shard, _, own in self._split(keys):
-            self._backends[shard].consume(table, own, consumed)
+        """What a shard that is down had reserved has gone with it."""
+        self._each(keys, lambda _, own, backend: backend.consume(table, own, consumed) or 0)
 
     def update(self, table: str, keys: npt.NDArray[np.int64], priorities: Any, timeout: float | None) -> int:
-        return sum(
-            self._backends[shard].update(table, own, np.ascontiguousarray(priorities[at]), timeout)
-            for shard, at, own in self._split(keys)
+        refused, missed = self._each(
+            keys, lambda at, own, backend: int(backend.update(table, own, np.ascontiguousarray(priorities[at]), timeout))
         )
+        self._missed_updates += missed
+        return refused
 
     def delete(self, table: str, keys: npt.NDArray[np.int64], timeout: float | None) -> int:
-        return sum(self._backends[shard].delete(table, own, timeout) for shard, _, own in self._split(keys))
+        return self._each(keys, lambda _, own, backend: int(backend.delete(table, own, timeout)))[0]
+
+    # -- all of them
 
     def reset(self, table: str, timeout: float | None) -> None:
-        for backend in self._backends:
-            backend.reset(table, timeout)
+        self._all(lambda backend: backend.reset(table, timeout) or True)
 
     def trim(self, table: str, timeout: float | None) -> int:
-        return sum(backend.trim(table, timeout) for backend in self._backends)
+        return sum(self._all(lambda backend: int(backend.trim(table, timeout))))
 
     def info(self, timeout: float | None) -> dict[str, Any]:
-        """The shards' own reports, and sizes and bytes summed over them."""
-        shards = [backend.info(timeout) for backend in self._backends]
+        """The reports of the shards that answer, sizes and counts summed over them, and the shards that are down."""
+        answers = [self._ask(shard, lambda backend: backend.info(timeout)) for shard in self._living()]
+        self._living()
+        shards = [answer for answer in answers if answer is not None]
         names = list(shards[0]["tables"])
         summed = ("size", "bytes", "mass", "inserts", "samples", "deletes", "unknown_updates")
         tables = {name: {what: sum(s["tables"][name][what] for s in shards) for what in summed} for name in names}
-        return {"tables": tables, "lost": sum(s["lost"] for s in shards), "shards": shards}
+        with self._lock:
+            down = {self._names[shard]: reason for shard, reason in self._down.items()}
+        return {
+            "tables": tables, "lost": sum(s["lost"] for s in shards), "shards": shards, "down": down,
+            "missed_updates": self._missed_updates,
+        }  # fmt: skip
 
     def checkpoint(self, timeout: float | None) -> str:
-        return ",".join(backend.checkpoint(timeout) for backend in self._backends)
+        return ",".join(self._all(lambda backend: str(backend.checkpoint(timeout))))
 
     def sampled_once(self, table: str) -> bool:
-        return any(backend.sampled_once(table) for backend in self._backends)
+        return any(self._ask(shard, lambda backend: backend.sampled_once(table)) for shard in self._living())
 
     def close(self) -> None:
+        self._closed.set()
         for backend in self._backends:
             backend.close()
+

@@ -16,17 +16,18 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
-from shoal.errors import ConfigError
+from shoal.errors import ShoalError
 from shoal.replay.columns import Column, Spec
 from shoal.replay.errors import BY_NAME, InvalidItem, Refused, ReplayError, SignatureMismatch
 
-__all__ = ["Key", "field", "is_loopback", "pack", "raise_error", "read_array", "unpack"]
+__all__ = ["field", "is_loopback", "pack", "raise_error", "read_array", "unpack"]
 
 VERSION = 1
 MOST_HEADER_BYTES = 1 << 22
 MOST_MESSAGE_BYTES = 1 << 30
 MOST_FRAMES = 1 << 16
 MOST_DIMENSIONS = 32
+MOST_DTYPE = 24  # characters of its name
 
 
 def pack(header: dict[str, Any], buffers: Sequence[Any] = ()) -> list[Any]:
@@ -87,7 +88,7 @@ def read_spec(data: Any) -> Spec:
         raise Refused(f"column {path!r}: the shape is not a short list")
     if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 40 for n in shape):
         raise Refused(f"column {path!r}: the shape has a bad length")
-    if len(name) > 8 or len(path) > 1024:
+    if len(name) > MOST_DTYPE or len(path) > 1024:
         raise Refused("a column's path or dtype is too long")
     return _known_spec(path, name, tuple(shape))
 
@@ -126,7 +127,19 @@ def read_columns(data: Any) -> tuple[Column, ...]:
         if type(length) is not int or not 1 <= length < 1 << 31 or type(squeeze) is not bool or (squeeze and length != 1):
             raise Refused("an item's column has a bad length")
         columns.append(Column(read_spec(entry[:3]), length, squeeze))
+    _check_paths(tuple(column.spec.path for column in columns))
     return tuple(columns)
+
+
+@lru_cache(1024)
+def _check_paths(paths: tuple[str, ...]) -> None:
+    """Refuse paths that are not those of one tree: such an item could be stored but never read."""
+    known = set(paths)
+    for path in paths:
+        parts = path.split("/")
+        inside = any("/".join(parts[:depth]) in known for depth in range(1, len(parts)))
+        if inside or (paths != ("",) and not all(parts)):
+            raise Refused(f"column {path!r} is not the path of a leaf beside {sorted(known - {path})[:3]}")
 
 
 def error_fields(error: Exception) -> dict[str, str]:
@@ -137,11 +150,16 @@ def error_fields(error: Exception) -> dict[str, str]:
     return {"error": "Refused", "reason": f"{type(error).__name__}: {error}"}
 
 
+def error_from(name: Any, reason: str) -> ShoalError:
+    """The error that travelled under a name."""
+    return BY_NAME.get(name, ReplayError)(reason)
+
+
 def raise_error(header: dict[str, Any]) -> None:
     """Raise the error that a reply carries."""
     name = header.get("error")
     if name is not None:
-        raise BY_NAME.get(name, ReplayError)(header.get("reason", name))
+        raise error_from(name, header.get("reason", name))
 
 
 def is_loopback(address: str) -> bool:
@@ -150,28 +168,6 @@ def is_loopback(address: str) -> bool:
         return True
     host = address.removeprefix("tcp://").rsplit(":", 1)[0]
     return host in ("localhost", "[::1]") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
-
-
-class Key:
-    """CURVE keys: of a server (with the public keys of the clients it lets in) or of a client (with the server's)."""
-
-    def __init__(
-        self, public: bytes, secret: bytes, server: bytes | None = None, clients: Sequence[bytes] = ()
-    ) -> None:
-        self.public, self.secret, self.server, self.clients = public, secret, server, frozenset(clients)
-        for name, value in (("public", public), ("secret", secret)):
-            if len(value) != 40:
-                raise ConfigError(f"the {name} key must be 40 Z85 characters, got {len(value)}")
-
-    @classmethod
-    def generate(cls, server: bytes | None = None, clients: Sequence[bytes] = ()) -> Key:
-        """A new pair; a client passes the server's public key, a server those of its clients."""
-        public, secret = zmq.curve_keypair()
-        return cls(public, secret, server, clients)
-
-    def allowing(self, *clients: bytes) -> Key:
-        """The same pair with these clients let in."""
-        return Key(self.public, self.secret, self.server, clients)
 
 
 def check_records(records: npt.NDArray[np.int32], columns: tuple[Column, ...], grouped: bool) -> None:

@@ -6,6 +6,7 @@ until the server has confirmed the items that refer to them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
@@ -14,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.replay.chunks import Group
-from shoal.replay.columns import Column, Spec, Tree, flatten
+from shoal.replay.columns import Column, Spec, Tree, arrays_of, as_array, flatten
 from shoal.replay.errors import Closed, InvalidItem, SignatureMismatch
 from shoal.replay.expressions import Expression
 from shoal.replay.history import Cells, History, Segment
-from shoal.replay.patterns import FEWEST_STEPS, Literals, Patterns, Record, chunk_rows, many_records, one_record
+from shoal.replay.patterns import Literals, Patterns, Record, chunk_rows, fewest_steps, many_records, one_record
 
 __all__ = ["Sink", "Writer"]
 
@@ -28,6 +29,8 @@ SHORT_SEGMENT, SHORT_BYTES = 128, 1 << 15
 
 class Sink(Protocol):
     """Where a writer's chunks and items go."""
+
+    def chunk_bytes(self) -> int: ...
 
     def open(self, specs: Sequence[Spec], rows: int) -> Group: ...
 
@@ -79,14 +82,14 @@ class Writer:
         """Append one step. With partial=True the step stays open: the next append gives more of its columns."""
         if self._append_again(step, 1, partial):
             return
-        arrays = {path: np.asarray(leaf)[None] for path, leaf in flatten(step).items()}
+        arrays = {path: leaf[None] for path, leaf in arrays_of(step).items()}
         self._append(arrays, 1, partial)
 
     def append_batch(self, step: Tree, partial: bool = False) -> None:
         """Append one step of E environments at once: every leaf is [E, ...]."""
         if self._append_again(step, self._envs or 0, partial):
             return
-        arrays = {path: np.asarray(leaf) for path, leaf in flatten(step).items()}
+        arrays = arrays_of(step)
         sizes = {array.shape[0] if array.ndim else 0 for array in arrays.values()}
         if len(sizes) != 1 or 0 in sizes:
             raise SignatureMismatch(f"append_batch needs the same number of environments in every leaf, got {sizes}")
@@ -152,8 +155,9 @@ class Writer:
         if segment is None or segment.steps == segment.capacity:
             specs = tuple(history.specs.values())
             row_bytes = max(1, sum(spec.cell_bytes for spec in specs))
+            most = self._sink.chunk_bytes()
             short = min(SHORT_SEGMENT, SHORT_BYTES // row_bytes)
-            capacity = max(FEWEST_STEPS, min(chunk_rows(specs, envs) // envs, max(short, 4 * history.max_history)))
+            capacity = max(fewest_steps(most), min(chunk_rows(specs, envs, most) // envs, max(short, 4 * history.max_history)))
             segment = Segment(history.steps, capacity, envs)
             history.segments.append(segment)
         new = sorted(path for path in arrays if path not in segment.where)
@@ -196,19 +200,24 @@ class Writer:
     # -- items
 
     def create_item(
-        self, table: str, priority: float, data: Tree, timeout: float | None = -1.0
+        self, table: str, priority: float | Expression, data: Tree, timeout: float | None = -1.0
     ) -> int | None:
-        """Make one item of history cells, expressions over the history, or values. Returns its key where it is known."""
+        """Make one item of history cells, expressions over the history, or values. Returns its key where it is known.
+
+        The priority may be an expression with one value, such as 0.9 * abs(td).max() + 0.1 * abs(td).mean().
+        """
         if self._envs not in (None, 1):
             raise InvalidItem("this writer appends batches: use create_items")
         self._check_open()
+        if isinstance(priority, Expression):
+            priority = float(self._priorities(priority, self._all_envs)[0])
         wait = self.timeout if timeout is not None and timeout < 0 else timeout
         found = self._patterns.key(self.history, data, True)
         pattern = None if found is None else self._patterns.find(found[0], self.history, self._begun_last)
         if found is not None and pattern is not None:
             records = one_record(pattern, self.history, found[1])
             self.items_created += 1
-            return self._sink.insert_one(table, pattern.columns, pattern.grouped, records, float(priority), wait)
+            return self._sink.insert_one(table, pattern.columns, pattern.grouped, records, _as_priority(priority), wait)
         keys = self._create_items(table, [priority], data, self._all_envs, wait, True)
         return int(keys[0]) if len(keys) else None
 
@@ -226,9 +235,9 @@ class Writer:
     def _create_items(
         self, table: str, priorities: Any, data: Tree, envs: npt.NDArray[np.int64], timeout: float | None, single: bool
     ) -> npt.NDArray[np.int64]:  # fmt: skip
-        values = np.asarray(priorities, np.float64)
-        if values.shape != envs.shape:
-            values = np.broadcast_to(values, len(envs))
+        if isinstance(priorities, Expression):
+            priorities = self._priorities(priorities, envs)
+        values = _as_priorities(priorities, len(envs))
         found = self._patterns.key(self.history, data, single)
         pattern = None
         if found is not None and envs is self._all_envs and (
@@ -244,7 +253,7 @@ class Writer:
             if found is not None:
                 self._patterns.learn(found[0], columns, grouped, flat, literals)
         self.items_created += len(envs)
-        return self._sink.insert(table, columns, grouped, records, np.ascontiguousarray(values), timeout)
+        return self._sink.insert(table, columns, grouped, records, values, timeout)
 
     def _chosen(self, where: Any) -> npt.NDArray[np.int64]:
         count = self._envs or 1
@@ -261,6 +270,8 @@ class Writer:
         self, data: Mapping[str, Any], envs: npt.NDArray[np.int64], single: bool
     ) -> tuple[tuple[Column, ...], bool, npt.NDArray[np.int32], Literals | None]:
         """Columns in the order of their paths, records int32[n, k, 4], and where values were stored."""
+        if not data:
+            raise InvalidItem("an item needs at least one column")
         literals: dict[str, npt.NDArray[Any]] = {}
         found: dict[str, tuple[Column, list[tuple[int, int, int, int]]]] = {}
         for path, leaf in data.items():
@@ -272,7 +283,7 @@ class Writer:
             elif isinstance(leaf, Expression):
                 literals[path] = self._evaluate(leaf, envs)
             else:
-                literals[path] = np.asarray(leaf)[None] if single else np.asarray(leaf)
+                literals[path] = as_array(leaf, path)[None] if single else as_array(leaf, path)
         shifts: dict[str, npt.NDArray[np.int64]] = dict.fromkeys(found, envs)
         store = None
         if literals:
@@ -319,6 +330,13 @@ class Writer:
                 f"column {cells.path!r}: the selection reaches before the episode of environment {int(late[0])}"
             )
 
+    def _priorities(self, expression: Expression, envs: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """An expression as priorities, [n]."""
+        values = self._evaluate(expression, envs)
+        if values.shape != envs.shape:
+            raise InvalidItem(f"a priority is one number, but {expression!r} has the shape {list(values.shape[1:])}")
+        return values.astype(np.float64)
+
     def _evaluate(self, expression: Expression, envs: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """An expression over the whole history of each environment, [n, ...]."""
         count = int(self.episode_steps[envs].min())
@@ -332,6 +350,11 @@ class Writer:
         self, values: Mapping[str, npt.NDArray[Any]], count: int
     ) -> tuple[Literals, Group, int]:
         """Where values [count, ...] are stored, the group and the first row."""
+        store = self._store_for(values, count)
+        return store, *store.add([values[spec.path] for spec in store.specs], count)
+
+    def _store_for(self, values: Mapping[str, npt.NDArray[Any]], count: int) -> Literals:
+        """Where values [count, ...] belong."""
         store = self._last_literals
         if store is None or not store.takes(values):
             paths = sorted(values)
@@ -345,22 +368,36 @@ class Writer:
         for path, array in values.items():
             if len(array) != count:
                 raise InvalidItem(f"column {path!r} has {len(array)} values for {count} items")
-        return store, *store.add([values[spec.path] for spec in store.specs], count)
+        return store
 
     def insert_rows(
         self, leaves: Mapping[str, npt.NDArray[Any]], count: int, priorities: Mapping[str, Any], timeout: float | None
     ) -> dict[str, npt.NDArray[np.int64]]:
         """Items of one step each, from rows [count, ...] that are stored once for all the tables."""
         self._check_open()
-        store, group, first = self._store_literals(leaves, count)
+        values = {table: _as_priorities(given, count) for table, given in priorities.items()}
+        store = self._store_for(leaves, count)
+        if count > store.most:
+            return self._insert_pieces(leaves, count, values, timeout, store.most)
+        group, first = store.add([leaves[spec.path] for spec in store.specs], count)
         records = store.records(group, first, count)
-        keys = {}
-        for table, given in priorities.items():
-            values = np.asarray(given, np.float64)
-            if values.shape != (count,):
-                values = np.ascontiguousarray(np.broadcast_to(values, count))
-            keys[table] = self._sink.insert(table, store.columns, True, records, values, timeout)
-        return keys
+        return {table: self._sink.insert(table, store.columns, True, records, given, timeout) for table, given in values.items()}
+
+    def _insert_pieces(
+        self, leaves: Mapping[str, npt.NDArray[Any]], count: int, priorities: Mapping[str, npt.NDArray[np.float64]],
+        timeout: float | None, most: int,
+    ) -> dict[str, npt.NDArray[np.int64]]:  # fmt: skip
+        """Many rows, some at a time."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        keys: dict[str, list[npt.NDArray[np.int64]]] = {table: [] for table in priorities}
+        for start in range(0, count, most):
+            piece = slice(start, start + most)
+            rows = {path: leaf[piece] for path, leaf in leaves.items()}
+            rest = None if deadline is None else max(0.0, deadline - time.monotonic())
+            given = {table: values[piece] for table, values in priorities.items()}
+            for table, made in self.insert_rows(rows, min(most, count - start), given, rest).items():
+                keys[table].append(made)
+        return {table: np.concatenate(parts) for table, parts in keys.items()}
 
     # -- ends
 
@@ -407,6 +444,22 @@ class Writer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _as_priority(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidItem(f"a priority is a number, got {value!r}") from None
+
+
+def _as_priorities(given: Any, count: int) -> npt.NDArray[np.float64]:
+    """One priority for each of so many items."""
+    try:
+        values = np.ascontiguousarray(given, np.float64)
+        return values if values.shape == (count,) else np.ascontiguousarray(np.broadcast_to(values, count))
+    except (TypeError, ValueError):
+        raise InvalidItem(f"priorities are numbers, one for all or one for each of {count} items, got {given!r}"[:300]) from None
 
 
 def check_paths(paths: Mapping[str, Any]) -> None:
