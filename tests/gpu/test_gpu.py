@@ -1,16 +1,22 @@
 """What only a GPU can show: the same numbers there as on the CPU, with graphs, pinned memory and a learner that runs ahead."""
 
+import threading
+
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
 from shoal import algorithms, envs
 from shoal.algorithms import a2c, ppo, vtrace
+from shoal.algorithms.handoff import Handoff
 from shoal.algorithms.hardware import GpuConfig, Hardware
 from shoal.algorithms.pinning import Direct
 from shoal.algorithms.serving import Counter
 from shoal.architectures.parts import EnvSource, Parts
-from shoal.core import Progress
+from shoal.bench.learner_limit import fill
+from shoal.core import Progress, StepView
+from shoal.envs import EnvSpec
 from shoal.nets import NetConfig
 from tests.algorithms.loop import Actor, join
 from tests.architectures.graphs import draw, go, train
@@ -19,6 +25,8 @@ from tests.architectures.test_device import Me
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 GPU = Hardware("cuda", GpuConfig(bf16=False))
+IMAGES = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+FRAMES = EnvSpec("frames", IMAGES, gym.spaces.Discrete(6), 27_000, 4, 1, False, "none", "", 6)
 LSTM = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=16, prev_action_reward=True)
 CONFIGS = {"a2c": a2c.Config(unroll=6, normalise_advantage=True), "vtrace": vtrace.Config(unroll=6, optimiser="rmsprop"),
            "ppo": ppo.Config(unroll=6, epochs=2, minibatches=2, normalise_observations=True, normalise_returns=True)}
@@ -150,6 +158,118 @@ def test_frames_go_straight_from_slots_to_the_gpu(tmp_path):
     from tests.runtime.harness import Watch
 
     assert go(program, "local", tmp_path, Watch()).reason == "counted"
+
+
+def pong_policy(torso="impala", **gpu):
+    algorithm = algorithms.make(vtrace.Config(unroll=4), FRAMES, NetConfig(torso=torso), 4)
+    hardware = Hardware("cuda", GpuConfig(**gpu))
+    learn, policy = algorithm.learn(0), algorithm.policy()
+    learn.to(hardware)
+    policy.to(hardware)
+    return learn, policy, Counter(policy, hardware, torch.Generator("cuda").manual_seed(0)), algorithm, hardware
+
+
+def test_a_captured_graph_answers_with_the_weights_that_were_handed_over():
+    learn, policy, counter, *_ = pong_policy(bf16=False)
+    view = StepView(np.random.default_rng(0).integers(256, size=(32, 4, 84, 84), dtype=np.uint8), np.zeros(32, bool))
+    still, seen = np.zeros(32, np.float32), []
+    for _ in range(8):
+        with torch.no_grad():
+            learn.learner.model.params.mul_(1.1)
+        parcel = learn.parcel(Progress())
+        with torch.no_grad():
+            learn.learner.model.params.add_(0.0)  # the next update is on its way already
+        with counter.aside():
+            parcel.load(policy)
+        action, _, extras = counter.act([view], [{}], still)
+        with torch.inference_mode():
+            output = learn.learner.model.step(view, {})
+            expected = policy.model.net.head.log_prob(output.params, torch.from_numpy(action).cuda())
+        np.testing.assert_allclose(extras["log_prob"], expected.cpu(), atol=2e-3)
+        seen.append(extras["log_prob"].copy())
+    assert any(table._graph is not None for table in counter._tables.values())
+    assert np.abs(seen[-1] - seen[-2]).max() > 1e-5
+
+
+def test_no_parcel_is_ever_torn_while_a_learner_writes_and_a_server_reads():
+    """Two threads, two streams: every parcel holds one number only, and so must what the server copies."""
+    learn, policy, counter, *_ = pong_policy("nature")
+    params, handoff, stop = learn.learner.model.params, Handoff(), threading.Event()
+
+    def write():
+        version = 0
+        while not stop.is_set():
+            version += 1
+            with torch.no_grad():
+                params.fill_(version % 1000)
+            handoff.put(version, learn.parcel(Progress()))
+            if version % 50 == 0:
+                torch.cuda.current_stream().synchronize()
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    versions = []
+    while len(versions) < 400:
+        if handoff.newest is None:
+            continue
+        with counter.aside():
+            parcel = handoff.newest
+            parcel.load(policy)
+            low, high = float(policy.model.params.min()), float(policy.model.params.max())
+        assert low == high == parcel.version % 1000
+        versions.append(parcel.version)
+    stop.set()
+    writer.join(60)
+    assert versions == sorted(versions) and versions[-1] > versions[0]
+
+
+@pytest.mark.parametrize("switch", ["channels_last", "fused", "graphs", "pinned"])
+def test_a_switch_changes_no_number(switch):
+    """Updates with it and without it go the same way; convolutions round differently."""
+    rng, params = np.random.default_rng(0), []
+    for on in (True, False):
+        learn, _, _, algorithm, hardware = pong_policy(bf16=False, **{switch: on})
+        if hardware.gpu.graphs:
+            learn.capture()
+        tree, begun = algorithm.record.layout.joined(2).empty(), learn.published(Progress())["params"].copy()
+        fill(tree, np.random.default_rng(1), set())
+        for _ in range(6):
+            minibatch = next(iter(learn.minibatches(tree, learn.sums(tree), Progress(), rng)))
+            learn.apply(learn.gradients(minibatch, "all")[0], "all")
+        params.append(learn.published(Progress())["params"] - begun)
+    assert np.abs(params[0]).max() > 1e-3 and np.corrcoef(*params)[0, 1] > 0.97
+
+
+def test_one_member_through_nccl():
+    from shoal.runtime.ring import Operation, Ring, join, open_store
+
+    woken = threading.Event()
+    ring = Ring("nccl", lambda left: join(open_store("127.0.0.1"), 0, 1, "127.0.0.1", torch.device("cuda", 0)), woken.set)
+    vector = torch.arange(1000.0, device="cuda:0")
+    for kind in ("broadcast", "sum"):
+        operation = Operation(kind, vector.clone())
+        ring.start(operation)
+        assert woken.wait(120) and operation.done and not operation.error, operation.error
+        woken.clear()
+        assert torch.equal(operation.tensor, vector)
+    ring.leave()
+
+
+def test_two_learners_share_one_gpu(tmp_path, monkeypatch):
+    """Through the host, where there is one GPU; through nccl where there are two."""
+    monkeypatch.setattr("tests.architectures.graphs.Parts", lambda *a, **k: Parts(*a, **k, hardware=GPU))
+    run = train(tmp_path, vtrace.Config(unroll=4), "actor_learner", "shoal/Catch-v0", "local", actors=2, learners=2, updates=40,
+                net=LSTM)
+    assert run.reason == "counted" and np.isfinite(run.published["params"]).all()
+    assert sum("nccl wants one for each" in text for text in run.texts("note")) == (torch.cuda.device_count() < 2)
+
+
+def test_server_and_learner_in_one_process(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.architectures.graphs.Parts",
+                        lambda *a, **k: Parts(*a, **k, hardware=Hardware("cuda", GpuConfig(bf16=False, together=True))))
+    run = train(tmp_path, vtrace.Config(unroll=4), "central_inference", "shoal/Catch-v0", "local", actors=2, updates=60, net=LSTM)
+    assert run.reason == "counted" and np.isfinite(run.published["params"]).all()
+    assert run.wires["weights"]["bytes_moved"] == 0  # nothing was read from the host
 
 
 @pytest.mark.parametrize("architecture", ["actor_learner", "central_inference", "synchronous"])

@@ -9,16 +9,28 @@ call to call (the learning rate, a weight of the loss) lie in tensors too. On a 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 
-__all__ = ["Captured"]
+__all__ = ["CAPTURES", "Captured", "capturing"]
 
 WARM_UPS = 3
 MOST = 4  # shapes that are worth a graph each
+CAPTURES = threading.RLock()
+"""Held by whoever captures, and by whoever computes kernel by kernel: libraries then look for kernels, wait for the device and give
+memory back, none of which another thread may do during a capture. Who replays a graph needs it not."""
+
+
+@contextmanager
+def capturing(graph: Any, stream: Any = None) -> Iterator[None]:
+    """Capture what is launched inside; other threads may go on replaying."""
+    with CAPTURES, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        yield
 
 
 class Captured:
@@ -35,9 +47,14 @@ class Captured:
         frame = self._frames.get(key)
         if frame is None:
             if len(self._frames) == MOST:
-                return self._function(given, *constants)
+                return self.eagerly(given, *constants)
             frame = self._frames[key] = Frame(self._function, given, values, constants)
         return frame.run(values)
+
+    def eagerly(self, given: Any, *constants: Any) -> Any:
+        """Kernel by kernel."""
+        with CAPTURES:
+            return self._function(given, *constants)
 
 
 class Frame:
@@ -69,15 +86,14 @@ class Frame:
         self._runs += 1
         side = torch.cuda.Stream()  # capture forbids the default stream, and libraries remember the one they were set up on
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        with CAPTURES, torch.cuda.stream(side):
             result = self._work()
         torch.cuda.current_stream().wait_stream(side)
         return result
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
+        with capturing(graph):
             self._result = self._work()
         self._graph = graph
 

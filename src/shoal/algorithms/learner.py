@@ -9,7 +9,7 @@ all`, and the mean of the learners' gradients is exactly the gradient of the mea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -19,11 +19,13 @@ import torch
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.blueprint import Blueprint
 from shoal.algorithms.capture import Captured
+from shoal.algorithms.handoff import Parcel
 from shoal.algorithms.hardware import Hardware
 from shoal.algorithms.normaliser import Normaliser
 from shoal.algorithms.pinning import Outbox, Pinned, to_host
 from shoal.algorithms.training import Optimiser, annealed
 from shoal.core import Progress, Tree
+from shoal.slots import map_tree
 
 __all__ = ["Descent", "Learner", "Objective", "Readings", "Totals"]
 
@@ -103,6 +105,7 @@ class Learner:
             if name != "params":
                 tensor.data = tensor.data.to(hardware.device)  # the same object: whoever holds it holds the moved one
         self.state["params"] = self.optimiser.params = self.model.params
+        self.optimiser.fused = hardware.gpu.fused
         if self.observations is not None:
             self.model.watch(self.observations.mean, self.observations.scale)
 
@@ -191,23 +194,38 @@ class Learner:
             grad.fill_(math.nan)  # so that every learner of a group leaves this update out
         return grad.numpy(), numbers
 
-    def snapshot(self, progress: Progress) -> Callable[[], Tree]:
-        """What `published` gives at this moment, fetched from the GPU when it is called for: the next update may already run."""
+    def parcel(self, progress: Progress) -> Parcel:
+        """What `published` gives at this moment, left on the device."""
+        return Parcel(self._weights_of(progress))
+
+    def snapshot(self, progress: Progress) -> Snapshot:
+        """The same on its way to the host too: the next update may already run."""
         if self._outbox is None:
             self._outbox = Outbox(self.model.params)
-        turn, outbox = self._outbox.put(self.model.params.detach()), self._outbox
-        norm: Tree = {}
-        if self.observations is not None:
-            norm = {"mean": self.observations.mean.clone(), "scale": self.observations.scale.clone()}
-        numbers = np.array([progress.env_steps, progress.learner_steps, progress.fraction])
-        return lambda: {"params": outbox.get(turn), "norm": {key: x.cpu().numpy() for key, x in norm.items()}, "progress": numbers}
+        return Snapshot(self.parcel(progress), self._outbox)
 
     def published(self, progress: Progress) -> Tree:
+        return map_tree(lambda x: x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x, self._weights_of(progress))
+
+    def _weights_of(self, progress: Progress) -> Tree:
         norm = {}
         if self.observations is not None:
-            norm = {"mean": self.observations.mean.cpu().numpy(), "scale": self.observations.scale.cpu().numpy()}
+            norm = {"mean": self.observations.mean, "scale": self.observations.scale}
         numbers = np.array([progress.env_steps, progress.learner_steps, progress.fraction])
-        return {"params": self.model.params.detach().cpu().numpy(), "norm": norm, "progress": numbers}
+        return {"params": self.model.params, "norm": norm, "progress": numbers}
+
+
+class Snapshot:
+    """Weights of one moment: `parcel` on the device, and called for, on the host."""
+
+    def __init__(self, parcel: Parcel, outbox: Outbox) -> None:
+        self.parcel, self._outbox = parcel, outbox
+        self._turn = outbox.put(parcel.tree["params"])
+
+    def __call__(self) -> Tree:
+        params = self._outbox.get(self._turn)
+        norm = {name: x.cpu().numpy() for name, x in self.parcel.tree["norm"].items()}
+        return {"params": params, "norm": norm, "progress": self.parcel.tree["progress"]}
 
 
 class Objective(Protocol):
@@ -230,7 +248,7 @@ class Descent:
         self.config, self.learner, self.objective = config, learner, objective
         self.state, self.sums, self.gradients = learner.state, objective.sums, objective.gradients
         self.moments, self.absorb, self.bind, self.published = learner.moments, learner.absorb, learner.bind, learner.published
-        self.to, self.snapshot = learner.to, learner.snapshot
+        self.to, self.snapshot, self.parcel = learner.to, learner.snapshot, learner.parcel
         self._rate: torch.Tensor | None = None  # where graphs read the learning rate
         self._descend: Any = None
         self._step: Any = learner.optimiser.step
@@ -246,7 +264,7 @@ class Descent:
 
     def _replayed(self, minibatch: Any, phase: str) -> tuple[Any, Any]:
         if not minibatch.batch.regular:
-            return self.objective.gradients(minibatch, phase)
+            return self._descend.eagerly(minibatch, phase)  # type: ignore[no-any-return]
         gradient, readings = self._descend(minibatch, phase)
         return gradient, readings.copy()
 

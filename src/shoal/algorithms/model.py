@@ -11,6 +11,7 @@ from shoal.algorithms.hardware import Hardware
 from shoal.core import StepView, Tree
 from shoal.nets import NetConfig, Output, build, flat_grad, flatten
 from shoal.nets.flat import adopt
+from shoal.nets.torsos import Conv
 from shoal.slots import leaves, map_tree
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ class Model:
         self.watch(self.mean.to(hardware.device), self.scale.to(hardware.device))
         if hardware.on_gpu:
             torch.backends.cudnn.benchmark = True  # batches have few sizes: the fastest convolution of each is looked for once
+            for module in self.net.modules():
+                if isinstance(module, Conv):
+                    module.channels_last = hardware.gpu.channels_last
         if hardware.on_gpu and hardware.gpu.compile:
             self._compiled = torch.compile(self.net.unroll, dynamic=False)
 

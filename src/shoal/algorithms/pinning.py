@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,17 +27,20 @@ STAGES = 3
 class Locks:
     """Locks the large buffers behind arrays, once each, and keeps them alive: so no address is ever another buffer's."""
 
+    _locked: ClassVar[dict[int, np.ndarray]] = {}  # by all of this process: what is locked twice is an error to CUDA
+
     def __init__(self) -> None:
-        self._locked: dict[int, np.ndarray] = {}
+        self._count = 0
 
     def lock(self, array: np.ndarray) -> None:
         root: Any = array
         while isinstance(root.base, np.ndarray):
             root = root.base
         address = root.ctypes.data
-        if address in self._locked or len(self._locked) >= MOST or root.nbytes < LARGE:
+        if address in self._locked or self._count >= MOST or root.nbytes < LARGE:
             return
         self._locked[address] = root
+        self._count += 1
         refused = int(torch.cuda.cudart().cudaHostRegister(address, root.nbytes, 0))
         if refused:  # copies are slower, and still right
             sys.stderr.write(f"{root.nbytes:,} bytes could not be locked in memory (CUDA error {refused}): copies will be slower\n")
@@ -135,13 +138,13 @@ class Outbox:
         self._turn = 0
 
     def put(self, tensor: torch.Tensor) -> int:
+        """`tensor` is changed by nobody: the next update need not wait for the bus."""
         self._turn = 1 - self._turn
-        now = tensor.clone()  # so that the next update need not wait for the bus
         self._side.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(self._side):
-            self._host[self._turn].copy_(now, non_blocking=True)
+            self._host[self._turn].copy_(tensor, non_blocking=True)
             self._events[self._turn].record()
-        now.record_stream(self._side)
+        tensor.record_stream(self._side)
         return self._turn
 
     def get(self, turn: int) -> np.ndarray:

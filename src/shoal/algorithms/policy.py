@@ -26,10 +26,11 @@ class ActorCriticPolicy:
         self.model.to(hardware)
 
     def load(self, published: Tree) -> None:
-        self.model.params.copy_(torch.from_numpy(published["params"]))
+        """From arrays, or from tensors on the same device; always into the same memory, which captured graphs read."""
+        self.model.params.copy_(torch.as_tensor(published["params"]))
         if published["norm"]:
-            self.model.mean.copy_(torch.from_numpy(published["norm"]["mean"]))
-            self.model.scale.copy_(torch.from_numpy(published["norm"]["scale"]))
+            self.model.mean.copy_(torch.as_tensor(published["norm"]["mean"]))
+            self.model.scale.copy_(torch.as_tensor(published["norm"]["scale"]))
 
     def bind(self, published: Tree) -> None:
         """Act with these very arrays (or tensors) from now on: whoever writes them changes this policy (GA3C's one model)."""

@@ -2,23 +2,27 @@
 
     requests --one copy each--> pinned memory --> GPU: network and sampling, one graph --> pinned memory --> replies
 
-On a CPU the same code runs without pinning and without graphs (the tests do).
+All of it runs on a stream of its own that goes first on the GPU: a learner in the same process does not hold it up. On a CPU the
+same code runs without pinning, streams and graphs (the tests do).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 
+from shoal.algorithms.capture import CAPTURES, capturing
 from shoal.algorithms.hardware import Hardware
 from shoal.core import Policy, StepView, Tree
 from shoal.slots import map_tree
 
 __all__ = ["Counter", "padded"]
 
+FIRST = -1  # a stream's priority: lower numbers go first
 LEAST = 32
 WARM_UPS = 3
 
@@ -34,6 +38,14 @@ class Counter:
     def __init__(self, policy: Policy, hardware: Hardware, rng: torch.Generator) -> None:
         self.policy, self.hardware, self.rng = policy, hardware, rng
         self._tables: dict[tuple[int, bool], Table] = {}
+        self.stream: Any = None
+        if hardware.on_gpu:
+            self.stream = torch.cuda.Stream(hardware.device, priority=FIRST)
+            self.stream.wait_stream(torch.cuda.current_stream(hardware.device))  # on which the policy has come there
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """Whatever changes the policy happens here, in step with what it answers."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def answer(self, view: StepView, state: Tree, explore: np.ndarray, rng: torch.Generator) -> tuple[np.ndarray, Tree, Tree]:
         """Policy.act itself, for an actor that infers on a GPU; the generator is the one it was made with."""
@@ -41,6 +53,16 @@ class Counter:
 
     def act(self, views: Sequence[StepView], states: Sequence[Tree], explore: np.ndarray) -> tuple[np.ndarray, Tree, Tree]:
         """Like Policy.act, for several groups of rows at once; answers in arrays."""
+        return self.ask(views, states, explore)()
+
+    def ask(self, views: Sequence[StepView], states: Sequence[Tree],
+            explore: np.ndarray) -> Callable[[], tuple[np.ndarray, Tree, Tree]]:
+        """The same in two steps: what it returns waits for the answer. There is something else to do while a GPU thinks."""
+        with self.aside():
+            return self._ask(views, states, explore)
+
+    def _ask(self, views: Sequence[StepView], states: Sequence[Tree],
+             explore: np.ndarray) -> Callable[[], tuple[np.ndarray, Tree, Tree]]:
         rows = sum(len(view.first) for view in views)
         mixing = bool(explore.any())
         key = padded(rows), mixing
@@ -54,8 +76,8 @@ class Counter:
             start = end
         if table.mix is not None:
             table.mix[:rows] = torch.from_numpy(explore)
-        action, state, extras = table.serve()
-        return tuple(map_tree(lambda array: array[:rows], tree) for tree in (action, state, extras))  # type: ignore[return-value]
+        table.think()
+        return lambda: table.answer(rows)
 
 
 class Table:
@@ -80,32 +102,36 @@ class Table:
         self._served = 0
         self._done: Any = torch.cuda.Event(blocking=True) if gpu else None
 
-    def serve(self) -> tuple[Any, Tree, Tree]:
+    def think(self) -> None:
+        """Start on what lies in `arrays`; before `answer` nobody may write there."""
         if self.hardware.on_gpu:
             map_tree(lambda target, source: target.copy_(source, non_blocking=True), self._inputs, self._host)
         self._compute()
-        answer = self._outputs
         if self.hardware.on_gpu:
             if self._answers is None:
-                self._answers = map_tree(lambda x: torch.empty(x.shape, dtype=x.dtype, pin_memory=True), answer)
-            map_tree(lambda target, source: target.copy_(source, non_blocking=True), self._answers, answer)
+                self._answers = map_tree(lambda x: torch.empty(x.shape, dtype=x.dtype, pin_memory=True), self._outputs)
+            map_tree(lambda target, source: target.copy_(source, non_blocking=True), self._answers, self._outputs)
             self._done.record()
+        else:
+            self._answers = self._outputs
+
+    def answer(self, rows: int) -> tuple[Any, Tree, Tree]:
+        if self._done is not None:
             self._done.synchronize()  # asleep: the environments need the cores
-            answer = self._answers
-        answer = map_tree(lambda x: x.numpy().copy(), answer)
+        answer = map_tree(lambda x: x[:rows].numpy().copy(), self._answers)
         return answer["action"], answer["state"], answer["extras"]
 
     def _compute(self) -> None:
         if self._graph is not None:
             self._graph.replay()
             return
-        self._think()
+        with CAPTURES:
+            self._think()
         self._served += 1
         if self.hardware.on_gpu and self.hardware.gpu.graphs and self._served == WARM_UPS:
             graph = torch.cuda.CUDAGraph()
             graph.register_generator_state(self.counter.rng)
-            torch.cuda.synchronize()
-            with torch.cuda.graph(graph):
+            with capturing(graph, self.counter.stream):  # its kernels keep the stream's priority
                 self._think()
             self._graph = graph
             graph.replay()  # a capture computes nothing

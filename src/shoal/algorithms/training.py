@@ -34,6 +34,7 @@ class Optimiser:
         self.decay = decay
         self.kind, self.params, self.epsilon, self.grad_norm = kind, params, epsilon, grad_norm
         self.lr: float | torch.Tensor = 0.0
+        self.fused = True
         state["params"] = params
         if kind == "adam":
             self.m, self.v = torch.zeros_like(params), torch.zeros_like(params)
@@ -70,7 +71,7 @@ class Optimiser:
 
     def _apply(self, grad: torch.Tensor) -> None:
         if self.kind == "adam":
-            optimise.adam_(self.params, grad, self.m, self.v, self.count, self.lr, eps=self.epsilon)
+            optimise.adam_(self.params, grad, self.m, self.v, self.count, self.lr, eps=self.epsilon, fused=self.fused)
         elif self.kind in ("rmsprop", "rmsprop_centred"):
             optimise.rmsprop_(self.params, grad, self.square, self.lr, self.decay, self.epsilon, self.mean)
         elif self.kind == "adagrad":

@@ -1,13 +1,16 @@
 """Pong on a machine with a GPU: whole programs against the environment alone, in turns of a few seconds.
 
-    python -m shoal.bench.gpu_pong [--turns 3] [--only seed,impala]
+    python -m shoal.bench.gpu_pong [--turns 3] [--only seed,impala] [--set gpu.compile=true]
 
 A machine whose cores are shared with others may be a third faster a minute later. So a program is started once and then takes
 turns with its yardsticks: its processes are stopped (SIGSTOP) while ALE and the policy are measured alone on the same cores, and
 go on afterwards; a share divides two rates of one turn, and the median over the turns is reported. e is ALE alone, a process of
 one thread per core, which of the layouts tried was always the fastest; i is the policy on all cores. seed infers and learns on
-the GPU, so its yardstick is e; impala's actors infer on the cores that also step the environments, so its yardstick is
-1 / (1/e + 1/i); where they infer on the GPU it is e again. Prints one JSON object.
+the GPU, so its yardstick is e; with the ResNet it is the smaller of e and 1 / (1/i + 1/l), where i is what the server's forward
+pass makes alone on the GPU and l what the learner's update makes there, in the program's batches and measured in the same turn.
+impala's actors infer on the cores that also step the environments, so its yardstick is 1 / (1/e + 1/i); where they infer on the GPU
+it is e again. A program is measured once its learner has made its first updates, in which kernels are chosen and graphs captured.
+Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +48,17 @@ IMPALA = {**NATURE, **WIDE, "architecture.batch_slots": 8}
 CASES = (
     Case("seed", PONG, "seed", {**NATURE, **SEED}),
     Case("seed resnet", PONG, "seed", {**SEED, "net.torso": "impala"}),
+    Case("seed apart", PONG, "seed", {**NATURE, **SEED, "gpu.together": False}),
+    Case("seed together", PONG, "seed", {**NATURE, **SEED, "gpu.together": True}),
+    Case("seed resnet apart", PONG, "seed", {**SEED, "net.torso": "impala", "gpu.together": False}),
+    Case("seed resnet together", PONG, "seed", {**SEED, "net.torso": "impala", "gpu.together": True}),
     Case("impala", PONG, "impala", IMPALA),
     Case("impala gpu", PONG, "impala", {**IMPALA, "gpu.actors": True}),
 )
-BEGIN_SECONDS = 150.0  # for a program's first environment step
+ROWS = 256             # in a forward pass of i; half of all environments wait while the other half steps
+WARM_UPDATES = 20      # of a learner: by then its kernels are chosen and its graphs captured
+USUAL = ["seed", "seed resnet", "impala", "impala gpu"]
+BEGIN_SECONDS = 150.0  # for these
 SETTLE_SECONDS = 0.7   # after it has been stopped
 LONGEST_SECONDS = 600.0
 
@@ -67,11 +78,11 @@ class Held:
         return [row for row in read_lines(path) if row.get("kind") == "snapshot"] if path.exists() else []
 
     def begin(self, warm_seconds: float) -> None:
-        """Until all actors have been at work for a while: they begin some seconds apart."""
+        """Until the learner is warm and all actors have been at work for a while: they begin some seconds apart."""
         deadline = time.monotonic() + BEGIN_SECONDS
-        while not any(shot["seconds"] for shot in self.snapshots()):
+        while not any(shot["learner_steps"] >= WARM_UPDATES for shot in self.snapshots()):
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"no environment step: {self.end()[-500:]}")
+                raise RuntimeError(f"no {WARM_UPDATES} updates: {self.end()[-500:]}")
             time.sleep(0.2)
         time.sleep(warm_seconds)
 
@@ -107,24 +118,52 @@ class Held:
         return self._process.communicate()[1]
 
 
-def turn(case: Case, held: Held, probes: Probes, workload: str, seconds: float) -> dict[str, float]:
+class Gpu:
+    """The server's forward pass and the learner's update of a case, each alone on the GPU."""
+
+    def __init__(self, case: Case) -> None:
+        from shoal import algorithms, envs
+        from shoal.algorithms import vtrace
+        from shoal.algorithms.hardware import GpuConfig, Hardware
+        from shoal.bench.learner_limit import Bare
+        from shoal.nets import NetConfig
+
+        settings = {name.partition(".")[2]: value for name, value in case.overrides.items() if name.startswith("gpu.")}
+        self._hardware = Hardware("cuda", GpuConfig(**settings))
+        self._algorithm = algorithms.make(vtrace.Config(), envs.describe(PONG.env), NetConfig(torso="impala"), 16)
+        self._bare = Bare(self._algorithm, self._hardware, case.overrides["architecture.batch_slots"])
+
+    def rates(self, seconds: float) -> dict[str, float]:
+        from shoal.bench.learner_limit import inference
+
+        return {"i": inference(self._algorithm, self._hardware, seconds, ROWS), "l": self._bare.rate(seconds)}
+
+
+def turn(case: Case, held: Held, probes: Probes, gpu: Gpu | None, workload: str, seconds: float) -> dict[str, float]:
     """The yardstick and the program, one just after the other."""
     with held.stopped():
         row = {"e": probes.rate(workload, ENV, seconds / 2)}
         if case.name == "impala":
             row["i"] = probes.rate(workload, ACT, seconds / 2)
+        elif gpu is not None:
+            row |= gpu.rates(seconds / 4)
     row["env_steps_per_second"] = held.rate(seconds)
-    row["limit"] = 1 / (1 / row["e"] + 1 / row["i"]) if "i" in row else row["e"]
+    if gpu is not None:
+        row["limit"] = min(row["e"], 1 / (1 / row["i"] + 1 / row["l"]))
+    else:
+        row["limit"] = 1 / (1 / row["e"] + 1 / row["i"]) if "i" in row else row["e"]
     row["share"] = row["env_steps_per_second"] / row["limit"]
     return {name: round(value, 3 if name == "share" else None) for name, value in row.items()}
 
 
 def measured(case: Case, probes: Probes, workload: str, turns: int, seconds: float) -> dict[str, Any]:
+    gpu = Gpu(case) if case.overrides["net.torso"] == "impala" else None
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         held = Held(case, folder)
         try:
             held.begin(PONG.warm_seconds)
-            rows = [turn(case, held, probes, workload, seconds) for _ in range(turns)]
+            first = held.snapshots()[-1]
+            rows = [turn(case, held, probes, gpu, workload, seconds) for _ in range(turns)]
         except RuntimeError as error:
             return {"case": case.name, "error": str(error)}
         finally:
@@ -132,18 +171,21 @@ def measured(case: Case, probes: Probes, workload: str, turns: int, seconds: flo
         last = held.snapshots()[-1]
     kept = {name: last.get(name) for name in ("learner_idle", "policy_lag", "data_age_seconds", "inference_batch", "verdict")}
     return {"case": case.name, "share": statistics.median(row["share"] for row in rows), "turns": rows, **kept,
-            "phases": phases(last.get("roles") or {})}
+            "phases": phases(last.get("roles") or {}), "begin_seconds": first["seconds"]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="cases, with commas; without it the first four kinds")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=JSON", help="further settings of all cases")
     parser.add_argument("--seconds", type=float, default=5.0)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is stopped must go on, or it could not end
-    cases = [case for case in CASES if not options.only or case.name in options.only.split(",")]
-    workload = json.dumps({**CASES[2].arguments(), "device": "cpu"})
+    more = {name: json.loads(value) for name, _, value in (word.partition("=") for word in options.set)}
+    chosen = options.only.split(",") if options.only else USUAL
+    cases = [replace(case, overrides={**case.overrides, **more}) for case in CASES if case.name in chosen]
+    workload = json.dumps({**next(case for case in CASES if case.name == "impala").arguments(), "device": "cpu"})
     found: list[dict[str, Any]] = []
     with Probes() as probes:
         for cell in (ENV, ACT):

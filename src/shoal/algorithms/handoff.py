@@ -1,0 +1,55 @@
+"""Weights from a learner to an inference server of the same process: they never leave the device.
+
+    learner ──copy, on its stream──▶ Parcel ──Handoff: the newest──▶ the server copies it into its own tensors, on its stream
+
+A parcel is written once and never changed, so whoever copies it gets one whole version; an event tells the other stream when it has
+been written. The server's tensors stay where they are: captured graphs go on reading them. The broadcast beside it still tells
+everybody else, evaluators among them, and its version is the parcel's. On a CPU the same code runs without events (the tests do).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from shoal.core import Policy, Tree
+from shoal.slots import map_tree
+
+__all__ = ["Handoff", "Parcel"]
+
+
+class Parcel:
+    """What a learner publishes (`params`, `norm`, `progress`) at one moment, copied where it is."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree: Tree = map_tree(lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x, tree)
+        self.version, self.since = 0, 0.0  # set when it is handed over
+        params = self.tree["params"]
+        self._written: Any = None
+        if params.is_cuda:
+            self._written = torch.cuda.Event()
+            self._written.record(torch.cuda.current_stream(params.device))
+
+    def load(self, policy: Policy) -> None:
+        """Into a policy, on the current stream. Whoever calls this keeps the parcel until that stream has been waited for: its
+        memory goes back to the learner's."""
+        if self._written is not None:
+            torch.cuda.current_stream(self.tree["params"].device).wait_event(self._written)
+        policy.load(self.tree)
+
+    @property
+    def age_seconds(self) -> float:
+        return time.monotonic() - self.since
+
+
+class Handoff:
+    """The newest parcel. One role puts, another one of the same process takes; an architecture gives both the same object."""
+
+    def __init__(self) -> None:
+        self.newest: Parcel | None = None
+
+    def put(self, version: int, parcel: Parcel) -> None:
+        parcel.version, parcel.since = version, time.monotonic()
+        self.newest = parcel  # the moment at which it becomes current
