@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup train test evidence bench bench-quick bench-peers bench-replay bench-feed lint type docs clean
+.PHONY: setup train test evidence bench bench-quick bench-peers bench-ray bench-replay bench-feed lint type docs clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,9 @@ bench-quick: setup
 
 bench-peers: setup
 	$(BIN)/python -m shoal.bench.peers
+
+bench-ray: setup
+	$(BIN)/python -m shoal.bench.peers.on_ray
 
 bench-replay: setup
 	$(BIN)/python -m shoal.bench.replay

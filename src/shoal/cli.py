@@ -19,7 +19,7 @@ shoal: distributed reinforcement learning
   shoal list                            presets, algorithms, architectures, and which pairs fit
   shoal runs [DIR]                      the runs under DIR (runs/)
   shoal doctor [--env ID]               check this machine, or an environment's contract
-  shoal replay serve|info ...           the replay service
+  shoal replay serve|info|keys ...      the replay service
   shoal data record SOURCE ENV          write demonstrations: of a run, a script, an untrained preset, or random ones
   shoal data info PATH                  what is in a recording
   shoal plan PRESET ENV --actors 2000   what more actors, learners and machines would do, by measuring and simulating
@@ -79,6 +79,10 @@ def _guarded(command: str, rest: list[str]) -> int:
     except BrokenPipeError:  # the reader of our output has gone: `shoal list | head`
         sys.stderr.close()
         return 0
+    except OSError as error:  # a full disk, a file that may not be read or written
+        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        sys.stderr.write(f"shoal: {what}; make room, or give another place\n")
+        return 2
 
 
 def _run(command: str, rest: list[str]) -> int:

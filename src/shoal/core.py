@@ -111,7 +111,7 @@ class Call(Protocol):
     """The asking end of a **call**: many -> one, request and reply, `depth` requests in flight.
 
         reply = await server.ask({"observation": x}, timeout=5.0)      # raises Timeout; a late reply is dropped
-        draft = await server.slot()          # or in place: draft.data; pending = draft.send(); await pending.result()
+        draft = await server.slot()          # or in place: draft.data; pending = draft.send(to=k); await pending.result()
     """
     depth: int
     async def slot(self, timeout: float | None = None) -> Any: ...

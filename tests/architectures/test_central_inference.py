@@ -7,6 +7,9 @@ import pytest
 import torch
 
 from shoal.algorithms import vtrace
+from shoal.algorithms.hardware import Hardware
+from shoal.algorithms.serving import Counter
+from shoal.architectures.central_inference import InferenceServer
 from shoal.architectures.parts import EnvSource
 from shoal.architectures.roles import Learner
 from shoal.errors import ConfigError
@@ -66,8 +69,22 @@ def kept():
     Log.books, Collector.kept = [], None
 
 
+@pytest.fixture(params=["policy", "counter"])
+def served(request, monkeypatch):
+    """As on a CPU, and as on a GPU: in padded tables, asked before steps are written down where that is possible."""
+    made = InferenceServer.__init__
+
+    def init(self, *arguments, **more):
+        made(self, *arguments, **more)
+        self.counter = Counter(self.policy, Hardware(), self.rng)
+        self.ahead = not self.record.previous
+
+    if request.param == "counter":
+        monkeypatch.setattr(InferenceServer, "__init__", init)
+
+
 @pytest.mark.parametrize("net", NETS)
-def test_unrolls_are_what_the_client_would_have_logged(net, kept, tmp_path):
+def test_unrolls_are_what_the_client_would_have_logged(net, kept, served, tmp_path):
     _, run = collect(tmp_path, "inline", NETS[net], env=LoggedSource(Echo))
     assert run.reason == "enough" and len(kept) == 40
     logs = {float(book.steps[0]["observation"][0, 0]): book for book in Log.books}
@@ -88,7 +105,7 @@ def test_unrolls_are_what_the_client_would_have_logged(net, kept, tmp_path):
 
 
 @pytest.mark.parametrize("net", NETS)
-def test_replaying_an_unroll_from_its_stored_state_gives_the_stored_log_probabilities(net, kept, tmp_path):
+def test_replaying_an_unroll_from_its_stored_state_gives_the_stored_log_probabilities(net, kept, served, tmp_path):
     parts, _ = collect(tmp_path, "inline", NETS[net])
     learn = parts.algorithm.learn(parts.seed)
     states = 0.0

@@ -15,6 +15,8 @@ from shoal.architectures.parts import EnvSource, Parts
 from shoal.bench.device_limit import measure
 from shoal.core import Progress
 from shoal.errors import ConfigError
+from shoal.experiment.parse import parse_train
+from shoal.experiment.prepare import prepare
 from shoal.nets import NetConfig
 from shoal.telemetry import Stats
 from tests.architectures.graphs import draw, train
@@ -185,6 +187,22 @@ def test_clashes_are_named_before_anything_starts():
         draw(a2c.Config(), "device", "Acrobot-v1")
     with pytest.raises(ConfigError, match=r"--algorithm.unroll 16 is longer than an episode of 9 steps"):
         device_learner(a2c.Config(unroll=16))
+
+
+@pytest.mark.parametrize(("gpus", "arguments", "on_gpu"), [
+    (0, ("seed", "ALE/Pong-v5"), False),            # a laptop
+    (1, ("seed", "ALE/Pong-v5"), True),             # images
+    (1, ("impala", "shoal/PixelCatch-v0"), True),
+    (1, ("impala", "CartPole-v1"), False),          # small networks over vectors stay where their data are
+    (1, ("anakin", "CartPole-v1"), True),           # environments on the device
+    (1, ("gala", "shoal/PixelCatch-v0"), False),    # computes on the CPU only
+    (1, ("seed", "ALE/Pong-v5", "--device", "cpu"), False),
+])
+def test_auto_takes_a_gpu_where_it_pays(gpus, arguments, on_gpu, monkeypatch):
+    if arguments[1].startswith("ALE/"):
+        pytest.importorskip("ale_py")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert prepare(parse_train(arguments)).program().on_gpu is on_gpu
 
 
 def test_what_a_device_is(capsys):

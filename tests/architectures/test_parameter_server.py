@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import shoal
 from shoal import cli
 from shoal.algorithms import dqn, r2d2
 from shoal.architectures.books import Books
@@ -237,3 +238,16 @@ def test_both_algorithms_run_with_either_replay(algorithm, mode, kind, tmp_path)
 def test_what_makes_no_sense_is_refused_before_anything_starts(words, sentence, capsys):
     assert cli.main(["show", "--architecture", "parameter_server", *words, CATCH, "--actors", "2"]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    ({"architecture.shards": 3}, "saved in 2 slices; leave out architecture.shards=3"), ({"net.hidden": (8,)}, "what changes it")])
+def test_a_run_goes_on_with_the_slices_that_it_has(change, sentence, tmp_path):
+    """Refused before anything is written: without the change it goes on."""
+    quiet = {"console.mode": "none", "tensorboard": False, "runtime": "inline", "replay.min_size": 100, "eval.episodes": 2}
+    first = shoal.train("gorila", CATCH, run_dir=str(tmp_path / "run"), max_env_steps=300, **quiet)
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    with pytest.raises(ConfigError, match=sentence):
+        shoal.resume(first.directory, max_env_steps=500, **change)
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+    assert shoal.resume(first.directory, max_env_steps=500).summary["env_steps"] >= 500

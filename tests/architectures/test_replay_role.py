@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.architectures.replay import Block, Inserts, Replay, Samples, replay_wires
+from shoal.architectures.replay import Block, Replay, replay_wires
 from shoal.architectures.replay_config import ReplayConfig
+from shoal.architectures.replay_ends import Inserts, Samples
 from shoal.errors import ConfigError
+from shoal.replay.sharding import SHARD_BIT
 from shoal.runtime import Program
 from shoal.runtime.instance import Me
 from shoal.slots import Field, Inline, Layout
@@ -41,7 +43,7 @@ class Producer:
 
     def __init__(self, me, parts, inserts):
         self.me, self.config = me, parts.replay
-        self.inserts = Inserts(inserts)
+        self.inserts = Inserts(inserts, parts.replay.shards, me.index)
         self.next = 1 + 10**9 * (1 + me.index) + 10**7 * me.incarnation
 
     async def step(self):
@@ -61,7 +63,7 @@ class Consumer:
     """Checks every item and gives it a priority that only it may have."""
 
     def __init__(self, me, parts, samples):
-        self.me, self.samples = me, Samples(parts, samples)
+        self.me, self.samples = me, Samples(parts, samples, me.rng("shards"))
         self.ids: dict[int, int] = {}
         self.keys: dict[int, int] = {}
 
@@ -74,6 +76,7 @@ class Consumer:
             assert self.ids.setdefault(key, number) == number, "a key was used again"
             life = self.keys.setdefault(number, key)
             assert life == key or life >> 40 != key >> 40, "an item is in the table twice"
+            assert life >> SHARD_BIT == key >> SHARD_BIT, "an item is in two shards"
             self.keys[number] = key
         self.samples.update(keys, ids + UPDATED)
         self.me.stats.add("samples_consumed", len(ids))
@@ -101,7 +104,8 @@ def program_of(config: ReplayConfig, producers: int = 2, turns: bool = False) ->
     program, parts = Program("t", store=Files()), FakeParts(config, producers)
     inserts, samples = replay_wires(program, parts, turns)
     program.add("producer", Producer, parts=parts, inserts=inserts.client, replicas=producers)
-    program.add("replay", CheckedReplay, parts=parts, inserts=inserts.server, samples=samples.server, turns=turns)
+    program.add("replay", CheckedReplay, parts=parts, inserts=inserts.server, samples=samples.server, turns=turns,
+                replicas=config.shards)
     program.add("consumer", Consumer, parts=parts, samples=samples.client)
     return program
 
@@ -340,6 +344,7 @@ class Table:
     def ask(self, keys=(), priorities=()):
         draft = done(self.learner.slot())
         draft.data["count"][0], draft.data["trim"][0] = len(keys), False
+        draft.data["wanted"][0] = self.role.config.batch_size
         draft.data["key"][: len(keys)], draft.data["priority"][: len(keys)] = keys, priorities
         return draft.send()
 

@@ -31,7 +31,7 @@ class Judge(Weights):
         self.window.sample_occupancy(now, wires)
         self.window.push(Reading(now, control.snapshot(), wires))
         if now - self.since >= MEASURE_SECONDS:
-            self.said.append(verdict(self.window.snapshot(), seconds=60.0))
+            self.said.append(verdict({**self.window.snapshot(), **control.surroundings()}, seconds=60.0))
             if all(text.startswith(self.expected) for text in self.said[-AGREEING:]) and len(self.said) >= AGREEING:
                 control.stop("agreed")
 

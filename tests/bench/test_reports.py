@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from shoal.bench import html
 from shoal.bench.columns import results_table
 from shoal.bench.compare import comparison, differences
 from shoal.bench.html import modelled, page
@@ -73,6 +74,14 @@ def test_the_report_needs_nothing_but_itself(tmp_path):
         assert "nan" not in drawing and "inf" not in drawing
     assert re.search(r"class=bad>ppo E-v0<", text) and "1 of 2 runs reach it" in text
     assert "Interquartile mean of the efficiency" in text
+    assert ">parts alone<" in text and ">model<" not in text  # nothing to calibrate it with
+
+
+def test_the_model_is_drawn_where_it_says_something(tmp_path, monkeypatch):
+    monkeypatch.setattr(html, "predicted", lambda by_actors: [(float(n), 300.0 * n) for n in by_actors])
+    rows = [row(f"impala E-v0, {n} actors", 1, case="impala E-v0", asked_actors=n, env_steps_per_second=350.0 * n) for n in (1, 2)]
+    text = page("T", "where", ledger(tmp_path, rows).groups())
+    assert text.count(">model<") == 2 and ">parts alone<" not in text  # the line and the legend; no limit was measured
 
 
 def test_the_model_of_scaling_by_hand():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -12,10 +14,12 @@ import time
 import tomllib
 from pathlib import Path
 
+import psutil
 import pytest
 
 from shoal.bench import command, jobs, limits, readme
-from shoal.bench.jobs import curve, peer_columns, run_job, summary_columns
+from shoal.bench.children import Children
+from shoal.bench.jobs import curve, peer_columns, run_job, startup, summary_columns
 from shoal.bench.ledger import Ledger
 from shoal.bench.peers.lineup import DRIVERS
 from shoal.bench.peers.more import ALL, peer_named
@@ -25,11 +29,12 @@ from shoal.bench.yardstick import Yardstick
 from shoal.cli import main
 from shoal.envs.protocol import AtariProtocol
 from shoal.errors import ConfigError
-from shoal.experiment.parse import parse_train
+from shoal.experiment.parse import parse_options, parse_train
 from shoal.experiment.presets import preset_names
 from shoal.experiment.run import plan_of
 
 ROOT = Path(__file__).parents[2]
+PARENT_OF_RUN = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'shoal.bench.training', sys.argv[1]])"
 CASE = {"preset": "impala", "env": "CartPole-v1", "max_seconds": 1.0}
 
 
@@ -62,6 +67,12 @@ def test_the_learning_suite_has_every_preset(variant):
     assert variant == "quick" or all(len(case.seeds) == 3 for case in cases)
 
 
+def test_what_measures_speed_runs_alone():
+    assert all(case.alone for name in ("throughput", "scaling", "replay") for case in load_suite(name).cases)
+    assert {case.peer for case in load_suite("learning").cases if case.alone} == {"sb3", "cleanrl", "torchrl"}
+    assert not any(case.alone for case in load_suite("faults").cases)
+
+
 def test_the_scaling_suite_has_one_to_eight_actors():
     assert all(case.actors == (1, 2, 4, 8) and case.limit for case in load_suite("scaling").cases)
 
@@ -87,9 +98,8 @@ def test_the_commands_of_the_pages_exist():
     page = (ROOT / "docs" / "benchmark.md").read_text()
     bench = [line.split("#")[0].split()[2:] for line in page.splitlines() if line.startswith("    shoal bench")]
     assert {words[0] for words in bench} == {*suite_names(), "compare"}
-    for words in bench:
-        if words[0] != "compare":
-            load_suite(words[0], words[2] if len(words) > 2 else "full")
+    for name, *options in (words for words in bench if words[0] != "compare"):
+        load_suite(name, parse_options(command.Options, command.Options(), options, "shoal bench").suite)
     (example,) = re.findall(r"```toml\n(.*?)```", page, re.S)
     assert len(parse_suite("example", tomllib.loads(example)).cases) == 2
     page = (ROOT / "docs" / "atari.md").read_text()
@@ -151,7 +161,8 @@ def test_a_suite_that_makes_no_sense_gets_a_sentence(tmp_path, capsys):
         parse_suite("t", {"cases": [CASE]})
     (tmp_path / "torn.toml").write_text("[[case")
     for words, said in ((["throughputt"], "did you mean throughput?"), (["throughput", "--suite", "fast"], "full or quick"),
-                        (["none.toml"], "there is no file none.toml"), (["compare", "a"], "give two folders"),
+                        (["learning", "--jobs", "0"], "give 1 or more"), (["none.toml"], "there is no file none.toml"),
+                        (["compare", "a"], "give two folders"),
                         (["compare", "a", "b"], "no results.jsonl"), (["throughput", "--only", "xyz"], "fits no case"),
                         ([str(tmp_path / "torn.toml")], "is no TOML")):
         assert main(["bench", *words]) == 2
@@ -170,7 +181,7 @@ def test_an_interruption_costs_one_run(tmp_path, monkeypatch):
     suite = parse_suite("t", {"case": [{**CASE, "name": name, "seeds": [1, 2]} for name in "ab"]})
     ran: list[str] = []
 
-    def run(job):
+    def run(job, children):
         ran.append(f"{job.case.name}{job.seed}")
         if ran == ["a1", "b1", "a2"]:
             raise KeyboardInterrupt
@@ -194,12 +205,102 @@ def test_an_interruption_costs_one_run(tmp_path, monkeypatch):
     assert "| a    | 2" in (tmp_path / "results.md").read_text() and "<table>" in (tmp_path / "report.html").read_text()
 
 
+def runs_of(pid: int) -> list[psutil.Process]:
+    """The training runs that a process has started; others come and go."""
+    found = []
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.Error):
+            if "shoal.bench.training" in child.cmdline():
+                found.append(child)
+    return found
+
+
+def ended(process: psutil.Process) -> bool:
+    """Whether it is gone within a minute; nobody may have reaped it."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_so_many_at_once_and_who_measures_speed_alone(tmp_path, monkeypatch):
+    """Rows come as runs end; the table has the suite's order."""
+    timed = {**CASE, "name": "timed", "warm_seconds": 1.0, "seeds": [1]}
+    suite = parse_suite("t", {"case": [timed, *({**CASE, "name": name, "seeds": [1]} for name in "abc")]})
+    now: set[str] = set()
+    seen: dict[str, set[str]] = {}
+    meet, late = threading.Barrier(2), threading.Event()
+
+    def run(job, children):
+        now.add(job.case.name)
+        if job.case.name in "ab":
+            meet.wait(60)  # both at the same time, or never
+        seen[job.case.name] = set(now)
+        if job.case.name == "c":
+            late.set()
+        elif job.case.name == "a":
+            late.wait(60)  # c begins when b has ended, and ends before a
+        now.discard(job.case.name)
+        return {"error": None, "env_steps_per_second": 10.0, "load": 0.1}
+
+    monkeypatch.setattr(jobs, "run_job", run)
+    assert command.run_suite(suite, Ledger(tmp_path), many=2) == 0
+    assert {"a", "b"} <= seen["a"] | seen["b"] and seen["timed"] == {"timed"}
+    assert list(Ledger(tmp_path).groups()) == ["timed", "a", "b", "c"]
+    assert "2 runs at once" in (tmp_path / "results.md").read_text()
+
+
+def test_whatever_was_started_ends_with_the_suite(tmp_path):
+    """SIGTERM to `shoal bench --jobs 2`: two real runs end, and the next command goes on."""
+    (tmp_path / "s.toml").write_text("""
+[defaults]
+preset = "a2c"
+env = "shoal/Catch-v0"
+runtime = "inline"
+seeds = [1]
+max_seconds = 600.0
+overrides = { "eval.enabled" = false, "net.hidden" = [8], "actors" = 1 }
+[[case]]
+name = "one"
+[[case]]
+name = "other"
+""")
+    words = [sys.executable, "-m", "shoal.cli", "bench", str(tmp_path / "s.toml"), "--jobs", "2", "--out", str(tmp_path / "out")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as bench:
+        deadline, children = time.monotonic() + 60, runs_of(bench.pid)
+        while len(children) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+            children = runs_of(bench.pid)
+        bench.send_signal(signal.SIGTERM)
+        assert bench.stdout is not None and "goes on from" in bench.stdout.read()
+    assert bench.returncode == 130 and len(children) == 2 and all(ended(child) for child in children)
+    assert not Ledger(tmp_path / "out").rows()
+
+
+def test_a_run_ends_with_the_suite_that_was_killed(tmp_path):
+    """kill -9 of whoever started it."""
+    order = json.dumps({"preset": "a2c", "env": "shoal/Catch-v0", "runtime": "inline", "max_seconds": 600.0, "actors": 1,
+                        "console.mode": "none", "tensorboard": False, "run_dir": str(tmp_path / "run")})
+    with subprocess.Popen([sys.executable, "-c", PARENT_OF_RUN, order]) as parent:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "run" / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        children = runs_of(parent.pid)
+        parent.kill()
+    assert len(children) == 1 and ended(children[0])
+
+
 def test_a_peer_that_cannot_be_installed_is_a_row_that_says_why(monkeypatch):
     from shoal.bench.peers import install
 
     monkeypatch.setattr(install, "install", lambda peer, say: (False, f"{peer.name} could not be installed: no wheel"))
     jobs._installed.cache_clear()
-    row = run_job(Job(SuiteCase("c", peer="torchrl", env="CartPole-v1", max_seconds=1.0), 1))
+    row = run_job(Job(SuiteCase("c", peer="torchrl", env="CartPole-v1", max_seconds=1.0), 1), Children())
     jobs._installed.cache_clear()
     assert row["error"] == "torchrl could not be installed: no wheel"
 
@@ -231,9 +332,14 @@ def test_a_limit_is_read_back_from_the_ledger(tmp_path, monkeypatch):
     assert given == [None, known, known] and found is not None and found["env_steps_per_second"] == pytest.approx(25.0)
 
 
-def test_a_case_for_a_gpu_says_so_without_one(monkeypatch):
+def test_a_case_for_a_gpu_says_so_without_one(tmp_path, monkeypatch):
+    """It is no failure and no miss, and it is said."""
     monkeypatch.setattr(jobs, "_has_gpu", lambda: False)
-    assert "needs a GPU" in run_job(Job(SuiteCase("c", preset="anakin", env="CartPole-v1", max_seconds=1.0, gpu=True), 1))["error"]
+    case = {"preset": "anakin", "env": "CartPole-v1", "max_seconds": 1.0, "gpu": True, "seeds": [1], "until_return": 5.0}
+    assert command.run_suite(parse_suite("t", {"case": [case]}), Ledger(tmp_path)) == 0
+    text = (tmp_path / "results.md").read_text()
+    assert "needs a GPU" in text and "not run" in text and "🔴" not in text
+    assert "class=bad" not in (tmp_path / "report.html").read_text()
 
 
 def test_columns_of_a_summary():
@@ -251,12 +357,20 @@ def test_columns_of_a_peer():
     watch = Watch()
     watch.cpu_seconds, watch.peak_mb = 10.0, 100.0
     marks = [[0.0, 0], [1.0, 1000], [2.0, 3000], [3.0, 5000]]
-    row = peer_columns({"marks": marks}, Job(SuiteCase("c", peer="sb3", env="E", warm_seconds=1.0), 1), watch, wall=5.0)
+    told = {"marks": marks, "samples_per_insert": 4, "train_return": 20.0, "began_at": 1002.0}
+    row = peer_columns(told, Job(SuiteCase("c", peer="sb3", env="E", warm_seconds=1.0), 1), watch, began=1000.0)
     assert row["env_steps_per_second"] == 2000.0 and row["startup_seconds"] == 2.0 and row["cpu_seconds_per_million"] == 2000.0
+    assert row["samples_per_insert"] == 4 and row["final_return"] == 20.0
     race = Job(SuiteCase("c", peer="sb3", env="E", until_return=475.0), 1)
-    row = peer_columns({"marks": marks, "seconds": 2.5, "eval_return": 480.0}, race, watch, wall=9.0)
+    row = peer_columns({**told, "seconds": 2.5, "eval_return": 480.0}, race, watch, began=1000.0)
     assert (row["seconds_to_threshold"], row["env_steps_to_threshold"], row["final_return"]) == (2.5, 3000, 480.0)
-    assert peer_columns({"marks": marks, "seconds": None}, race, watch, 9.0)["seconds_to_threshold"] is None
+    row = peer_columns({**told, "seconds": None}, race, watch, began=1000.0)
+    assert row["seconds_to_threshold"] is None and row["final_return"] == 20.0
+
+
+def test_start_up_begins_with_the_process():
+    shots = [{"seconds": 0.0, "time": 103.0}, {"seconds": 2.0, "time": 106.0}, {"seconds": 3.0, "time": 107.0}]
+    assert startup(shots, 100.0) == 4.0 and startup(shots[:1], 100.0) is None
 
 
 def test_a_curve_has_each_evaluation_once():

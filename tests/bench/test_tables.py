@@ -11,12 +11,16 @@ import pytest
 from shoal.bench import feed_tables as feed
 from shoal.bench import machine, report
 from shoal.bench.cases import CASES
+from shoal.bench.columns import results_table
+from shoal.bench.limits import Cell, Layout, Limit
 from shoal.bench.measure import Outcome, Spread, alternate, last_json, phases, rate, reported, start
-from shoal.bench.peers.__main__ import with_earlier
+from shoal.bench.peers import on_ray
+from shoal.bench.peers.__main__ import Yard, with_earlier
 from shoal.bench.peers.install import PEERS
 from shoal.bench.peers.lineup import DRIVERS, LINEUP, RACE
 from shoal.bench.startup import GOALS
-from shoal.bench.tables import bench_tables, markdown, means_tables, peer_tables, short, spread, startup_tables
+from shoal.bench.tables import LIMIT as LIMITED
+from shoal.bench.tables import UNMEASURED, bench_tables, markdown, means_tables, peer_tables, short, spread, startup_tables
 
 RUN = {"env_steps_per_second": 60.0, "error": None, "details": {
     "learner_idle": 0.25, "policy_lag": {"mean": 1.5, "p95": 2.0, "max": 3.0}, "startup_seconds": 2.0, "verdict": "balanced: so",
@@ -133,6 +137,38 @@ def test_feed_tables_judge_the_first_case_by_medians():
     assert shown[second, "learner idle"][1:] == ["-", "-"], "it has no goal"
 
 
+def ray_runs(*speeds, date="d"):
+    return [{"env_steps_per_second": speed, "error": None if speed else "broken", "date": date} for speed in speeds]
+
+
+def test_ray_tables_divide_within_a_round_by_the_faster_rllib():
+    runs = {"shoal local, apart": ray_runs(100.0, 400.0, 100.0), "shoal ray, apart": ray_runs(80.0, 260.0, 60.0),
+            "RLlib IMPALA": ray_runs(10.0, 100.0, None), "RLlib APPO": ray_runs(40.0, 20.0, 30.0)}
+    text = on_ray.ray_tables(results(peers={"rllib": "ray 2.60"}, scenes=[{"name": "ALE/Pong-v5", "runs": runs}]))
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")]
+    assert ["shoal ray, apart", "80 (60 - 260)", "2.00 (2.00 - 2.60)", "65% (60% - 80%)"] in rows
+    assert ["ALE/Pong-v5", "shoal ray, apart / the faster RLlib", "2.00 (2.00 - 2.60)", ">= 1.5", "yes"] in rows
+    assert ["ALE/Pong-v5", "shoal ray, apart / local", "0.65 (0.60 - 0.80)", ">= 0.7", "no"] in rows
+    assert "- RLlib IMPALA: 1 of 3 runs failed: broken" in text and "nan" not in text
+
+
+def test_ray_tables_do_not_compare_rounds_of_different_runs():
+    runs = {"shoal ray, apart": ray_runs(80.0), "RLlib APPO": ray_runs(40.0, date="another")}
+    text = on_ray.ray_tables(results(peers={}, scenes=[{"name": "CartPole-v1", "runs": runs}]))
+    verdict = next(line for line in text.splitlines() if ">= 5" in line)
+    assert [cell.strip() for cell in verdict.strip("|").split("|")][2:] == ["-", ">= 5", "not measured"]
+
+
+def test_rows_on_ray_have_the_settings_of_their_local_twins():
+    assert on_ray.ON_RAY.keys() == on_ray.GOALS.keys()
+    for runners in on_ray.ON_RAY.values():
+        settings = {runner.name: runner.case.arguments() for runner in runners if runner.case is not None}
+        for name, values in settings.items():
+            twin = settings.get(name.replace("local", "ray"), {})
+            assert {key for key in values if values[key] != twin[key]} <= {"runtime"}
+        assert [runner.order["algorithm"] for runner in runners if runner.peer] == ["impala", "appo"]
+
+
 def test_parts_measured_apart_are_merged():
     def of(commit, scenes, race=None):
         rows = [{"name": name, "runs": {who: [{"commit": commit, "n": n} for n in runs] for who, runs in table.items()}}
@@ -145,6 +181,73 @@ def test_parts_measured_apart_are_merged():
     assert shown == {"CartPole": {"x": [1, 4], "y": [2]}, "Pong": {"x": [3]}} and more["race"]["runs"] == {"x": ["r"], "y": ["s"]}
     other = with_earlier(of("b", {"CartPole": {"x": [5]}}), more)
     assert [run["n"] for run in other["scenes"][0]["runs"]["x"]] == [5] and other["race"] == more["race"]
+
+
+def test_every_row_of_a_file_of_several_runs_has_its_own_stamp():
+    row = {"name": "CartPole impala", "efficiency_goal": None, "limits": [LIMIT], "runs": [RUN], "reference": []}
+    old = results(cases=[{**row}, {**row, "name": "Pong ppo"}])  # from before rows had stamps
+    new = results(date="2026-02-02T00:00:00Z", commit="fedcba9876543210", uncommitted_changes=True, cases=[{**row}])
+    joined = machine.with_earlier_rows(new, old, "cases")
+    assert [(case["name"], case["date"][:10], case["commit"][:4]) for case in joined["cases"]] == [
+        ("CartPole impala", "2026-02-02", "fedc"), ("Pong ppo", "2026-01-01", "0123")]
+    assert all(case["machine"] == "2 cores of A CPU, torch 2.13.0+cpu" and case["load"] == 0.1 for case in joined["cases"])
+    text = bench_tables(joined)
+    assert "- CartPole impala: 2026-02-02T00:00:00Z, commit fedcba9876 with uncommitted changes, 2 cores of A CPU" in text
+    assert "- Pong ppo: 2026-01-01T00:00:00Z, commit 0123456789, 2 cores of A CPU, torch 2.13.0+cpu (load 0.1)." in text
+    third = machine.with_earlier_rows(results(date="2026-03-03T00:00:00Z", cases=[]), joined, "cases")
+    assert third["cases"] == joined["cases"]
+    whole = bench_tables(machine.with_earlier_rows(old, {}, "cases"))
+    assert whole.startswith("2026-01-01T00:00:00Z, commit 0123456789, 2 cores"), "one line where all are of one run"
+
+
+def test_a_throughput_has_its_limit_beside_it_or_a_word_that_it_has_none():
+    runs = {"shoal impala": [RUN], "SB3 PPO": [{**RUN, "env_steps_per_second": 6.0}]}
+    assert UNMEASURED in peer_tables(results(peers={}, scenes=[{"name": "CartPole-v1", "runs": runs}]))
+    runs[f"{LIMITED} of shoal impala"] = [{"env_steps_per_second": 100.0, "error": None, "details": {"passes": 1}}]
+    text = peer_tables(results(peers={}, scenes=[{"name": "CartPole-v1", "runs": runs}]))
+    assert UNMEASURED not in text
+    assert "0.60" in next(line for line in text.splitlines() if line.startswith(f"| {LIMITED} of shoal impala"))
+    means = {"name": "pinning", "without": "off", "with": "on", "note": "", "off": [1.0], "on": [2.0]}
+    assert UNMEASURED in means_tables(results(means=[{**means, "unit": "env steps/s"}]))
+    assert UNMEASURED not in means_tables(results(means=[{**means, "unit": "unrolls/s"}]))
+    row = {"error": None, "seed": 1, "env_steps_per_second": 60.0}
+    limited = {**row, "limit": {"env_steps_per_second": 240.0}, "efficiency": 0.25}
+    table = results_table({"a": [limited], "b": [row]})
+    assert "| limit" in table and "240" in table and "25 %" in table
+    assert "The composed limit was not measured in this run beside: b." in table
+    assert "The composed limit was not measured in this run." in results_table({"a": [row], "b": [row]})
+    assert "not measured" not in results_table({"a": [limited]})
+
+
+def test_the_layout_that_auto_chose_is_in_the_tables():
+    layout = {"chosen": "1 actor of 1024 environments in the learner's process", "how": "by trying", "tried": {}}
+    run = {**RUN, "details": {**RUN["details"], "layout": layout}}
+    case = {"name": "CartPole impala", "efficiency_goal": 0.6, "limits": [LIMIT], "runs": [run, run, RUN], "reference": []}
+    words = "`--actors auto` chose 1 actor of 1024 environments in the learner's process (2 of 3 runs)"
+    assert f"- CartPole impala: {words}" in bench_tables(results(cases=[case]))
+    assert f"- shoal: {words}" in peer_tables(results(peers={}, scenes=[{"name": "C", "runs": {"shoal": [run, run, RUN]}}]))
+    row = {"error": None, "seed": 1, "env_steps_per_second": 60.0, "layout": layout}
+    assert "- a: 1 actor of 1024 environments in the learner's process (1 of 1 runs)" in results_table({"a": [row]})
+
+
+def test_limits_take_their_turns_beside_the_peers(monkeypatch):
+    """The grid once, its best cells in every round; a limit that cannot be measured is a row that says so."""
+    calls = []
+
+    def measure(case, probes, known=None, seconds=0.0):
+        calls.append(known is not None)
+        return Limit(*(Cell(what, 1, Layout(1, 1), "", 300.0) for what in ("env", "act", "learn")), 1)
+
+    monkeypatch.setattr("shoal.bench.limits.measure", measure)
+    yard = Yard(CASES[0], None, 1.0)
+    assert yard().env_steps_per_second == yard().env_steps_per_second == pytest.approx(100.0)
+    assert calls == [False, True, True]
+
+    def broken(*_, **__):
+        raise RuntimeError("the probe ended")
+
+    monkeypatch.setattr("shoal.bench.limits.measure", broken)
+    assert "the probe ended" in yard().error
 
 
 def test_results_are_plain_json(tmp_path):

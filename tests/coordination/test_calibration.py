@@ -1,14 +1,18 @@
 """`--actors auto`: the candidates keep the batch, and the fastest one is what the run gets."""
 
+import json
+
 import pytest
 
 import shoal
 from shoal.architectures import actor_learner
 from shoal.coordination import calibration
 from shoal.coordination.calibration import Layout, Trial, candidates
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, ShoalError
 from shoal.experiment import layout as layouts
 from shoal.experiment.run import plan_of
+from shoal.runtime import Faults
+from shoal.telemetry.sinks import read_lines
 
 
 @pytest.mark.parametrize(("rows", "cores"), [(1024, 1), (1024, 2), (16, 16), (7, 2), (96, 3)])
@@ -44,7 +48,72 @@ def test_a_real_calibration_tries_them_all_and_the_run_uses_one(tmp_path, monkey
     rows = plan.actors * plan.architecture.envs_per_actor
     assert said.count("env steps/s\n") >= len(candidates(rows, 1)) and "failed" not in said
     chosen = Layout(plan.actors, plan.architecture.envs_per_actor, plan.architecture.one_place, plan.learner_threads, plan.learners)
-    assert f"chosen: {chosen}" in said
+    assert f"chosen: {chosen}, by trying (--actors auto)" in said and f"· {chosen} · seed" in said
+    layout = json.loads((tmp_path / "run" / "summary.json").read_text())["layout"]
+    assert layout["chosen"] == next(iter(layout["tried"])) == str(chosen) and layout["how"] == "by trying"
+    assert list(layout["tried"].values()) == sorted(layout["tried"].values(), reverse=True)
+    (event,) = [row for row in read_lines(tmp_path / "run" / "metrics.jsonl") if row.get("event") == "layout"]
+    assert str(chosen) in event["text"]
+    again = shoal.resume(run.directory, max_env_steps=run.summary["env_steps"] + 1, runtime="inline")
+    assert again.summary["layout"] == layout
+    assert "layout" not in {row.get("event") for row in read_lines(run.directory / "metrics.jsonl")[-3:]}
+
+
+class Trials:
+    """Runs of layouts that are only numbers: by the number of actors, None for one that fails."""
+
+    def __init__(self, monkeypatch, rates):
+        self.rates, self.faults = rates, []
+        monkeypatch.setattr(calibration, "run", self)
+
+    def __call__(self, program, session, kind, folder, faults=None, *_):
+        self.faults.append(faults)
+        rate = self.rates[program.actors]
+        if rate is None:
+            raise ShoalError("it broke")
+        session.rate = rate
+        return "measured" if rate else "slow"
+
+    def found(self, **more):
+        said = []
+        trials = calibration.calibrate([Layout(n, 8 // n, False, 1) for n in self.rates], lambda layout: layout, said.append,
+                                       nursery=object(), **more)
+        return [trial.layout.actors for trial in trials], "\n".join(said)
+
+
+def test_the_trials_have_the_faults_of_the_run(monkeypatch):
+    trials, faults = Trials(monkeypatch, {1: 5.0, 2: 1.0}), Faults(start_seconds=1000.0)
+    assert trials.found(faults=faults)[0] == [1, 2] and trials.faults == [faults] * 2
+    seen = []
+    monkeypatch.setattr("shoal.coordination.calibrate", lambda layouts, draw, say, faults, *_: seen.append(faults) or [])
+    layouts.laid_out(plan_of("impala", "CartPole-v1", None, None, {"actors": "auto", "faults.start_seconds": 77.0}), print)
+    assert seen == [Faults(start_seconds=77.0)]
+
+
+def test_a_rate_of_nothing_is_no_measurement(monkeypatch):
+    found, said = Trials(monkeypatch, {1: 0.0, 2: 3.0, 4: None}).found()
+    assert found == [2] and "1 actor of 8 environments in processes of their own: not measured" in said and "it broke" in said
+    assert "0 env steps/s" not in said
+    assert Trials(monkeypatch, {1: 0.0, 2: None}).found()[0] == []
+    with pytest.raises(ShoalError, match="no layout could be run"):
+        Trials(monkeypatch, {1: None, 2: None}).found()
+
+
+def test_where_nothing_can_be_measured_the_cores_decide_and_it_is_said(monkeypatch):
+    monkeypatch.setattr("shoal.coordination.calibrate", lambda *_: [])
+    said = []
+    plan = layouts.laid_out(plan_of("impala", "CartPole-v1", None, None, {"actors": "auto"}), said.append)
+    assert plan.experiment.actors == plan_of("impala", "CartPole-v1", None, None, {}).experiment.actor_count
+    assert plan.found.how == "by the number of cores" and plan.found.tried == {}
+    assert any("none of them could be measured" in line for line in said)
+
+
+@pytest.mark.parametrize(("layout", "words"), [
+    (Layout(1, 16, True, 2), "1 actor of 16 environments in the learner's process, learner with 2 threads"),
+    (Layout(2, 8, True, 1, 2), "2 processes, each with a learner and 1 actor of 8 environments"),
+    (Layout(4, 8, False, 1, 2), "4 actors of 8 environments in processes of their own, 2 learners")])
+def test_a_layout_in_words(layout, words):
+    assert str(layout) == words
 
 
 def test_what_was_asked_for_stays(monkeypatch):

@@ -49,6 +49,9 @@ FAULTS = {
     "shape": ({"o": np.ones(3, np.float32)}, r"environment 1, at step 3: observation has shape \(3,\)"),
     "scalar": ({"o": np.float32(1)}, r"environment 1, at step 3: observation has shape \(\)"),
     "dtype": ({"o": np.array([1j, 0])}, "environment 1, at step 3: observation has dtype complex128"),
+    "text": ({"o": np.array(["a", "b"])}, "environment 1, at step 3: observation has dtype <U1"),
+    "object": ({"o": np.array([None, 1.0])}, "environment 1, at step 3: observation has dtype object"),
+    "overflow": ({"o": np.array([1e300, 0])}, r"environment 1, at step 3: observation\[0\] is inf"),
     "flag": ({"d": 1}, "environment 1, at step 3: terminated is 1 .int., not a bool"),
     "raise": ({}, "environment 1, at step 3: raised ZeroDivisionError: engine on fire"),
     "four": ({}, "environment 1, at step 3: step.. must return"),
@@ -85,6 +88,66 @@ def test_huge_but_finite_values_pass():
     FAULTS["huge"] = ({"o": huge}, "")
     assert trial("huge").valid.all()
     del FAULTS["huge"]
+
+
+class Dials(gym.Env):
+    """Observations whose dtype need not be that of their space."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space, given):
+        self.observation_space, self.given = space, given
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.given, 0.0, False, False, {}
+
+
+FLOATS, BYTES = spaces.Box(-9, 9, (2,), np.float32), spaces.Box(0, 255, (2,), np.uint8)
+
+
+@pytest.mark.parametrize(("space", "given"), [
+    (FLOATS, np.array([1 / 3, 2.0])), (FLOATS, np.array([1, 2])), (FLOATS, [True, False]), (FLOATS, np.ones(2, np.float16)),
+    (BYTES, np.array([0, 255])), (BYTES, np.array([True, False])), (spaces.Discrete(3), np.uint8(2)),
+    (spaces.MultiBinary(2), np.array([0, 1]))])
+@pytest.mark.parametrize("backend", ["loop", "vector"])
+def test_casts_that_are_expected_are_made(space, given, backend):
+    """Rounded to a shorter float, or with the same value."""
+    env = one_of(space, given, backend)
+    env.reset(seed=0)
+    seen = env.step(np.zeros(1, int)).observation
+    assert seen.dtype == env.observation_space.dtype
+    np.testing.assert_allclose(seen[0], np.asarray(given, float), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("space", "given", "words"), [
+    (FLOATS, np.array([1j, 0]), "dtype complex128, its space says float32"),
+    (FLOATS, np.array([1, 2], object), "dtype object, its space says float32"),
+    (FLOATS, np.array(["1", "2"]), "dtype <U1, its space says float32"),
+    (BYTES, np.array([0.5, 1.0]), "dtype float64, its space says uint8"),
+    (BYTES, np.array([0, 256]), "dtype int64, its space says uint8, which cannot hold 256"),
+    (BYTES, np.array([-1, 0], np.int8), "dtype int8, its space says uint8, which cannot hold -1"),
+    (spaces.Discrete(3), 1.0, "dtype float64, its space says int64")])
+def test_casts_that_change_a_value_are_refused(space, given, words):
+    env = one_of(space, given, "loop")
+    env.reset(seed=0)
+    with pytest.raises(EnvironmentError_, match=f"environment 0, at step 1: observation has {words}"):
+        env.step(np.zeros(1, int))
+
+
+def one_of(space, given, backend):
+    """One environment, stepped by the loop or as a vector environment that passes on what it is given."""
+    if backend == "loop":
+        return envs.make(lambda: Dials(space, given), 1)
+
+    class Bare(SyncVectorEnv):
+        def step(self, actions):
+            answer = super().step(actions)
+            return (np.asarray(given)[None], *answer[1:])
+
+    return envs.make(lambda: Bare([lambda: Dials(space, space.sample())], autoreset_mode=AutoresetMode.SAME_STEP), 1)
 
 
 @pytest.mark.parametrize("fault", ["nan", "reward", "raise"])

@@ -16,6 +16,7 @@ from tests.evidence import (
     demos,
     faults,
     gorila,
+    layouts,
     learning,
     mechanisms,
     replay,
@@ -26,7 +27,7 @@ from tests.evidence import (
 )
 from tests.evidence.lines import JOBS, Line
 
-LINES: list[Line] = [*learning.LINES, *mechanisms.LINES, *actor_critics.LINES,
+LINES: list[Line] = [*learning.LINES, *mechanisms.LINES, *actor_critics.LINES, *layouts.LINES,
                      *staleness.LINES, *sleepers.LINES, *central.LINES, *faults.LINES, *chaos.LINES, *replay.LINES, *values.LINES,
                      *demos.LINES, *gorila.LINES, *bench.LINES, *autoscale.LINES, *scaling.LINES, *cluster.LINES]
 

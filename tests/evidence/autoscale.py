@@ -27,6 +27,7 @@ from shoal.experiment.rundir import RunDir
 from shoal.experiment.session import Base
 from shoal.telemetry.sinks import read_lines
 from tests.architectures.graphs import Weights, go
+from tests.evidence.cluster import cluster
 from tests.evidence.lines import Line
 from tests.evidence.sleepers import learns, slow
 
@@ -34,6 +35,7 @@ __all__ = ["LINES"]
 
 FAST, SLOW, LEARN_SECONDS = 0.02, 0.034, 0.035  # s of a step at first, of a step later, of an update
 HALF_SECONDS, LAST_SECONDS, MOST = 45.0, 12.0, 16
+RAY_HALF_SECONDS = 120.0
 
 
 class Tiring(gym.Env[np.ndarray, int]):
@@ -53,14 +55,14 @@ class Tiring(gym.Env[np.ndarray, int]):
         return np.zeros(2, np.float32), 0.0, False, False, {}
 
 
-def following(seed: int) -> dict[str, Any]:
+def following(seed: int, half: float = HALF_SECONDS, where_to: tuple[tuple[str, Any], ...] = ()) -> dict[str, Any]:
     """One run of two halves."""
     with tempfile.TemporaryDirectory() as folder:
         tired, where = Path(folder) / "tired", Path(folder) / "run"
         plan = plan_of("impala", Tiring, None, None, {
             "actors": "auto", "autoscale.start": 1, "autoscale.most": MOST, "seed": seed, "envs.kwargs": {"file": str(tired)},
             "architecture.envs_per_actor": 1, "architecture.batch_slots": 2, "algorithm.unroll": 5, "net.hidden": (8,),
-            "max_seconds": 2 * HALF_SECONDS, "eval.enabled": False, "tensorboard": False, "console.mode": "none"})
+            "max_seconds": 2 * half, "eval.enabled": False, "tensorboard": False, "console.mode": "none", **dict(where_to)})
         prepared = prepare(laid_out(plan, lambda line: None))
         program = prepared.program()
         program.nodes["learner"].role = slow(Learner, LEARN_SECONDS, learns)
@@ -72,8 +74,8 @@ def following(seed: int) -> dict[str, Any]:
         def watched(control: Any, now: float, env_steps: float) -> None:
             """The file at half-time; all counters when the last seconds of each half begin and end."""
             seconds = session._seconds(now)
-            for name, at in (("first", HALF_SECONDS - LAST_SECONDS), ("half", HALF_SECONDS),
-                             ("second", 2 * HALF_SECONDS - LAST_SECONDS), ("end", 2 * HALF_SECONDS - 0.5)):
+            for name, at in (("first", half - LAST_SECONDS), ("half", half), ("second", 2 * half - LAST_SECONDS),
+                             ("end", 2 * half - 0.5)):
                 if seconds >= at and name not in marks:
                     marks[name] = (now, control.snapshot())
                     if name == "half":
@@ -81,14 +83,20 @@ def following(seed: int) -> dict[str, Any]:
             glance(control, now, env_steps)
 
         session._glance = watched  # type: ignore[method-assign]
-        runtime.run(program, session, "local", rundir.logs)
+        runtime.run(program, session, prepared.plan.experiment.runtime, rundir.logs, ray=prepared.plan.experiment.ray)
         rows = read_lines(rundir.metrics_file)
     halves = {name: judged(rows, marks[begin], marks[end], *span) for name, begin, end, span in (
-        ("fast", "first", "half", (0.0, HALF_SECONDS)), ("slow", "second", "end", (HALF_SECONDS, 2 * HALF_SECONDS)))}
+        ("fast", "first", "half", (0.0, half)), ("slow", "second", "end", (half, 2 * half)))}
     events = [f"{row['time'] - rows[0]['time']:.0f} s: {row['text']}" for row in rows if row.get("event") == "autoscale"]
     conserved, restarts = session.summary["slots"]["conserved"], session.summary["restarts"]
     return {"met": all(half["met"] for half in halves.values()) and conserved and restarts == 0, **halves,
             "conserved": conserved, "restarts": restarts, "events": events}
+
+
+def following_on_ray(seed: int) -> dict[str, Any]:
+    """The same on two nodes; a new actor takes seconds to start there."""
+    with cluster(2, cpus=10) as made:
+        return following(seed, RAY_HALF_SECONDS, (("runtime", "ray"), ("ray.address", made.address)))
 
 
 def judged(rows: list[dict[str, Any]], begin: Any, end: Any, start: float, stop: float) -> dict[str, Any]:
@@ -169,4 +177,6 @@ LINES = [
     Line("autoscale", 7, f"--actors auto from 1 actor, environments that sleep {1000 * FAST:g} ms and half-way {1000 * SLOW:g} ms: "
          f"learner idle under 5 % in the last {LAST_SECONDS:g} s of each half, the number of actors within 1 of demand / rate, at "
          "most one step back in a half and none at its end", following, seeds=(1, 2, 3)),
+    Line("ray-autoscale", 7, f"the line `autoscale` with --runtime ray on two nodes, in halves of {RAY_HALF_SECONDS:g} s",
+         following_on_ray, seeds=(1,)),
 ]

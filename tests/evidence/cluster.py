@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.evidence.lines import KEPT, Line, shoal, train
+import psutil
+
+from tests.evidence.lines import KEPT, Line, train
 
 __all__ = ["LINES"]
 
@@ -34,6 +36,8 @@ SAVED = ("--actors", "2", "--checkpoint.every-seconds", "5")
 PATIENCE_SECONDS = 900
 STORE_SECONDS = 600
 STORE_GROWTH_MB = 20.0
+OPEN_GROWTH = 50
+LOOK_SECONDS = 5.0
 
 
 @contextlib.contextmanager
@@ -137,40 +141,112 @@ def removes(first: str, second: str) -> Line:
                 f"removed, then that of the {second}", run, (1,))
 
 
-def shard(seed: int) -> dict[str, Any]:
+def shards(seed: int) -> dict[str, Any]:
+    """One of two shards of the table is killed, later the other one; which is first depends on the seed."""
+    order = ("replay-1", "replay-0") if seed % 2 else ("replay-0", "replay-1")
     with cluster(2) as made, tempfile.TemporaryDirectory() as folder:
-        running = Running(Path(folder), *GOALS["apex"][0], *SAVED, "--replay.checkpoint", "--until-return", "450",
-                          "--eval.every-env-steps", "30000", "--max-env-steps", "400000", "--seed", str(seed), *on(made))
+        running = Running(Path(folder), *GOALS["apex"][0], *SAVED, "--replay.checkpoint", "--replay.shards", "2", "--until-return",
+                          "450", "--eval.every-env-steps", "30000", "--max-env-steps", "400000", "--seed", str(seed), *on(made))
         try:
             running.further(300)
-            os.kill(running.where("replay-0")[1], signal.SIGKILL)
+            nodes = {running.where(victim)[0] for victim in order}
+            for count, victim in enumerate(order, 1):
+                os.kill(running.where(victim)[1], signal.SIGKILL)
+                running.wait(lambda n=count: running.rows("snapshot")[-1]["restarts"] == n)
+                running.further(100)
             result = running.end()
         finally:
             running.process.kill()
-    return {"met": result["stopped_by"] == "return" and result["restarts"] == 1, **result}
+    return {"met": result["stopped_by"] == "return" and result["restarts"] == len(result["restarts_explained"]) == 2
+            and len(nodes) == 2, "killed": order, "nodes_of_shards": len(nodes), **result}
+
+
+class Looks:
+    """What each node's object store holds, and what the processes of the cluster and of its run have open, look by look."""
+
+    def __init__(self, made: Any) -> None:
+        from ray._private.internal_api import get_state_from_address
+
+        self._state = get_state_from_address(made.address)
+        self.begun = time.monotonic()
+        self.held: dict[str, list[tuple[float, float]]] = {}  # node -> (seconds, megabytes)
+        self.open: list[tuple[float, float]] = []             # (seconds, descriptors)
+        self.spilled = 0.0
+
+    def look(self) -> None:
+        from ray._private.internal_api import node_stats
+
+        now = time.monotonic() - self.begun
+        for node in (node for node in self._state.node_table() if node["Alive"]):
+            stats = node_stats(node["NodeManagerAddress"], node["NodeManagerPort"], False).store_stats
+            self.held.setdefault(node["NodeID"][:8], []).append((now, stats.object_store_bytes_used / 1e6))
+            self.spilled = max(self.spilled, stats.spilled_bytes_total / 1e6)
+        self.open.append((now, float(sum(map(descriptors, below())))))
+
+
+def below() -> list[psutil.Process]:
+    """All processes that this one has started, and those have."""
+    return psutil.Process().children(recursive=True)
+
+
+def descriptors(process: psutil.Process) -> int:
+    try:
+        return int(process.num_fds())
+    except psutil.Error:  # it has just ended
+        return 0
+
+
+def dead(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def by_minute(looks: list[tuple[float, float]]) -> list[float]:
+    """Medians of whole minutes."""
+    whole = range(int(looks[-1][0] // 60))
+    return [round(statistics.median([value for at, value in looks if 60 * m <= at < 60 * (m + 1)]), 1) for m in whole]
+
+
+def growth(minutes: list[float]) -> float:
+    """From the second to the fourth minute to the last three; the first one is the start."""
+    return max(minutes[-3:]) - max(minutes[1:4])
 
 
 def store(seed: int) -> dict[str, Any]:
-    """What the object stores hold, minute by minute."""
+    """The object store of each node, minute by minute, from outside; and what Ray's processes have open, and the dead ones."""
     with cluster(2) as made, tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        shoal("train", "impala", "ALE/Pong-v5", "--actors", "2", "--max-seconds", str(STORE_SECONDS), "--seed", str(seed),
-              "--run-dir", str(run), *on(made), timeout=STORE_SECONDS + 300)
-        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        summary = json.loads((run / "summary.json").read_text())
-    shots = [row for row in rows if row.get("kind") == "snapshot" and isinstance(row.get("object_store_mb"), float)]
-    minutes = [statistics.median(held) for m in range(STORE_SECONDS // 60)
-               if (held := [row["object_store_mb"] for row in shots if 60 * m <= row["seconds"] < 60 * (m + 1)])]
-    grown = max(minutes[-3:]) - max(minutes[1:4])
-    return {"met": grown <= STORE_GROWTH_MB and summary["stopped_by"] == "seconds",
-            "megabytes_by_minute": [round(m, 1) for m in minutes], **{key: summary.get(key) for key in KEPT}}
+        running = Running(Path(folder), "impala", "ALE/Pong-v5", "--actors", "2", "--max-seconds", str(STORE_SECONDS), "--seed",
+                          str(seed), *on(made))
+        try:
+            running.further(5)
+            looks = Looks(made)
+            while running.process.poll() is None:
+                looks.look()
+                time.sleep(LOOK_SECONDS)
+            result = running.end()
+        finally:
+            running.process.kill()
+        patience = time.monotonic() + 20
+        while (zombies := sum(map(dead, below()))) and time.monotonic() < patience:
+            time.sleep(0.5)
+    nodes = {node: by_minute(held) for node, held in looks.held.items()}
+    opened = by_minute(looks.open)
+    grown = {node: round(growth(minutes), 1) for node, minutes in nodes.items()}
+    used = max(max(minutes) for minutes in nodes.values()) > 0
+    return {"met": used and max(grown.values()) <= STORE_GROWTH_MB and looks.spilled == 0 and growth(opened) <= OPEN_GROWTH
+            and not zombies and result["stopped_by"] == "seconds",
+            "megabytes_by_node_and_minute": nodes, "grown_mb": grown, "spilled_mb": looks.spilled,
+            "descriptors_by_minute": opened, "zombies": zombies, **result}
 
 
 LINES = [
     *(reaches(name) for name in GOALS),
     removes("actor", "learner"), removes("learner", "actor"),
-    Line("ray-replay-killed", 7, "apex on CartPole-v1 goes on and reaches 450 when the process of its replay table is killed",
-         shard, (1,)),
-    Line("ray-object-store", 7, f"in {STORE_SECONDS} s of impala on Pong the object stores grow by at most {STORE_GROWTH_MB:g} MB",
-         store, (1,)),
+    Line("ray-replay-killed", 7, "apex on CartPole-v1, its replay table in two shards on two nodes, goes on and reaches 450 when "
+         "one of them is killed, then the other one; in both orders", shards, (1, 2)),
+    Line("ray-object-store", 7, f"in {STORE_SECONDS} s of impala on Pong no node's object store grows by more than "
+         f"{STORE_GROWTH_MB:g} MB and nothing is spilled, all processes together open at most {OPEN_GROWTH} more files, and no "
+         "zombies are left", store, (1,)),
 ]

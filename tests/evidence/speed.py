@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal import runtime
+from shoal.bench.tables import UNMEASURED
 from shoal.experiment.config import Plan
 from shoal.experiment.prepare import prepare
 from shoal.experiment.presets import load_preset
@@ -98,7 +99,7 @@ def table(found: dict[str, Any]) -> str:
                     f"{case['learner_idle']:.0%} | {lag} | {case['bytes_per_env_step']:,.0f} |")
     where = found["machine"]
     note = (f"{found['seconds']:g} s each after {SETTLE:g} s, one after the other, {found['date']}, commit {found['commit']}: "
-            f"{where['cores']} cores of {where['cpu']}, load {where['load']:g} at the start.")
+            f"{where['cores']} cores of {where['cpu']}, load {where['load']:g} at the start. {UNMEASURED}")
     return "\n".join([*rows, "", note])
 
 

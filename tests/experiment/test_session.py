@@ -211,6 +211,14 @@ def test_a_failure_is_written_down_without_another_checkpoint(tmp_path, clock):
     assert session.newest().name == "000000000000"
 
 
+def test_a_run_may_fail_before_it_has_begun(tmp_path, clock):
+    """A role that cannot be made: its error is written down, and not hidden by another one."""
+    session = RunSession(RunDir.create(tmp_path / "run", {}), LABELS, Goals(), checkpoint_seconds=60, keep=3, sinks=[Listener()])
+    session.end(Control(session), "failure", "RuntimeError: no such tensor")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["stopped_by"] == "failure" and "no such tensor" in summary["error"] and session.newest() is None
+
+
 def test_a_checkpoint_that_comes_after_the_end_does_not_take_the_reason_away(tmp_path, clock):
     """A role may answer while the places are being stopped."""
     session, control, _ = start(tmp_path, Goals())

@@ -10,6 +10,7 @@ import pytest
 from shoal import algorithms
 from shoal.errors import ConfigError
 from shoal.experiment.config import EnvsConfig, Names, default_plan
+from shoal.experiment.parse import parse_options
 from shoal.experiment.prepare import plan_from_json, plan_to_json
 from shoal.experiment.presets import load_preset, parse_preset, preset_names
 from shoal.experiment.references import EnvRef, check_trust, import_path, modules_of
@@ -55,6 +56,13 @@ def test_what_does_not_fit_is_named(values, words):
         apply(Outer(), values, "")
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [["--limit", "none"], ["--limit=none"], ["--limit", "None"], ["--on", "--limit=none"]])
+def test_none_may_be_spelt_small(words):
+    assert parse_options(Outer, Outer(limit=5), words, "shoal").limit is None
+    with pytest.raises(ConfigError, match=r"inner\.kind"):
+        parse_options(Outer, Outer(), ["--limit", "none", "--inner.kind", "none"], "shoal")
 
 
 def test_keys_and_plain_values():

@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shoal.architectures.replay_config import ReplayConfig
 from shoal.core import any_of
 from shoal.errors import ConfigError, RoleFailed
 from shoal.runtime import Program, run
+from shoal.runtime.ray import cluster
 from shoal.slots import Field, Layout
-from tests.runtime import test_broadcast, test_call, test_group, test_stream
+from tests.architectures import test_replay_role
+from tests.runtime import test_across, test_broadcast, test_call, test_group, test_stream
 from tests.runtime.harness import Files, Killer, Watch, drive, kill, up
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.filterwarnings("ignore")]
@@ -44,6 +47,18 @@ def test_everything_sent_arrives_whole_and_in_order_between_nodes(tmp_path):
     assert len(seen) == 2  # producers were spread
     assert balanced(watch.wires["items"]) and watch.wires["items"]["dropped"] == 0
     assert all(watch.final[name]["restarts"] == 0 for name in watch.final)
+
+
+def test_nodes_stores_and_what_is_carried_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "LOOK_SECONDS", 0.2)
+    seen = {}
+
+    def moving(control):
+        seen.update(control.surroundings())
+        return seen["carried_mb_per_second"] > 0 and seen["calls_per_second"] > 0
+
+    watch = drive(streamed(count=2), "ray", tmp_path, Watch(moving, seconds=PATIENCE))
+    assert watch.reason == "until" and seen["nodes"] == 2 and seen["object_store_mb"] >= 0
 
 
 def test_a_dropping_stream_counts_what_it_drops(tmp_path):
@@ -100,6 +115,19 @@ def test_a_group_has_the_same_bits_and_re_forms_around_the_senior_when_the_first
     assert watch.wires["gradients"]["members"] == 2 and watch.wires["gradients"]["epoch"] >= 4
 
 
+def test_tensors_are_averaged_across_nodes_without_the_wire_and_go_on_after_a_kill(tmp_path):
+    """What takes nccl where each learner has a GPU, with gloo."""
+    killer = Killer(("learner-1",), times=1, progress="learner_steps", every=30)
+
+    def done(control):
+        return killer.done(control) and all(control.snapshot()[f"learner-{k}"]["eval_episodes"] == 2 for k in range(2))
+
+    watch = drive(test_across.program_of(2), "ray", tmp_path, Watch(done, killer, seconds=PATIENCE))
+    assert watch.reason == "until" and watch.final["learner-1"]["restarts"] == 1
+    updates = watch.final["learner-0"]["learner_steps"]
+    assert watch.wires["gradients"]["bytes_moved"] < updates * 4 * test_across.SIZE  # states and small sums alone
+
+
 def test_members_join_and_leave_a_group_by_scaling(tmp_path):
     """A ring in which somebody still waits cannot be interrupted: it is left, and the next one forms beside it."""
     wanted, at, sizes = [3, 1, 2], [20], set()
@@ -115,6 +143,29 @@ def test_members_join_and_leave_a_group_by_scaling(tmp_path):
     assert watch.reason == "until" and {1, 2, 3} <= sizes
     assert watch.final["judge-0"]["restarts"] == 0
     assert all(watch.final[f"learner-{k}"]["restarts"] == 0 for k in range(3))
+
+
+def test_shards_of_a_replay_live_on_different_nodes_and_one_that_is_killed_comes_back_alone(tmp_path):
+    """Its roles check every item, key and priority; the shard that is killed is filled again from what the driver holds."""
+    config = ReplayConfig(capacity=2000, min_size=60, batch_size=16, insert_batch=10, samples_per_insert=4.0, shards=2,
+                          checkpoint=True)
+    killer, homes = Killer(("replay-1",), times=1, progress="learner_steps", every=20), {}
+
+    def act(control):
+        if len(homes) < 2 and up(control, "replay-0", "replay-1"):
+            homes.update({name: control.children[name].node for name in ("replay-0", "replay-1")})
+            control.checkpoint(tmp_path / "checkpoint")
+        if watch.saves:
+            killer(control)
+
+    watch = Watch(killer.done, act, seconds=PATIENCE)
+    drive(test_replay_role.program_of(config), "ray", tmp_path, watch)
+    assert watch.reason == "until" and watch.saves[0][1] and len(set(homes.values())) == 2
+    assert {name: page["restarts"] for name, page in watch.final.items() if page["restarts"]} == {"replay-1": 1}
+    assert [text.partition(";")[0] for text in watch.texts("restart")] == ["its process was killed"]
+    inserts, samples = (sum(page[name] for page in watch.final.values()) for name in ("replay_inserts", "replay_samples"))
+    slack = 2 * (config.band(2) + 4.0 * config.min_size) + 4.0 * config.insert_batch * config.shards  # of either life
+    assert abs(samples - 4.0 * (inserts - config.min_size)) <= slack
 
 
 class Counter:

@@ -13,11 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.algorithms import vtrace
+import shoal
+from shoal.algorithms import dqn, vtrace
 from shoal.architectures.parts import EvalPlan
+from shoal.architectures.replay_config import ReplayConfig
 from shoal.architectures.roles import Learner
+from shoal.coordination import calibration
 from shoal.runtime import RayConfig, run
+from shoal.telemetry.sinks import read_lines
 from tests.architectures.graphs import draw
+from tests.coordination.test_autoscale import Slow
 from tests.runtime.harness import Watch, eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
@@ -71,7 +76,7 @@ def test_two_learners_on_two_nodes_make_the_update_of_one_on_the_joined_batch(tm
 
 
 def test_what_a_run_asks_of_a_cluster_is_computed_from_its_graph():
-    from shoal.runtime.ray.cluster import demands
+    from shoal.runtime.ray.cluster import beside, demands
 
     program, _ = draw(vtrace.Config(unroll=8), "actor_learner", "CartPole-v1", actors=2, eval=EvalPlan(enabled=True))
     program.on_gpu = True
@@ -80,6 +85,11 @@ def test_what_a_run_asks_of_a_cluster_is_computed_from_its_graph():
                      "evaluator-0": (0.5, 0.0, False)}
     program, _ = draw(vtrace.Config(unroll=8), "central_inference", "CartPole-v1", actors=2, eval=EvalPlan(enabled=False))
     assert {d.place for d in demands(program, RayConfig(), program.places.values()) if d.spread} == {"actor-0", "actor-1"}
+    for shards, spread in ((1, []), (2, ["replay-0", "replay-1"])):
+        program, _ = draw(dqn.Config(), "actor_learner", "CartPole-v1", actors=2, replay=ReplayConfig(shards=shards))
+        found = demands(program, RayConfig(), program.places.values())
+        assert [d.place for d in found if d.shard] == [d.place for d in found if d.spread][2:] == spread
+        assert beside(program, RayConfig(), 16.0) == 16 - 1 - shards  # actors are what there may be more of
 
 
 def marked(mark):
@@ -95,6 +105,13 @@ def marked(mark):
     return found
 
 
+def guarded(mark):
+    """Whether the processes of a cluster ask each other for the token."""
+    modes = [(Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0") for pid in marked(mark)
+             if b"gcs_server" in (Path("/proc") / str(pid) / "cmdline").read_bytes()]
+    return bool(modes) and all(b"RAY_AUTH_MODE=token" in mode for mode in modes)
+
+
 def wait_for(path, condition, process, seconds=PATIENCE):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
@@ -106,15 +123,14 @@ def wait_for(path, condition, process, seconds=PATIENCE):
 
 def test_the_command_line_starts_a_cluster_survives_a_kill_stops_with_ctrl_c_and_resumes(tmp_path):
     mark = f"shoal-test-{uuid.uuid4().hex}"
-    env = {**os.environ, "SHOAL_TEST_MARK": mark}
-    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
-        env.pop(name, None)
+    env = clean(mark)
     directory = tmp_path / "run"
     command = [SHOAL, "train", "impala", "CartPole-v1", "--runtime", "ray", "--actors", "1", "--run-dir", str(directory),
                "--console.mode", "plain", "--no-tensorboard", "--architecture.batch-slots", "1"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
     try:
         assert wait_for(directory / "metrics.jsonl", lambda row: row.get("learner_steps", 0) > 5, process)
+        assert guarded(mark), "Ray's own authentication is not on"
         log = (directory / "logs" / "actor-0.log").read_text()
         os.kill(int(re.search(r"process (\d+)", log)[1]), signal.SIGKILL)
         assert wait_for(directory / "metrics.jsonl", lambda row: row.get("event") == "restart", process)
@@ -136,3 +152,133 @@ def test_the_command_line_starts_a_cluster_survives_a_kill_stops_with_ctrl_c_and
     assert summary["stopped_by"] == "env_steps" and summary["env_steps"] >= before + 3000 and summary["restarts"] == 1
     assert summary["actors"] == 2 and (directory / "logs" / "actor-1.log").exists()
     assert eventually(lambda: not marked(mark), 20), "Ray left processes behind"
+
+
+# ---------------------------------------------------------------------------------------------- --actors auto
+SMALL = {"autoscale.every_seconds": 0.2, "eval.enabled": False, "architecture.envs_per_actor": 1, "algorithm.unroll": 4,
+         "console.mode": "plain", "tensorboard": False}
+
+
+def autoscaled(folder, **overrides):
+    """A run of sleeping environments with --actors auto: its decisions, and how many actors there were."""
+    found = shoal.train("impala", Slow, runtime="ray", actors="auto", run_dir=str(folder / "run"), max_seconds=PATIENCE,
+                        **{**SMALL, **overrides})
+    rows = read_lines(found.directory / "metrics.jsonl")
+    assert found.summary["error"] is None and found.summary["restarts"] == 0 and found.summary["slots"]["conserved"]
+    numbers = [row["roles"]["actor"]["instances"] for row in rows if row.get("kind") == "snapshot" and "actor" in row["roles"]]
+    return [row["text"] for row in rows if row.get("event") == "autoscale"], numbers
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_the_number_of_actors_follows_the_learner_on_a_cluster(tmp_path, capsys):
+    events, numbers = autoscaled(tmp_path, max_env_steps=1600, **{"autoscale.start": 1, "architecture.batch_slots": 1})
+    assert "the number of actors follows the learner: 1 at first, 1 to 15" in capsys.readouterr().out  # of 16, one is the learner's
+    assert events[0].startswith("1 -> 2 actors: learners waited ") and max(numbers) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_the_bound_and_the_lag_limit_hold_on_a_cluster(tmp_path):
+    events, numbers = autoscaled(tmp_path, max_env_steps=6000, **{"autoscale.start": 1, "architecture.batch_slots": 1,
+                                                                  "autoscale.most": 2})
+    assert max(numbers) == 2 and any("2 are the most (--autoscale.most)" in text for text in events)
+    late = tmp_path / "late"
+    late.mkdir()
+    events, numbers = autoscaled(late, max_env_steps=3000, **{"autoscale.start": 2, "architecture.batch_slots": 1,
+                                                              "autoscale.max_lag": 1e-6})
+    assert max(numbers) <= 2 and "versions old, the limit is 1e-06" in events[0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_calibration_on_a_cluster_gives_the_starting_point(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(calibration, "TRIAL_SECONDS", 0.5)
+    _, numbers = autoscaled(tmp_path, max_env_steps=600, **{"architecture.batch_slots": 2})
+    said = capsys.readouterr().out
+    tried = [line for line in said.splitlines() if line.endswith("env steps/s") and "in processes of their own" in line]
+    assert "on 15 cores" in said and {line.split()[0] for line in tried} == {"1", "2"} and "failed" not in said
+    assert "the number of actors follows the learner: 2 at first, 1 to 15" in said and numbers  # two sleep at once
+
+
+# ---------------------------------------------------------------------------------------------- beginnings and ends
+def clean(mark):
+    """The environment of a command of a user who has set nothing of Ray's."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
+    return {**kept, "SHOAL_TEST_MARK": mark}
+
+
+BROKEN = """
+import os
+import gymnasium as gym
+import numpy as np
+import shoal
+
+HERE = os.getpid()
+
+
+class Broken(gym.Env):
+    observation_space = gym.spaces.Box(0.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        if os.getpid() != HERE:
+            raise ArithmeticError("seven is not prime")
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+shoal.train("impala", Broken, runtime="ray", actors=1, run_dir="run", tensorboard=False)
+"""
+
+
+@pytest.mark.slow
+def test_a_start_that_fails_leaves_its_traceback_in_the_run_directory_and_no_process(tmp_path):
+    mark = f"shoal-test-{uuid.uuid4().hex}"
+    (tmp_path / "broken.py").write_text(BROKEN)
+    done = subprocess.run([sys.executable, "broken.py"], cwd=tmp_path, env=clean(mark), capture_output=True, text=True,
+                          timeout=PATIENCE)
+    assert done.returncode != 0 and "seven is not prime" in done.stderr
+    log = (tmp_path / "run" / "logs" / "actor-0.log").read_text()
+    assert log.count("ArithmeticError: seven is not prime") >= 3 and log.count("on node") >= 3  # three lives, each with its end
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped_by"] == "failure"
+    assert eventually(lambda: not marked(mark), 20), "Ray left processes behind"
+
+
+@pytest.mark.slow
+def test_a_cluster_that_cannot_be_started_is_said_and_leaves_no_process(tmp_path):
+    mark = f"shoal-test-{uuid.uuid4().hex}"
+    command = [SHOAL, "train", "impala", "CartPole-v1", "--runtime", "ray", "--ray.object-store-mb", "90000000", "--run-dir",
+               str(tmp_path / "run"), "--actors", "1"]
+    done = subprocess.run(command, env=clean(mark), capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 2 and "a local Ray cluster cannot be started" in done.stderr
+    assert eventually(lambda: not marked(mark), 20), "Ray left processes behind"
+
+
+@pytest.mark.slow
+def test_a_run_is_stopped_and_resumed_on_a_cluster_of_another_size(tmp_path):
+    """Two nodes at first, then another cluster of one, on which the first layout has no room: that is said, and the way out."""
+    from tests.evidence.cluster import Running, cluster, on
+
+    few = ("--architecture.batch-slots", "1", "--no-eval.enabled")
+    with cluster(2, cpus=2) as made:
+        running = Running(tmp_path, "impala", "CartPole-v1", "--actors", "3", *few, *on(made))
+        try:
+            running.further(20)
+            assert len({running.where(f"actor-{k}")[0] for k in range(3)}) == 2
+            running.process.send_signal(signal.SIGINT)
+            assert running.end()["stopped_by"] == "interrupt"
+        finally:
+            running.process.kill()
+    before = json.loads((running.directory / "summary.json").read_text())["env_steps"]
+    with cluster(1, cpus=2) as made:
+        resume = [SHOAL, "resume", str(running.directory), "--ray.address", made.address, "--max-env-steps", str(before + 2000),
+                  "--console.mode", "none"]
+        done = subprocess.run(resume, capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 2 and "asked for 4 CPUs and 0 GPUs, the cluster has 2 CPUs" in done.stderr
+        assert "use --actors 1" in done.stderr
+        done = subprocess.run([*resume, "--actors", "1"], capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 0, done.stderr
+    summary = json.loads((running.directory / "summary.json").read_text())
+    assert summary["stopped_by"] == "env_steps" and summary["env_steps"] >= before + 2000 and summary["actors"] == 1

@@ -11,7 +11,7 @@ from shoal.telemetry.console import Live, Plain, console, progress
 from shoal.telemetry.glossary import glossary
 from shoal.telemetry.sinks import JsonLines, jsonable, read_lines
 from shoal.telemetry.snapshot import Reading, Window
-from shoal.telemetry.tensorboard import TensorBoard
+from shoal.telemetry.tensorboard import TensorBoard, scalars
 from tests.telemetry.fakes import WIRES, Pages, second
 
 
@@ -92,6 +92,16 @@ def test_live_table_shows_the_same(shot):
     sink.close()
     for word in ("impala on CartPole-v1", "21.5", "1,000", "idle 50 %", "balanced: as an example", "1,000 of 2,000"):
         assert word in out.getvalue()
+
+
+def test_a_cluster_is_shown_where_there_is_one(shot):
+    shot |= {"nodes": 3.0, "object_store_mb": 12.34, "carried_mb_per_second": 45.6, "calls_per_second": 78.9}
+    for out in (io.StringIO(), Terminal()):
+        sink = console("auto", out, "impala on CartPole-v1", {}, every_seconds=5)
+        sink.write(shot)
+        sink.close()
+        assert "3 nodes   object store 12.3 MB   45.6 MB/s in 79 calls/s" in out.getvalue()
+    assert dict(scalars(shot))["cluster/object_store_mb"] == 12.34
 
 
 def test_no_console():

@@ -62,6 +62,35 @@ def test_a_learner_that_publishes_more_than_it_learns_is_weight_bound(publishing
     assert text.startswith("weight-bound" if publishing > 0.5 else "learner-bound"), text
 
 
+def published(idle: float, cores: int, used: float | None) -> str:
+    """A learner that publishes for longer than it learns, and the cores that the kernel says are in use."""
+    pages, window = Pages("actor-0", "actor-1", "learner-0"), Window()
+    for t in range(6):
+        second(pages, busy=1 - idle, blocked=0.1)
+        pages["learner-0"].add("phase_seconds/publish", 0.8 * (1 - idle))
+        window.push(Reading(float(t), pages.read(), WIRES))
+    shot = window.snapshot() if used is None else {**window.snapshot(), "cores_busy": used}
+    return verdict(shot, 5.0, "local", cores)
+
+
+@pytest.mark.parametrize(("idle", "word"), [(0.3, "actor-bound"), (0.1, "balanced")])
+def test_whoever_publishes_on_cores_that_are_full_loses_its_own_and_is_not_weight_bound(idle, word):
+    """The kernel gives the learner's core to those it wakes up: the time is theirs."""
+    text = published(idle, cores=2, used=1.95)
+    assert text.startswith(word) and "all 2 cores are busy" in text and "publishing took" in text
+    assert published(idle, cores=2, used=1.0).startswith("weight-bound")  # roles that sleep are busy, their cores are not
+    assert published(idle, cores=8, used=None).startswith("weight-bound")
+
+
+def test_environments_that_sleep_leave_cores_for_more_actors():
+    pages, window = Pages("actor-0", "actor-1", "learner-0"), Window()
+    for t in range(6):
+        second(pages, busy=0.3)
+        window.push(Reading(float(t), pages.read(), WIRES))
+    text = verdict({**window.snapshot(), "cores_busy": 0.4}, 5.0, "local", 2)
+    assert text.startswith("actor-bound") and "more --actors" in text
+
+
 def test_actors_that_spend_their_time_pulling_are_weight_bound():
     pages, window = Pages("actor-0", "actor-1", "learner-0"), Window()
     for t in range(6):

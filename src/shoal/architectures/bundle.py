@@ -8,7 +8,7 @@ import numpy as np
 
 from shoal.architectures.master import Master
 from shoal.architectures.parts import Parts
-from shoal.architectures.replay import Inserts, Samples
+from shoal.architectures.replay_ends import Inserts, Samples
 from shoal.architectures.replaying import measure
 from shoal.architectures.roles import Actor, Evaluator
 from shoal.architectures.shards import Pieces
@@ -20,7 +20,7 @@ __all__ = ["BundleLearner", "bundle_actor", "piecewise_evaluator"]
 
 def bundle_actor(me: Me, parts: Parts, cuts: list[slice], inserts: Call, **weights: Reader) -> Actor:
     """Acts in its environments with the server's newest weights and sends finished items to the replay."""
-    return Actor(me, parts, Inserts(inserts), Pieces(list(weights.values()), cuts))
+    return Actor(me, parts, Inserts(inserts, parts.replay.shards, me.index), Pieces(list(weights.values()), cuts))
 
 
 def piecewise_evaluator(me: Me, parts: Parts, cuts: list[slice], **weights: Reader) -> Evaluator:
@@ -36,7 +36,7 @@ class BundleLearner:
         first, *others = servers.values()
         self.me, self.weights = me, weights
         self.link = Master(me, parts, first, others, cuts, outlier_width)
-        self.samples = Samples(parts, samples)
+        self.samples = Samples(parts, samples, me.rng("shards"))
         self.decisions = parts.algorithm.record.decisions  # type: ignore[attr-defined]
         self.rng = me.rng("minibatches")
         self.settled = False

@@ -8,18 +8,22 @@
 Observations travel to the server and actions back; nothing recurrent or parametric ever does. The server keeps the
 recurrent state of every environment, batches whatever is pending when it is free, writes the unrolls itself and hands
 them to the learner. Each actor steps two groups of environments in turn: while one waits for actions the other steps.
-Parameters may change inside an unroll; every step carries its own version and log-probability. With an algorithm that learns
+Parameters may change inside an unroll; every step carries its own version and log-probability. On a GPU server and learner may
+share a process (`--gpu.together`): then the weights go from one to the other on the device. With an algorithm that learns
 from replay the server sends items to a table (`replaying.py`) in the place of unrolls: SEED's second agent, R2D2.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from shoal.algorithms.handoff import Handoff
 from shoal.algorithms.serving import Counter
 from shoal.architectures.parts import Parts
 from shoal.architectures.player import note_episodes
@@ -34,6 +38,7 @@ from shoal.slots import Field, Layout, map_tree
 __all__ = ["Config", "delivers", "draw", "has_replay", "takes_demos"]
 
 has_replay = takes_demos = True
+MIND = "mind"  # the place of a server and a learner that are together
 
 runs_on_gpu = True
 
@@ -82,11 +87,16 @@ def draw(program: Program, parts: Parts, config: Config) -> None:
     place = bundles(parts) if config.one_place else None
     program.add("actor", EnvActor, parts=parts, steps=steps.client, groups=config.groups, place=place,
                 replicas=(1, parts.actors, parts.actors) if place is None else parts.actors)  # clients are dealt by number
+    handoff = Handoff() if parts.together else None
+    mind = MIND if parts.together and place is None else place
     program.add("inference", InferenceServer, parts=parts, steps=steps.server, unrolls=unrolls.sink, weights=weights.reader,
-                groups=config.groups, most_rows=config.inference_rows, place=place, replicas=parts.learners if place else 1)
+                groups=config.groups, most_rows=config.inference_rows, place=mind, replicas=parts.learners if place else 1,
+                handoff=handoff)
     program.add("learner", Learner, parts=parts, unrolls=unrolls.source, weights=weights.publisher,
-                group=learner_group(program, parts), batch_slots=config.batch_slots, replicas=parts.learners, place=place,
-                compute_threads=parts.learner_threads)
+                group=learner_group(program, parts), batch_slots=config.batch_slots, replicas=parts.learners, place=mind,
+                compute_threads=parts.learner_threads, handoff=handoff)
+    if mind == MIND:
+        program.threaded(MIND)
     if parts.core_each:
         program.pin("actor")
     if parts.eval.enabled:
@@ -121,9 +131,9 @@ def _draw_replay(program: Program, parts: Parts, config: Config) -> None:
 def item_server(me: Me, parts: Parts, steps: Server, inserts: Call, weights: Reader, groups: int,
                 most_rows: int) -> InferenceServer:
     """Acts for all actors in batches, keeps their recurrent states and sends finished items to the replay."""
-    from shoal.architectures.replay import Inserts
+    from shoal.architectures.replay_ends import Inserts
 
-    return InferenceServer(me, parts, steps, Inserts(inserts), weights, groups, most_rows)
+    return InferenceServer(me, parts, steps, Inserts(inserts, parts.replay.shards), weights, groups, most_rows)
 
 
 def step_layouts(record: Any) -> tuple[Layout, Layout]:
@@ -219,16 +229,22 @@ class Desk:
 class InferenceServer:
     """Acts for all actors in batches, keeps their recurrent states and writes their unrolls."""
 
-    def __init__(self, me: Me, parts: Parts, steps: Server, unrolls: Sink, weights: Reader, groups: int, most_rows: int) -> None:
-        self.me, self.steps, self.unrolls, self.weights = me, steps, unrolls, weights
+    def __init__(self, me: Me, parts: Parts, steps: Server, unrolls: Sink, weights: Reader, groups: int, most_rows: int,
+                 handoff: Handoff | None = None) -> None:
+        """Through a `handoff` a learner of this process gives it the weights on the device."""
+        parts = parts.on(me.index)
+        self.me, self.steps, self.unrolls, self.weights, self.handoff = me, steps, unrolls, weights, handoff
         self.algorithm, self.record = parts.algorithm, parts.algorithm.record
         self.policy = self.algorithm.policy()
         self.published = self.algorithm.published_layout().empty()
         self.rng = torch.Generator(parts.hardware.device).manual_seed(int(me.rng("actions").integers(2**31)))
+        self.parcel: Any = None
         self.counter: Any = None  # where many rows are answered on a GPU
         if parts.hardware.on_gpu:
             self.policy.to(parts.hardware)  # type: ignore[attr-defined]
             self.counter = Counter(self.policy, parts.hardware, self.rng)
+        # A GPU thinks while steps are written down, unless what the policy sees depends on that.
+        self.ahead = self.counter is not None and not getattr(self.record, "previous", True)
         self.actors, self.most = parts.actors, max(1, most_rows // self.record.seats)
         self.insert_batch = parts.replay.insert_batch
         self.desks: dict[tuple[int, int], Desk] = {}
@@ -243,10 +259,13 @@ class InferenceServer:
         self._refresh()
         steps = [read_step(request.data) for request in requests]
         desks = [self._desk(request) for request in requests]
+        if self.ahead:
+            with self.me.stats.phase("inference"):
+                answer = self._ask(desks, steps)
         for desk, now in zip(desks, steps, strict=True):
             await self.file(desk, now)
         with self.me.stats.phase("inference"):
-            action, hidden, extras = self._think(desks, steps)
+            action, hidden, extras = (answer if self.ahead else self._ask(desks, steps))()
         rows = self.record.seats
         for k, (desk, request) in enumerate(zip(desks, requests, strict=True)):
             desk.before = desk.hidden
@@ -256,12 +275,19 @@ class InferenceServer:
         self.me.stats.observe("inference_batch", float(rows * len(requests)))
 
     def _refresh(self) -> None:
-        if self.weights.version == self.version:
+        parcel = self.handoff.newest if self.handoff is not None else None  # None: a learner before this one has published
+        source: Any = parcel or self.weights
+        if source.version == self.version:
             return
-        with self.me.stats.phase("pull"):
-            self.version = self.weights.pull(self.published)
-            self.policy.load(self.published)
-        self.me.stats.observe("publish_to_use_seconds", self.weights.age_seconds)
+        with self.me.stats.phase("pull"), self.counter.aside() if self.counter is not None else nullcontext():
+            if parcel is not None:
+                parcel.load(self.policy)
+                self.parcel = parcel  # its memory is in use until an answer has come
+                self.published["progress"][...], self.version = parcel.tree["progress"], parcel.version
+            else:
+                self.version = self.weights.pull(self.published)
+                self.policy.load(self.published)
+        self.me.stats.observe("publish_to_use_seconds", source.age_seconds)
 
     def _desk(self, request: Request) -> Desk:
         """The desk of a group; a new run_id means that its actor was restarted: the half-written unroll is discarded."""
@@ -306,14 +332,14 @@ class InferenceServer:
                 slot.data["decisions"][0], desk.decisions = desk.decisions, 0
             slot.send()
 
-    def _think(self, desks: list[Desk], steps: list[Step]) -> tuple[Tree, Tree, Tree]:
-        """One forward pass for all requests."""
+    def _ask(self, desks: list[Desk], steps: list[Step]) -> Callable[[], tuple[Tree, Tree, Tree]]:
+        """One forward pass for all requests; what it returns waits for the answer."""
         views = [desk.recorder.view(now) for desk, now in zip(desks, steps, strict=True)]
         explore = np.concatenate([self._explore(desk) for desk in desks])
         if self.counter is not None:
-            answer: tuple[Tree, Tree, Tree] = self.counter.act(views, [desk.hidden for desk in desks], explore)
+            answer: Callable[[], tuple[Tree, Tree, Tree]] = self.counter.ask(views, [desk.hidden for desk in desks], explore)
             return answer
-        return self.policy.act(join_views(views), join_rows([desk.hidden for desk in desks]), explore, self.rng)
+        return lambda: self.policy.act(join_views(views), join_rows([desk.hidden for desk in desks]), explore, self.rng)
 
     def _explore(self, desk: Desk) -> np.ndarray:
         env_steps, learner_steps, fraction = self.published["progress"]

@@ -79,6 +79,9 @@ def draw(program: Program, parts: Parts, config: Config) -> None:
         raise ConfigError(f"--replay.publish-updates {parts.replay.publish_updates} with --architecture parameter_server does not "
                           "fit: shards publish their slice after every update; leave it out")
     alone = config.table == "local"
+    if alone and parts.replay.shards > 1:
+        raise ConfigError(f"--replay.shards {parts.replay.shards} does not fit here: every bundle has a table of its own; leave it "
+                          "out, or give --architecture.table global")
     turns = alone and parts.replay.samples_per_insert is not None
     make_limiter(parts, turns)  # a band that could block both sides is refused here
     inserts, samples = replay_wires(program, parts, turns)
@@ -88,7 +91,7 @@ def draw(program: Program, parts: Parts, config: Config) -> None:
     servers: dict[str, Any] = {f"server_{k}": port for k, port in enumerate(clients)}
     program.add("actor", bundle_actor, parts=parts, cuts=cuts, inserts=inserts.client, replicas=count, place=place, **weights)
     program.add("replay", Replay, parts=parts, inserts=inserts.server, samples=samples.server, turns=turns,
-                replicas=count if alone else 1, place=place if alone else None)
+                replicas=count if alone else parts.replay.shards, place=place if alone else None)
     program.add("learner", BundleLearner, parts=parts, cuts=cuts, samples=samples.client, weights=readers[0],
                 outlier_width=config.outlier_width, replicas=count, place=place, **servers)
     if parts.eval.enabled:

@@ -96,6 +96,17 @@ class Parts:
         cores = len(os.sched_getaffinity(0))
         return self.hardware.on_gpu and self.hardware.gpu.core_each and cores - 2 <= self.actors <= cores
 
+    def on(self, index: int) -> Parts:
+        """The same for the `index`-th of a kind, with the GPU of its learner: several learners take the GPUs in turns."""
+        if self.learners == 1 or not self.hardware.on_gpu:
+            return self
+        return replace(self, hardware=self.hardware.at(index % self.learners))
+
+    @property
+    def together(self) -> bool:
+        """Whether an inference server and its learner share a process, where each has one of the other."""
+        return self.hardware.on_gpu and self.hardware.gpu.together and self.learners == 1
+
     def learn(self) -> Learn:
         """A new learning side, where it is to compute."""
         learn = self.algorithm.learn(self.seed)

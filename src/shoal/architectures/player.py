@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ class Player:
     from one to the next."""
 
     def __init__(self, me: Me, parts: Parts) -> None:
+        parts = parts.on(me.index)
         self.me, self.algorithm = me, parts.algorithm
         seeds = me.rng("actor").integers(2**31, size=2)
         self.env = parts.env.of(me.index).make(parts.envs_per_actor)
@@ -27,11 +29,13 @@ class Player:
         self.recorder = self.algorithm.record.recorder(self.env.num_seats)
         self.rng = torch.Generator().manual_seed(int(seeds[0]))
         self.act: Any = self.policy.act
+        self.aside: Any = nullcontext
         self.hidden = self.policy.initial_state(self.env.num_seats)  # on the CPU
         if parts.hardware.on_gpu and parts.hardware.gpu.actors:
             self.policy.to(parts.hardware)  # type: ignore[attr-defined]
             self.rng = torch.Generator(parts.hardware.device).manual_seed(int(seeds[0]))
-            self.act = Counter(self.policy, parts.hardware, self.rng).answer
+            counter = Counter(self.policy, parts.hardware, self.rng)
+            self.act, self.aside = counter.answer, counter.aside
         self.now = self.env.reset(int(seeds[1]))
         self.begun = False
         self.explore: Any = None
@@ -39,7 +43,8 @@ class Player:
 
     def load(self, published: Tree, version: int, index: int, count: int) -> None:
         """Act with these weights from now on, exploring like the `index`-th of `count` actors."""
-        self.policy.load(published)
+        with self.aside():
+            self.policy.load(published)
         self.version = version
         env_steps, learner_steps, fraction = published["progress"]
         progress = Progress(int(env_steps), int(learner_steps), float(fraction))

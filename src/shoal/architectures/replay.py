@@ -1,4 +1,4 @@
-"""The Replay role: a table of the replay service inside a program, and the two ends that actors and learners hold.
+"""The Replay role: a table of the replay service inside a program. `replay_ends.py` has what actors and learners hold of it.
 
     actor ──▶ inserts (call): finished items with their first priorities         answered when the limiter has let them in
     learner ──▶ samples (call): new priorities of an earlier batch, by key       answered with a batch when the limiter allows
@@ -9,6 +9,10 @@
 Both wires answer late and out of order, so nobody polls. A request goes in whole or not at all: the successor of a Replay that
 was killed is asked again whatever was not answered, and nothing is in twice. Keys begin anew, above all earlier ones, with
 every life of the role; a priority that comes for an item of an earlier life is counted as unknown and touches nothing.
+
+Several Replays (`--replay.shards`) are one table in pieces. Inserts are dealt to them evenly and every batch is asked of all of
+them, so each knows of all samples and has its even part of the inserts: its limiter is that of the whole, with each of its
+inserts counted for one of every shard. Shards know nothing of each other; each is saved and comes back by itself.
 
 With `turns` (lock step) an insert is answered only when the learner has asked again after its due updates: it has then
 published them, and the actor goes on with the newest weights.
@@ -26,41 +30,48 @@ import numpy as np
 
 from shoal import replay
 from shoal.architectures.parts import Parts
-from shoal.core import Call, Me, Request, Server, Tree, any_of
+from shoal.core import Me, Request, Server, Tree, any_of
+from shoal.errors import ConfigError
 from shoal.replay import checkpoint
 from shoal.replay.batch import BatchLayout, Info
 from shoal.replay.columns import Column, Spec, flatten
 from shoal.replay.core import Core, Pending
+from shoal.replay.sharding import MOST_SHARDS
 from shoal.runtime import Program
 from shoal.runtime.wires import Call as CallWire
 from shoal.slots import Field, Layout, leaves
 
-__all__ = ["Block", "Inserts", "Replay", "Samples", "items_layout", "make_limiter", "replay_wires", "samples_wire", "store",
-           "stored_columns", "tell"]
+__all__ = ["Block", "Replay", "items_layout", "make_limiter", "replay_wires", "samples_wire", "store", "stored_columns", "tell"]
 
 TABLE = "replay"
 KEY_SHIFT = 40  # keys of one life of the role
 DIGEST = 16
-DEPTH = 2  # inserts that an actor may have on their way
+DEPTH = 2  # inserts that an actor may have on their way; with more shards one to each
 
 
 def replay_wires(program: Program, parts: Parts, turns: bool = False) -> tuple[CallWire, CallWire]:
-    """The two call wires of a Replay. In turns nobody is ahead: one insert of each actor, one batch."""
-    layout, some = parts.algorithm.record.layout, parts.replay.insert_batch
+    """The two call wires of a Replay and its shards. In turns nobody is ahead: one insert of each actor, one batch."""
+    layout, some, shards = parts.algorithm.record.layout, parts.replay.insert_batch, parts.replay.shards
     items = {"items": layout.joined(some).fields, "priority": Field((some,), "f8"), "decisions": Field((1,), "i8")}
-    inserts = program.call("inserts", Layout(items), Layout({"inserts": Field((1,), "i8")}), 1 if turns else DEPTH)
+    inserts = program.call("inserts", Layout(items), Layout({"inserts": Field((1,), "i8")}),
+                           1 if turns else max(DEPTH, shards))
     return inserts, samples_wire(program, parts, turns)
 
 
 def samples_wire(program: Program, parts: Parts, turns: bool) -> CallWire:
-    """A learner's questions, with new priorities, and the batches that answer them."""
-    config, batch = parts.replay, parts.replay.batch_size
-    items = items_layout(parts.algorithm.record.layout, batch)
-    reply = {"items": Field((items.nbytes,), "u1"), "key": Field((batch,), "i8"), "probability": Field((batch,), "f8"),
-             "table_size": Field((batch,), "i8"), "fresh": Field((1,), "i8")}
-    updates = {"key": Field((batch,), "i8"), "priority": Field((batch,), "f8"), "count": Field((1,), "i8"),
-               "trim": Field((1,), "bool")}
-    return program.call("samples", Layout(updates), Layout(reply), 1 if turns else config.prefetch)
+    """A learner's questions, with new priorities, and the batches that answer them: of each shard its part."""
+    config, most = parts.replay, parts.replay.most_drawn
+    if config.shards > 1 and (turns or parts.demos is not None):
+        why = "demonstrations lie beside one table" if parts.demos is not None else "actors and one learner take turns at one table"
+        raise ConfigError(f"--replay.shards {config.shards} does not fit here: {why}; leave it out")
+    if config.shards > MOST_SHARDS:
+        raise ConfigError(f"--replay.shards is {config.shards}; a key has room for {MOST_SHARDS} of them")
+    items = items_layout(parts.algorithm.record.layout, most)
+    reply = {"items": Field((items.nbytes,), "u1"), "key": Field((most,), "i8"), "probability": Field((most,), "f8"),
+             "table_size": Field((most,), "i8"), "fresh": Field((1,), "i8"), "mass": Field((1,), "f8")}
+    updates = {"key": Field((most,), "i8"), "priority": Field((most,), "f8"), "count": Field((1,), "i8"),
+               "wanted": Field((1,), "i8"), "trim": Field((1,), "bool")}
+    return program.call("samples", Layout(updates), Layout(reply), 1 if turns else config.prefetch * config.shards)
 
 
 def stored_columns(item: Layout) -> tuple[Column, ...]:
@@ -93,10 +104,12 @@ class Replay:
         self.me, self.inserts, self.samples, self.config, self.turns = me, inserts, samples, parts.replay, turns
         self.limiter, exponent = make_limiter(parts, turns), self.config.exponent
         self.core = Core([replay.Table(
-            TABLE, replay.Prioritized(exponent) if exponent else replay.Uniform(), replay.Fifo(), max_size=self.config.capacity,
-            limiter=self.limiter, soft=self.config.trim_updates > 0)], seed=int(me.rng("draws").integers(2**62)))
+            TABLE, replay.Prioritized(exponent) if exponent else replay.Uniform(), replay.Fifo(),
+            max_size=self.config.part(self.config.capacity), limiter=self.limiter, soft=self.config.trim_updates > 0)],
+            seed=int(me.rng("draws").integers(2**62)))
         self.table = self.core.table(TABLE)
         self.columns = stored_columns(parts.algorithm.record.layout)
+        self.layout = items_layout(parts.algorithm.record.layout, self.config.most_drawn)
         self.rows = records(self.config.insert_batch)
         self.adding: deque[Request] = deque()    # inserts that the limiter has not allowed
         self.drawing: deque[Request] = deque()   # batches that it does not allow yet
@@ -188,16 +201,19 @@ class Replay:
             self.table.trim()
 
     def _sample(self, request: Request) -> None:
-        answer, count = request.answer, self.config.batch_size
+        answer, count = request.answer, int(request.data["wanted"][0])
         shown = 0 if self.demos is None else self.demos.share(count)  # the batch's last elements
         if shown:
             tell(answer, slice(count - shown, count), self.demos.draw(shown, answer["items"], count - shown))
             count -= shown
         if count:
-            where = (True, self.demos.layout.part(0, count)) if shown else ()
+            where = (True, self.layout.part(0, count)) if count < self.config.most_drawn else ()
             batch = self.core.try_sample(TABLE, count, Block(answer["items"]), *where)
             assert batch is not None and len(batch) == count, "the limiter had allowed a whole batch"
             tell(answer, slice(0, count), batch.info)
+        if self.config.shards > 1:
+            self.limiter.sample(self.config.batch_size - count)  # others give the rest of the batch
+            answer["table_size"][:], answer["mass"][0] = self.table.size, self.table.mass
         answer["fresh"][0], self.counted = self.counts[0] - self.counted, int(self.counts[0])
         request.reply(answer)
         self.me.stats.add("replay_samples", count)  # of the agents' own
@@ -231,7 +247,8 @@ class Replay:
         self.me.stats.set("replay_checkpoint_bytes", nbytes)
         added = np.array([list(digest(request.data)) for request in self.added], np.uint8).reshape(-1, DIGEST)
         demos = {} if self.demos is None else self.demos.state()
-        return {"inserted": self.counts, "index": words, "chunks": chunks, "added": added, **demos}
+        shards = np.array([self.config.shards])
+        return {"inserted": self.counts, "index": words, "chunks": chunks, "added": added, "shards": shards, **demos}
 
     def load(self, state: dict[str, np.ndarray]) -> None:
         index = checkpoint.unpacked(state["index"].tobytes(), "the saved replay table")
@@ -239,6 +256,10 @@ class Replay:
         self.counts[0] = self.counted = int(state["inserted"][0])
         self._begin_life(int(state["inserted"][1]))
         self.saved = {row.tobytes() for row in state["added"]}
+        more = self.config.shards - int(state.get("shards", np.ones(1))[0])
+        if more and self.config.samples_per_insert is not None:  # an insert counts for one of every shard, also of those before
+            limiter = self.limiter
+            limiter.samples = max(0, limiter.samples + round(more * self.config.samples_per_insert * limiter.inserts))
         if self.demos is not None and "demo_keys" in state:
             self.demos.load(state)
 
@@ -277,9 +298,10 @@ def tell(answer: Tree, where: slice, info: Info) -> None:
 def make_limiter(parts: Parts, turns: bool) -> replay.RateLimiter:
     """Free-running, a band around samples_per_insert, or in turns: a batch as soon as it is due, and inserts never refused."""
     config = parts.replay
-    ratio, first = config.samples_per_insert, config.min_size
-    if ratio is None:
+    first = config.part(config.min_size)
+    if config.samples_per_insert is None:
         return replay.MinSize(first)
+    ratio = config.samples_per_insert * config.shards
     if turns:
         return replay.RateLimiter(ratio, first, ratio * first - config.batch_size, math.inf)
     return replay.SampleToInsertRatio(ratio, first, max(config.band(parts.actors), ratio, 1.0))
@@ -296,59 +318,3 @@ def digest(data: Tree) -> bytes:
 def _raw(block: Any) -> np.ndarray:
     """The bytes of a stored chunk, compressed or not."""
     return np.frombuffer(block, np.uint8) if isinstance(block, bytes) else np.ascontiguousarray(block).reshape(-1).view(np.uint8)
-
-
-class Insert:
-    """Items on their way into the table, written in place."""
-
-    def __init__(self, draft: Any, sent: deque[Any]) -> None:
-        self.data, self._draft, self._sent = draft.data, draft, sent
-
-    def send(self) -> None:
-        self._sent.append(self._draft.send())
-
-
-class Inserts:
-    """The actor's end, with the interface of a stream's sink; as many inserts may be unanswered as the wire is deep."""
-
-    def __init__(self, client: Call) -> None:
-        self._client = client
-        self._sent: deque[Any] = deque()
-
-    async def slot(self) -> Insert:
-        while len(self._sent) >= self._client.depth:
-            await self._sent[0].result()
-            self._sent.popleft()
-        return Insert(await self._client.slot(), self._sent)
-
-
-class Samples:
-    """The learner's end: asks for batches ahead of time and sends priorities back with the next question."""
-
-    def __init__(self, parts: Parts, client: Call) -> None:
-        self._client, self._trim_updates = client, parts.replay.trim_updates
-        self._layout = items_layout(parts.algorithm.record.layout, parts.replay.batch_size)
-        self._asked: deque[Any] = deque()
-        self._keys = self._priorities = np.zeros(0)
-        self._batches = 0
-        self.fresh = 0  # env_steps that have come into the table, and that no batch before this one has told of
-
-    async def take(self) -> tuple[np.ndarray, Tree]:
-        """The keys of the next batch, and the batch: its items side by side, how likely each was, how many there are."""
-        while len(self._asked) < self._client.depth:
-            draft = await self._client.slot()
-            count = draft.data["count"][0] = len(self._keys)
-            draft.data["key"][:count], draft.data["priority"][:count] = self._keys, self._priorities
-            draft.data["trim"][0] = self._trim_updates > 0 and self._batches % self._trim_updates == 0
-            self._keys = self._priorities = np.zeros(0)
-            self._asked.append(draft.send())
-        reply = await self._asked[0].result()
-        self._asked.popleft()
-        self._batches += 1
-        self.fresh = int(reply["fresh"][0])
-        items = self._layout.views(reply["items"])
-        return reply["key"], {**items, "probability": reply["probability"], "table_size": reply["table_size"]}
-
-    def update(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """New priorities of the batch that was taken last."""
-        self._keys, self._priorities = keys, priorities

@@ -20,6 +20,8 @@ class ReplayConfig:
     """Items before the first batch is drawn."""
     batch_size: int = 64
     """Items in a batch of the learner."""
+    shards: int = 1
+    """Processes that the table is cut into, each with its part of the items; on a cluster they are spread over the nodes."""
     insert_batch: int = 50
     """Items that an actor sends at once; it takes the newest weights between two of them."""
     exponent: float = 0.6
@@ -44,8 +46,18 @@ class ReplayConfig:
         """The number behind none."""
         return 1 / 256 if self.demo_ratio is None else self.demo_ratio
 
+    def part(self, count: int) -> int:
+        """One shard's part of so many items, rounded up."""
+        return -(-count // self.shards)
+
+    @property
+    def most_drawn(self) -> int:
+        """Items that one shard gives to a batch at most: twice its even part, so that memory and traffic stay within twice a
+        batch however many shards there are."""
+        return min(self.batch_size, 2 * self.part(self.batch_size))
+
     def validate(self) -> None:
-        for name in ("capacity", "min_size", "batch_size", "insert_batch", "prefetch", "publish_updates"):
+        for name in ("capacity", "min_size", "batch_size", "shards", "insert_batch", "prefetch", "publish_updates"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{_flag(name)} is {getattr(self, name)}; it must be at least 1")
         if not 0 <= self.exponent < math.inf:
@@ -55,6 +67,9 @@ class ReplayConfig:
                               "sees demonstrations alone is --offline)")
         if self.trim_updates < 0:
             raise ConfigError(f"--replay.trim-updates is {self.trim_updates}; it must be 0 (at once) or more")
+        if self.shards > self.batch_size:
+            raise ConfigError(f"--replay.shards {self.shards} is more than the {self.batch_size} items of a batch "
+                              "(--replay.batch-size), and each shard gives some of them; lower the one or raise the other")
         if self.min_size > self.capacity:
             raise ConfigError(f"--replay.min-size {self.min_size} is above --replay.capacity {self.capacity}, so no batch would "
                               "ever be drawn; lower the one or raise the other")
@@ -67,16 +82,20 @@ class ReplayConfig:
                               "one, or leave the tolerance out")
 
     def band(self, actors: int) -> float:
-        """The tolerance: so wide that a whole insert or a whole batch is always possible."""
+        """The tolerance: so wide that a whole insert or a whole batch is always possible.
+
+        A shard takes an insert of its own for one of each shard, so it stands for that many samples more.
+        """
         assert self.samples_per_insert is not None
-        slot = self.samples_per_insert * self.insert_batch
+        slot = self.samples_per_insert * self.insert_batch * self.shards
         least = max(slot, (self.batch_size + slot) / 2)
         if self.tolerance is None:
-            return self.prefetch * self.batch_size + slot * actors
+            return self.prefetch * self.batch_size + slot * self.part(actors)
         if self.tolerance < least:
+            shards = f" in each of --replay.shards {self.shards}" if self.shards > 1 else ""
             raise ConfigError(f"--replay.tolerance {self.tolerance:g} could block both sides for ever: batches of "
                               f"--replay.batch-size {self.batch_size} and --replay.insert-batch {self.insert_batch} x "
-                              f"{self.samples_per_insert:g} samples need {least:g} or more")
+                              f"{self.samples_per_insert:g} samples{shards} need {least:g} or more")
         return self.tolerance
 
 

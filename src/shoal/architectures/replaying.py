@@ -2,7 +2,7 @@
 
       actor 0 ─┐
       actor 1 ─┼── inserts (call) ──▶ replay ◀── samples (call) ── learner, or several with shared gradients (group)
-      ...     ─┘   items, priorities         batches, priorities      │
+      ...     ─┘   items, priorities  or shards  batches, priorities  │
          ▲                                                            │
          └──────────────── weights (broadcast) ◀──────────────────────┴──▶ evaluator
 
@@ -19,7 +19,8 @@ import numpy as np
 
 from shoal.architectures.books import Books
 from shoal.architectures.parts import Parts
-from shoal.architectures.replay import Inserts, Replay, Samples, make_limiter, replay_wires
+from shoal.architectures.replay import Replay, make_limiter, replay_wires
+from shoal.architectures.replay_ends import Inserts, Samples
 from shoal.architectures.roles import Actor, Evaluator, agree, learner_group
 from shoal.core import Call, Group, Me, Publisher, Reader, Tree
 from shoal.errors import ConfigError, GroupChanged
@@ -53,15 +54,19 @@ def add_replay(program: Program, parts: Parts, inserts: CallWire, samples: CallW
         why = "actors and one learner take turns" if turns else "with --architecture.one-place there is one process"
         raise ConfigError(f"--learners {parts.learners} with --algorithm {parts.algorithm.name} does not fit here: {why}; use "
                           "--learners 1, or --architecture actor_learner with a process for each")
+    if parts.replay.shards > 1 and place:
+        raise ConfigError(f"--replay.shards {parts.replay.shards} does not fit here: with --architecture.one-place there is one "
+                          "process; leave either out")
     make_limiter(parts, turns)  # a band that could block both sides is refused here
-    program.add("replay", Replay, parts=parts, inserts=inserts.server, samples=samples.server, turns=turns, place=place)
+    program.add("replay", Replay, parts=parts, inserts=inserts.server, samples=samples.server, turns=turns,
+                replicas=parts.replay.shards, place=place)
     program.add("learner", ReplayLearner, parts=parts, samples=samples.client, weights=weights.publisher,
                 group=learner_group(program, parts), replicas=parts.learners, place=place, compute_threads=parts.learner_threads)
 
 
 def collector(me: Me, parts: Parts, inserts: Call, weights: Reader) -> Actor:
     """Acts in its environments with the newest weights and sends finished items, with first priorities, to the replay."""
-    return Actor(me, parts, Inserts(inserts), weights)
+    return Actor(me, parts, Inserts(inserts, parts.replay.shards, me.index), weights)
 
 
 class ReplayLearner:
@@ -72,7 +77,7 @@ class ReplayLearner:
     def __init__(self, me: Me, parts: Parts, samples: Call, weights: Publisher, group: Group | None = None) -> None:
         """With others in a group it makes the update of their joined batch."""
         self.me, self.weights, self.group, self.config = me, weights, group, parts.replay
-        self.samples = Samples(parts, samples)
+        self.samples = Samples(parts, samples, me.rng("shards"))
         self.books = Books(me, parts)
         self.learn = self.books.learn
         self.decisions = parts.algorithm.record.decisions  # type: ignore[attr-defined]

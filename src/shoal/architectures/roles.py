@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.algorithms.handoff import Handoff, Parcel
 from shoal.algorithms.pinning import Direct, to_host
 from shoal.architectures.books import Books, SharedModel, bundle
 from shoal.architectures.episodes import play_episodes
@@ -19,6 +20,7 @@ from shoal.architectures.reuse import Reuse
 from shoal.core import Group, Me, Progress, Publisher, Reader, Shared, Sink, Source, Tree, any_of
 from shoal.errors import ConfigError, GroupChanged
 from shoal.runtime import Program
+from shoal.runtime.across import Across
 from shoal.slots import Layout, leaves, map_tree
 
 __all__ = ["Actor", "Evaluator", "Learner", "agree", "bundles", "learner_group"]
@@ -92,12 +94,16 @@ class Learner:
 
     def __init__(self, me: Me, parts: Parts, unrolls: Source, weights: Publisher, group: Group | None = None,
                  batch_slots: int | None = None, reuse: dict[str, Any] | None = None, max_staleness: int | None = None,
-                 model: Shared | None = None) -> None:
+                 model: Shared | None = None, handoff: Handoff | None = None) -> None:
         """`batch_slots` slots make a batch; None takes one from every living producer. `reuse` puts a buffer in between.
 
         Steps more than `max_staleness` versions old are masked. On a shared `model` learners work without knowing of each other.
+        Through a `handoff` an inference server of this process gets the weights on the device.
         """
-        self.me, self.weights, self.group, self.batch_slots = me, weights, group, batch_slots
+        parts = parts.on(me.index)
+        parts.hardware.enter()
+        self.me, self.weights, self.batch_slots, self.handoff = me, weights, batch_slots, handoff
+        self.group: Any = group if group is None or not parts.hardware.on_gpu else Across(group, parts.hardware.device, me.note)
         self.reuse = Reuse(me, unrolls, parts.algorithm.record.layout, **reuse) if reuse else None
         self.unrolls = self.reuse or unrolls
         limits = [n for n in (max_staleness, getattr(parts.algorithm, "max_lag", None)) if n is not None]
@@ -174,7 +180,7 @@ class Learner:
             published = snapshot()
         self.books.hear(verdicts.tolist())
         self.books.show(metrics)
-        self._publish(published)
+        self._publish(published, snapshot.parcel)
 
     async def _greet(self) -> None:
         """Agree with the others on one state, then publish it."""
@@ -201,8 +207,9 @@ class Learner:
                     with stats.phase("learn"):
                         gradient, metrics = learn.gradients(minibatch, phase)
                         if self.group is not None:
-                            gradient = await self.group.mean(np.asarray(torch.as_tensor(gradient).cpu()))
+                            gradient = await self.group.mean(gradient)
                         self.books.apply(gradient, phase)
+                    self.me.beat()  # a long update is not one that hangs
                     steps += 1
             self.metrics = metrics
             if not self.gpu:
@@ -231,10 +238,13 @@ class Learner:
         stats.observe("data_age_seconds", time.time() - batch["time"])
         return fresh, decisions
 
-    def _publish(self, published: Tree | None = None) -> None:
+    def _publish(self, published: Tree | None = None, parcel: Parcel | None = None) -> None:
         if not self.leader:
             return
         with self.me.stats.phase("publish"):
+            if self.handoff is not None:
+                parcel = parcel or self.learn.parcel(self.books.progress)  # type: ignore[attr-defined]
+                self.handoff.put(self.weights.version + 1, parcel)
             version = self.weights.publish(published or self.learn.published(self.books.progress))
         self.me.stats.set("weights_version", version)
 

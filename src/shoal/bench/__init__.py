@@ -13,8 +13,9 @@
 
 and `shoal bench`, the unified benchmark (docs/benchmark.md):
 
-    suite.py, suites/       suites of cases, as TOML                     command.py      the command; one run after the other
+    suite.py, suites/       suites of cases, as TOML                     command.py      the command; what runs beside what
     jobs.py, watch.py       one run: shoal, a peer or a replay buffer    yardstick.py    the composed limit beside it
+    children.py             its processes, which must not outlive it
     ledger.py               results.jsonl, appended to and resumed       columns.py      what every run is asked
     statistics.py           interquartile means, bootstrap, profiles     compare.py      two results, and what is noise
     html.py, svg.py         the offline report                           readme.py       the table of the README

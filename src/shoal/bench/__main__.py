@@ -100,7 +100,7 @@ def main(words: Sequence[str] | None = None) -> int:
     say("\n" + bench_tables(results) + f"\n\nmeasured in {results['seconds']:.0f} s")
     failed = any(run["error"] for case in results["cases"] for run in case["runs"])
     if not given.no_save:
-        results["cases"] = machine.merged(machine.load("bench.json").get("cases", []), results["cases"], "name")
+        results = machine.with_earlier_rows(results, machine.load("bench.json"), "cases")
         say(f"wrote {machine.save('bench.json', results)}; `python -m shoal.bench.report` puts it into docs/performance.md")
     return int(failed)
 

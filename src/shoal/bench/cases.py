@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CASES", "Case", "Grid", "Scene"]
+__all__ = ["CARTPOLE", "CASES", "NATURE", "PONG", "Case", "Grid", "Scene"]
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.bench.tables import markdown, short, spread
+from shoal.bench.tables import layouts, markdown, short, spread
 
-__all__ = ["COLUMNS", "Column", "missed", "results_table", "where_line"]
+__all__ = ["COLUMNS", "Column", "failed", "missed", "results_table", "where_line"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -24,7 +24,12 @@ class Column:
     """1: more is better, -1: less is, 0: neither."""
 
     def values(self, rows: Rows) -> list[float]:
-        return [row[self.name] for row in rows if row.get(self.name) is not None]
+        return [value for row in rows if (value := self._value(row)) is not None]
+
+    def _value(self, row: Any) -> Any:
+        for key in self.name.split("."):
+            row = (row or {}).get(key)
+        return row
 
     def cell(self, rows: Rows) -> str:
         found = self.values(rows)
@@ -38,6 +43,7 @@ class Column:
 
 COLUMNS = (
     Column("env_steps_per_second", "env steps/s", "agent decisions per second after the warm-up", better=1),
+    Column("limit.env_steps_per_second", "limit", "the composed limit of the same workload on the same cores, of the same minute"),
     Column("efficiency", "efficiency", "env steps/s over the composed limit of the same cores, both from the same minute", True, 1),
     Column("learner_idle", "learner idle", "share of wall time in which the learner did not compute", True, -1),
     Column("policy_lag_mean", "lag mean", "versions between generation and consumption", better=-1),
@@ -57,9 +63,14 @@ COLUMNS = (
 )
 
 
+def failed(rows: Rows) -> list[Mapping[str, Any]]:
+    """The runs that broke; one that was left out, for want of a GPU, did not."""
+    return [row for row in rows if row["error"] and not row.get("skipped")]
+
+
 def missed(rows: Rows) -> list[Mapping[str, Any]]:
     """The runs that had a threshold and did not reach it."""
-    wanted = [row for row in rows if row.get("until_return") is not None]
+    wanted = [row for row in rows if row.get("until_return") is not None and not row.get("skipped")]
     return [row for row in wanted if row["error"] or row.get("seconds_to_threshold") is None]
 
 
@@ -67,8 +78,10 @@ def verdict_of(rows: Rows) -> str:
     """reached, or how many were missed; in red where it can be shown."""
     if rows[0].get("until_return") is None:
         return ""
+    if all(row.get("skipped") for row in rows):
+        return "not run"
     if all(row["error"] for row in rows):
-        return "🔴 not run, or failed"
+        return "🔴 failed"
     gone, goal = missed(rows), rows[0]["until_return"]
     return f"🔴 missed {goal:g}: {len(gone)} of {len(rows)}" if gone else f"reached {goal:g}: {len(rows)} of {len(rows)}"
 
@@ -86,14 +99,26 @@ def results_table(groups: Mapping[str, Rows], names: Sequence[str] = ()) -> str:
         body = [[name, str(sum(not row["error"] for row in rows)), *([verdict_of(rows)] if goals else []),
                  *(column.cell(rows) for column in shown)] for name, rows in trained.items()]
         parts.append(markdown(head, body))
+        parts += _remarks(trained)
     if stored:
         operations = list(dict.fromkeys(name for rows in stored.values() for row in rows for name in row.get("rates") or {}))
         body = [[name, *(_rate(rows, operation) for operation in operations)] for name, rows in stored.items()]
         parts.append(markdown(["items/s", *operations], body))
-    failed = [f"- {row['group']}, seed {row['seed']}: {row['error']}" for rows in groups.values() for row in rows if row["error"]]
-    if failed:
-        parts.append("Not run, or failed:\n\n" + "\n".join(failed))
+    broken = [f"- {row['group']}, seed {row['seed']}: {row['error']}" for rows in groups.values() for row in rows if row["error"]]
+    if broken:
+        parts.append("Not run, or failed:\n\n" + "\n".join(broken))
     return "\n\n".join(parts)
+
+
+def _remarks(groups: Mapping[str, Rows]) -> list[str]:
+    """Whose env steps/s have no limit beside them, and what `--actors auto` chose."""
+    fast = {name: [row for row in rows if row.get("env_steps_per_second")] for name, rows in groups.items()}
+    bare = [name for name, rows in fast.items() if any(not row.get("limit") for row in rows)]
+    where = f" beside: {', '.join(bare)}" if any(row.get("limit") for rows in fast.values() for row in rows) else ""
+    told = [f"The composed limit was not measured in this run{where}."] if bare else []
+    words = {name: layouts([{"error": row["error"], "details": row} for row in rows]) for name, rows in groups.items()}
+    chosen = [f"- {name}: {found}" for name, found in words.items() if found]
+    return told + (["`--actors auto` chose:\n\n" + "\n".join(chosen)] if chosen else [])
 
 
 def _rate(rows: Rows, operation: str) -> str:
@@ -109,6 +134,8 @@ def where_line(sessions: Sequence[Mapping[str, Any]], rows: Rows) -> str:
     load = f", load before the runs {short(min(loads))} to {short(max(loads))}" if loads else ""
     commits = sorted({one["commit"][:10] + (" with uncommitted changes" if one["uncommitted_changes"] else "") for one in sessions})
     again = f", {len(sessions)} sittings" if len(sessions) > 1 else ""
+    many = max(one.get("jobs", 1) for one in sessions)
+    again += f", {many} runs at once" if many > 1 else ""
     versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items() if version != "not installed")
     cores = ", ".join([f"{machine['cores']} cores of {machine['cpu']}", *machine.get("gpus", [])])
     return f"{first['date']}{again}, commit {' and '.join(commits)}, {cores}{load}; {versions}."

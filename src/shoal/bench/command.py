@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.bench.children import Children
 from shoal.bench.ledger import Ledger
 from shoal.errors import ConfigError
 
@@ -18,12 +23,13 @@ if TYPE_CHECKING:
 __all__ = ["bench_command", "run_suite"]
 
 USAGE = """\
-shoal bench SUITE [--suite quick] [--only WORDS] [--out FOLDER]     run a suite, or go on with it
-shoal bench compare A B                                             two folders of results: ratios, and which are noise
+shoal bench SUITE [--suite quick] [--only WORDS] [--jobs N] [--out FOLDER]    run a suite, or go on with it
+shoal bench compare A B                                                       two folders of results: ratios, and which are noise
 
 Suites: {suites}, or the path of a TOML file.
-A suite's cases are run one after the other. FOLDER (runs/bench/SUITE) gets results.jsonl, results.md and report.html; give it
-again after an interruption, and what is finished is not run again.
+A suite's cases are run one after the other; with --jobs N so many at once of those that do not measure speed. FOLDER
+(runs/bench/SUITE) gets results.jsonl, results.md and report.html; give it again after an interruption, and what is finished is
+not run again.
 """
 
 
@@ -35,6 +41,8 @@ class Options:
     """full, or quick: the same cases, fewer and shorter."""
     only: str = ""
     """Only cases whose name holds these words."""
+    jobs: int = 1
+    """Runs at once, of cases that do not measure speed; those that do always run alone."""
     out: str | None = None
     """The folder of the results; runs/bench/SUITE by default."""
 
@@ -52,9 +60,11 @@ def bench_command(arguments: list[str]) -> int:
     if len(positionals) != 1:
         raise ConfigError(f"shoal bench {' '.join(arguments)}: give one suite ({', '.join(suite_names())})")
     options = parse_options(Options, Options(), rest, "shoal bench SUITE")
+    if options.jobs < 1:
+        raise ConfigError(f"--jobs {options.jobs} is not possible: give 1 or more")
     suite = load_suite(positionals[0], options.suite)
     default = Path("runs") / "bench" / (suite.name + ("-quick" if options.suite == "quick" else ""))
-    return run_suite(suite, Ledger(Path(options.out) if options.out else default), options.only)
+    return run_suite(suite, Ledger(Path(options.out) if options.out else default), options.only, options.jobs)
 
 
 def say(text: str) -> None:
@@ -62,22 +72,29 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def run_suite(suite: Suite, ledger: Ledger, only: str = "") -> int:
+def run_suite(suite: Suite, ledger: Ledger, only: str = "", many: int = 1) -> int:
     """Every job that is not finished yet; the table and the report are written anew after each."""
     from shoal.bench import machine
+    from shoal.bench.columns import failed
     from shoal.bench.report_files import write_files
 
-    jobs = [job for job in suite.jobs() if only.lower() in job.group.lower()]
+    everything = suite.jobs()
+    jobs = [job for job in everything if only.lower() in job.group.lower()]
     if not jobs:
         raise ConfigError(f"--only {only!r} fits no case of {suite.name}; there are {', '.join(case.name for case in suite.cases)}")
     finished = ledger.finished()
     waiting = [job for job in jobs if job.key not in finished]
+    at_once = many if any(not job.case.alone for job in waiting) else 1
     if waiting:
-        ledger.append("session", {"suite": suite.name, "title": suite.title, **machine.describe()})
+        ledger.append("session", {"suite": suite.name, "title": suite.title, "jobs": at_once, **machine.describe()})
     say(f"{suite.title}: {len(jobs)} runs" + (f", {len(jobs) - len(waiting)} of them finished before" if finished else ""))
+    if many > at_once:
+        say("they measure speed, so they run one after the other")
     started = time.monotonic()
+    places = {group: place for place, group in enumerate(dict.fromkeys(job.group for job in everything))}
     try:
-        _run_all(waiting, ledger)
+        with _stoppable():
+            _run_all(waiting, places, ledger, at_once)
     except KeyboardInterrupt:
         say(f"interrupted; the same command goes on from {ledger.path}")
         raise
@@ -85,19 +102,31 @@ def run_suite(suite: Suite, ledger: Ledger, only: str = "") -> int:
     say(f"\n{table}\n\n{time.monotonic() - started:.0f} s; {ledger.folder} has results.jsonl, results.md and report.html")
     if not waiting:
         say("everything was finished before; give another --out to measure again")
-    return int(any(row["error"] for row in ledger.rows()))
+    return int(bool(failed(ledger.rows())))
 
 
-def _run_all(waiting: Sequence[Job], ledger: Ledger) -> None:
-    from shoal.bench import jobs
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM ends a suite as Ctrl-C does: with whatever it has started."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run_all(waiting: Sequence[Job], places: dict[str, int], ledger: Ledger, many: int) -> None:
     from shoal.bench.report_files import write_files
     from shoal.bench.yardstick import Yardstick
 
-    with Yardstick(ledger, say) as yardstick:
-        for number, job in enumerate(waiting, 1):
-            row = {"key": job.key, "group": job.group, "seed": job.seed, "case": job.case.name, "preset": job.case.preset,
-                   "peer": job.case.peer, "env": job.case.env, "runtime": job.case.runtime, "asked_actors": job.actors,
-                   "until_return": job.case.until_return, **jobs.run_job(job)}
+    with Yardstick(ledger, say) as yardstick, contextlib.closing(_columns(waiting, many)) as found:
+        for number, (job, columns) in enumerate(found, 1):
+            row = {"key": job.key, "group": job.group, "place": places[job.group], "seed": job.seed, "case": job.case.name,
+                   "preset": job.case.preset, "peer": job.case.peer, "env": job.case.env, "runtime": job.case.runtime,
+                   "asked_actors": job.actors, "until_return": job.case.until_return, **columns}
             if not row["error"]:
                 row["limit"] = yardstick.beside(job)
                 if row["limit"] and row.get("env_steps_per_second"):
@@ -107,16 +136,38 @@ def _run_all(waiting: Sequence[Job], ledger: Ledger) -> None:
             write_files(ledger)
 
 
+def _columns(waiting: Sequence[Job], many: int) -> Iterator[tuple[Job, dict[str, Any]]]:
+    """Jobs with what they found, as they end: `many` at once of those that do not measure speed, then the others, each alone."""
+    from shoal.bench import jobs
+
+    children = Children()
+    together = [job for job in waiting if many > 1 and not job.case.alone]
+    with ThreadPoolExecutor(many) as pool:
+        running = {pool.submit(jobs.run_job, job, children): job for job in together}
+        try:
+            for future in as_completed(running):
+                yield running[future], future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            children.end()
+            raise
+    for job in waiting:
+        if job not in together:
+            yield job, jobs.run_job(job, children)
+
+
 def _words(row: dict[str, Any]) -> str:
     from shoal.bench.tables import short
 
     if row["error"]:
-        return f"FAILED: {row['error']}"
+        return f"{'not run' if row.get('skipped') else 'FAILED'}: {row['error']}"
     if "rates" in row:
         return ", ".join(f"{name} {short(value)}/s" for name, value in row["rates"].items())
     parts = [f"{short(row.get('env_steps_per_second'))} env steps/s"]
     if row.get("efficiency") is not None:
-        parts.append(f"{100 * row['efficiency']:.0f} % of the limit")
+        parts.append(f"{100 * row['efficiency']:.0f} % of the limit {short(row['limit']['env_steps_per_second'])}")
+    elif row.get("env_steps_per_second"):
+        parts.append("its limit was not measured")
     if row["until_return"] is not None:
         reached = row.get("seconds_to_threshold")
         parts.append(f"missed {row['until_return']:g} with {short(row.get('final_return'))}" if reached is None

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from shoal import runtime
-from shoal.architectures.replay import Samples
+from shoal.architectures.replay_ends import Samples
 from shoal.architectures.replaying import ReplayLearner
 from shoal.bench import machine
 from shoal.bench.__main__ import say
@@ -144,7 +144,7 @@ def main(words: Sequence[str] | None = None) -> int:
             results["cases"].append({"name": env, "load": round(os.getloadavg()[0], 2), "turns": turns})
     say("\n" + feed_tables(results))
     if not given.no_save:
-        results["cases"] = machine.merged(machine.load("feed.json").get("cases", []), results["cases"], "name")
+        results = machine.with_earlier_rows(results, machine.load("feed.json"), "cases")
         say(f"wrote {machine.save('feed.json', results)}; `python -m shoal.bench.report` puts it into docs/performance.md")
     return 0
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.bench.measure import Spread
-from shoal.bench.tables import markdown, spread, where
+from shoal.bench.tables import UNMEASURED, markdown, origins, spread
 
 __all__ = ["CASES", "GOALS", "WAYS", "feed_tables"]
 
@@ -33,8 +33,8 @@ def feed_tables(results: Mapping[str, Any]) -> str:
                                        for key in ("updates_per_second", "env_steps_per_second"))] for way in turns[0]]
     loads = ", ".join(f"{case['name']} {case['load']:g}" for case in results["cases"])
     about = f"Median (lowest - highest) of turns of {results['seconds']:g} s. Load average at the end: {loads}."
-    return "\n\n".join([where(results), about, markdown(("env", "what", "share", "goal", "met"), rows),
-                        markdown(("env", "batches from", "updates/s", "env steps/s"), body)])
+    return "\n\n".join([origins(results, results["cases"]), about, markdown(("env", "what", "share", "goal", "met"), rows),
+                        markdown(("env", "batches from", "updates/s", "env steps/s"), body), UNMEASURED])
 
 
 def _ratios(turns: Sequence[Mapping[str, Any]], way: str) -> list[float]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.bench.columns import COLUMNS, missed, verdict_of
+from shoal.bench.columns import COLUMNS, failed, missed, verdict_of
 from shoal.bench.statistics import bootstrap, interquartile_mean, performance_profile
 from shoal.bench.svg import COLOURS, Bar, Line, bars, lines
 from shoal.bench.tables import spread
@@ -60,9 +60,9 @@ def _table(groups: Groups) -> str:
     goals = any(row.get("until_return") is not None for rows in groups.values() for row in rows)
     body = []
     for name, rows in groups.items():
-        good, bad = sum(not row["error"] for row in rows), bool(missed(rows))
+        good, bad, broken = sum(not row["error"] for row in rows), bool(missed(rows)), bool(failed(rows))
         threshold = [(verdict_of(rows), bad)] if goals else []
-        body.append([(name, bad or not good), (f"{good} of {len(rows)}", good < len(rows)), *threshold,
+        body.append([(name, bad or (broken and not good)), (f"{good} of {len(rows)}", broken), *threshold,
                      *((column.cell(rows), False) for column in shown)])
     return _grid(["case", "runs", *(["threshold"] if goals else []), *(column.head for column in shown)], body)
 
@@ -173,7 +173,7 @@ def _learning(groups: Groups) -> dict[str, str]:
 
 def _profile(groups: Groups) -> str:
     """The share of all runs, over cases and seeds, that have reached their threshold after so many env steps."""
-    rows = [row for found in groups.values() for row in found if row.get("until_return") is not None]
+    rows = [row for found in groups.values() for row in found if row.get("until_return") is not None and not row.get("skipped")]
     steps = np.array([row["env_steps_to_threshold"] if row.get("env_steps_to_threshold") is not None else math.inf for row in rows])
     if not len(rows) or not np.isfinite(steps).any():
         return ""
@@ -185,10 +185,10 @@ def _profile(groups: Groups) -> str:
 
 
 def _failures(groups: Groups) -> str:
-    failed = [row for rows in groups.values() for row in rows if row["error"]]
-    items = "".join(f"<li><span class=bad>{escape(row['group'])}, seed {row['seed']}</span>: {escape(str(row['error']))}</li>"
-                    for row in failed)
-    return f"<h2>Not run, or failed</h2><ul>{items}</ul>" if failed else ""
+    broken = [row for rows in groups.values() for row in rows if row["error"]]
+    items = "".join(f"<li><span{'' if row.get('skipped') else ' class=bad'}>{escape(row['group'])}, seed {row['seed']}</span>: "
+                    f"{escape(str(row['error']))}</li>" for row in broken)
+    return f"<h2>Not run, or failed</h2><ul>{items}</ul>" if broken else ""
 
 
 def _glossary() -> str:

@@ -10,11 +10,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -22,25 +19,28 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from shoal.bench.children import Children
 from shoal.bench.measure import last_json, rate, tail
 from shoal.bench.suite import Job
 from shoal.bench.watch import Watch, kill_on_the_way
 
 __all__ = ["run_job"]
 
+RECORD_SECONDS = 300.0
 
-def run_job(job: Job) -> dict[str, Any]:
+
+def run_job(job: Job, children: Children) -> dict[str, Any]:
     """One row: columns, or an error."""
     load, began = os.getloadavg()[0], time.monotonic()
     row: dict[str, Any]
     if job.case.gpu and not _has_gpu():
-        row = {"error": "needs a GPU, and there is none here"}
+        row = {"error": "needs a GPU, and there is none here", "skipped": True}
     elif job.case.workload:
         row = _replay(job)
     elif job.case.peer:
-        row = _peer(job)
+        row = _peer(job, children)
     else:
-        row = _shoal(job)
+        row = _shoal(job, children)
     return {"error": None, **row, "load": round(load, 2), "wall_seconds": round(time.monotonic() - began, 1)}
 
 
@@ -51,32 +51,35 @@ def _has_gpu() -> bool:
 
 
 # ---------------------------------------------------------------------------------------------- shoal
-def _shoal(job: Job) -> dict[str, Any]:
+def _shoal(job: Job, children: Children) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         directory = Path(folder) / "run"
         arguments = {**job.arguments(), "run_dir": str(directory)}
         if job.case.expert:
             arguments["demos"] = str(Path(folder) / "demos")
-            done = subprocess.run([sys.executable, "-m", "shoal.cli", "data", "record", job.case.expert, job.case.env, "--episodes",
-                                   "20", "--seed", str(job.seed), "--out", arguments["demos"]], capture_output=True, text=True,
-                                  check=False)
+            record = [sys.executable, "-m", "shoal.cli", "data", "record", job.case.expert, job.case.env, "--episodes", "20",
+                      "--seed", str(job.seed), "--out", arguments["demos"]]
+            done = children.run(record, RECORD_SECONDS, lambda pid, over: None)
             if done.returncode:
                 return {"error": f"no demonstrations: {tail(done.stderr)}"}
         words = [sys.executable, "-m", "shoal.bench.training", json.dumps(arguments)]
         kills: list[dict[str, Any]] = []
-        done = _guarded_start(words, _patience(job), lambda pid, over: kill_on_the_way(
-            pid, job.case.kill, directory / "metrics.jsonl", job.case.kill_every, kills, over) if job.case.kill else None)
+        began = time.time()
+        done = children.run(words, _patience(job), lambda pid, over: kill_on_the_way(
+            pid, job.case.kill, directory / "metrics.jsonl", job.case.kill_every, kills, over))
         if done.returncode or not (directory / "summary.json").exists():
             return {"error": f"exit code {done.returncode}: {tail(done.stderr)}"}
         summary, config = (json.loads((directory / f"{name}.json").read_text(encoding="utf-8")) for name in ("summary", "config"))
         shots = _snapshots(directory / "metrics.jsonl")
-    row = {**summary_columns(summary), "curve": curve(shots), "kills": kills}
+    row = {**summary_columns(summary), "startup_seconds": startup(shots, began), "curve": curve(shots), "kills": kills}
     if job.case.warm_seconds:
         marks = [(shot["seconds"], shot["env_steps"]) for shot in shots if shot["seconds"] and not shot.get("last")]
         row["env_steps_per_second"] = _finite(rate(marks, job.case.warm_seconds))
     if len(job.case.actors) > 1:
         row["observed"] = _observed(summary, config["architecture"])
-    if len(kills) < len(job.case.kill):
+    if summary["stopped_by"] == "interrupt":
+        row["error"] = "it was stopped from outside"
+    elif len(kills) < len(job.case.kill):
         row["error"] = f"the run ended before {job.case.kill[len(kills)]} could be killed"
     return row
 
@@ -89,8 +92,8 @@ def summary_columns(summary: Mapping[str, Any]) -> dict[str, Any]:
     final = summary.get("eval_return")
     return {
         **{name: summary.get(name) for name in ("env_steps", "env_steps_per_second", "learner_idle", "samples_per_insert",
-                                                "bytes_per_env_step", "startup_seconds", "peak_memory_mb", "restarts", "actors",
-                                                "stopped_by", "verdict", "eval_episodes")},
+                                                "bytes_per_env_step", "peak_memory_mb", "restarts", "actors",
+                                                "stopped_by", "verdict", "eval_episodes", "layout")},
         "policy_lag_mean": lag.get("mean"), "policy_lag_p95": lag.get("p95"),
         "data_age_mean": age.get("mean"), "data_age_p95": age.get("p95"),
         "cpu_seconds_per_million": summary["cpu_seconds"] / millions if millions else None,
@@ -107,6 +110,11 @@ def _observed(summary: Mapping[str, Any], architecture: Mapping[str, Any]) -> di
 
     seen = summarised(summary) if architecture["name"] == "actor_learner" and not architecture["one_place"] else None
     return seen and {**asdict(seen), "batch": architecture["batch_slots"], "depth": architecture["slots_per_actor"]}
+
+
+def startup(shots: list[dict[str, Any]], began: float) -> float | None:
+    """From the start of the process to the first environment step: with the imports, for which a user waits too."""
+    return next((shot["time"] - shot["seconds"] - began for shot in shots if shot["seconds"]), None)
 
 
 def curve(shots: list[dict[str, Any]]) -> list[list[float]]:
@@ -131,30 +139,6 @@ def _patience(job: Job) -> float:
     return (job.case.max_seconds or 600.0) + 120.0
 
 
-def _guarded_start(words: list[str], seconds: float, beside: Any, cwd: Path | None = None,
-                   env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command with `beside(pid, over)` in a thread; one that takes too long is ended with all it started."""
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=cwd,
-                               env=None if env is None else dict(env))
-    over = threading.Event()
-    watcher = threading.Thread(target=beside, args=(process.pid, over), daemon=True)
-    watcher.start()
-    try:
-        out, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # a group of our own making
-        out, err = process.communicate()
-        return subprocess.CompletedProcess(words, 124, out, f"{err}\nnot done after {seconds:.0f} s")
-    except KeyboardInterrupt:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.communicate()
-        raise
-    finally:
-        over.set()
-        watcher.join()
-    return subprocess.CompletedProcess(words, process.returncode, out, err)
-
-
 # ---------------------------------------------------------------------------------------------- peers
 @lru_cache
 def _installed(peer: str) -> tuple[bool, str]:
@@ -164,7 +148,7 @@ def _installed(peer: str) -> tuple[bool, str]:
     return install(peer_named(peer), lambda text: None)
 
 
-def _peer(job: Job) -> dict[str, Any]:
+def _peer(job: Job, children: Children) -> dict[str, Any]:
     from shoal.bench.cases import CASES
     from shoal.bench.peers.lineup import DRIVERS
     from shoal.bench.peers.more import peer_named
@@ -180,33 +164,34 @@ def _peer(job: Job) -> dict[str, Any]:
     order = {"scene": scene, "seconds": seconds, "seed": job.seed, **job.case.order}
     if job.case.until_return is not None:
         order["goal"] = job.case.until_return
-    watch = Watch()
-    began = time.monotonic()
-    done = _guarded_start([str(peer.python), str(DRIVERS / f"drive_{peer.name}.py"), json.dumps(order)], 3 * seconds + 240.0,
-                          watch.follow, cwd=DRIVERS, env={**os.environ, "PYTHONPATH": str(DRIVERS)})
+    watch, began = Watch(), time.time()
+    done = children.run([str(peer.python), str(DRIVERS / f"drive_{peer.name}.py"), json.dumps(order)], 3 * seconds + 240.0,
+                        watch.follow, cwd=DRIVERS, env={**os.environ, "PYTHONPATH": str(DRIVERS)})
     report = last_json(done.stdout)
     if done.returncode or report is None or not report.get("marks"):
         return {"error": f"exit code {done.returncode}: {tail(done.stderr)}"}
     if job.case.until_return is not None and "seconds" not in report:
         return {"error": f"the driver of {peer.name} cannot train to a threshold; leave until_return out"}
-    return {"version": report.get("version"), **peer_columns(report, job, watch, time.monotonic() - began)}
+    return {"version": report.get("version"), **peer_columns(report, job, watch, began)}
 
 
-def peer_columns(report: Mapping[str, Any], job: Job, watch: Watch, wall: float) -> dict[str, Any]:
-    """What a driver told, and what could be seen from outside. Its start-up is what its own clock did not count."""
+def peer_columns(report: Mapping[str, Any], job: Job, watch: Watch, began: float) -> dict[str, Any]:
+    """What a driver told, and what could be seen from outside. It was started at `began`, and its own clock at `began_at`."""
     marks = report["marks"]
-    steps, seconds = marks[-1][1], marks[-1][0]
+    steps = marks[-1][1]
     millions = steps / 1e6
     row = {"env_steps": steps, "env_steps_per_second": _finite(rate(marks, job.case.warm_seconds)),
            "cpu_seconds_per_million": watch.cpu_seconds / millions if millions else None,
-           "peak_memory_mb": watch.peak_mb, "peak_memory_mb_per_million": watch.peak_mb / millions if millions else None}
-    if "goal" not in report and job.case.until_return is None:
-        row["startup_seconds"] = max(0.0, wall - seconds)
+           "peak_memory_mb": watch.peak_mb, "peak_memory_mb_per_million": watch.peak_mb / millions if millions else None,
+           "samples_per_insert": report.get("samples_per_insert"), "final_return": report.get("train_return"),
+           "startup_seconds": report["began_at"] - began}
+    if job.case.until_return is None:
         return row
     reached = report.get("seconds")
     at = [mark[1] for mark in marks if reached is not None and mark[0] <= reached]
+    final = row["final_return"] if reached is None else report.get("eval_return")
     return {**row, "stopped_by": "seconds" if reached is None else "return", "seconds_to_threshold": reached,
-            "env_steps_to_threshold": at[-1] if at else None, "final_return": report.get("eval_return")}
+            "env_steps_to_threshold": at[-1] if at else None, "final_return": final}
 
 
 def _finite(value: float) -> float | None:
@@ -239,5 +224,3 @@ def _replay(job: Job) -> dict[str, Any]:
         rates = replay.measure(command, seconds)
     error = rates.pop("error", None)
     return {"error": error, "rates": rates}
-
-

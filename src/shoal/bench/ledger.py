@@ -57,8 +57,8 @@ class Ledger:
         return {row["key"] for row in self.rows() if not row["error"]}
 
     def groups(self) -> dict[str, list[dict[str, Any]]]:
-        """Rows that differ in their seed only."""
+        """Rows that differ in their seed only, as the suite has them: runs that go side by side end in another order."""
         found: dict[str, list[dict[str, Any]]] = {}
-        for row in self.rows():
+        for row in sorted(self.rows(), key=lambda row: (row.get("place", 0), row["seed"])):
             found.setdefault(row["group"], []).append(row)
         return found

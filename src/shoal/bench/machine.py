@@ -7,13 +7,14 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from shoal.telemetry.sinks import jsonable
 
-__all__ = ["RESULTS", "ROOT", "describe", "load", "merged", "save"]
+__all__ = ["RESULTS", "ROOT", "describe", "load", "merged", "save", "stamp", "with_earlier_rows"]
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "docs" / "results"
@@ -31,6 +32,19 @@ def describe() -> dict[str, Any]:
                     "system": platform.platform(), "python": platform.python_version()},
         "versions": {name: _version(name) for name in PACKAGES},
     }
+
+
+def stamp(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row (or a run) says of its own origin: a file may hold those of several days, commits and machines."""
+    machine = about["machine"]
+    return {**{key: about[key] for key in ("date", "commit", "uncommitted_changes")}, "load": machine["load"][0],
+            "machine": f"{machine['cores']} cores of {machine['cpu']}, torch {about['versions']['torch']}"}
+
+
+def with_earlier_rows(results: Mapping[str, Any], before: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """This run's rows beside those of an earlier file that were not measured again; all with their stamps."""
+    old, new = ([{**stamp(about), **row} for row in about.get(key, [])] for about in (before, results))
+    return {**results, key: merged(old, new, "name")}
 
 
 def save(name: str, values: dict[str, Any], folder: Path = RESULTS) -> Path:

@@ -235,7 +235,7 @@ def layout(bench: Bench) -> Pair:
                 "architecture.envs_per_actor": candidate.envs_per_actor, "architecture.one_place": candidate.one_place,
                 "architecture.batch_slots": candidate.actors // candidate.learners, "learners": candidate.learners}
 
-    best = calibrate(candidates(rows, len(os.sched_getaffinity(0))), draw, say, bench.nursery)[0].layout
+    best = calibrate(candidates(rows, len(os.sched_getaffinity(0))), draw, say, nursery=bench.nursery)[0].layout
     bench.note = f"calibration chose {best}"
     plain = {"architecture__envs_per_actor": rows // 2, "architecture__batch_slots": 2}
     return bench.run("impala_throughput", **plain), bench.run("impala_throughput", **values(best))
@@ -307,7 +307,7 @@ def main(words: Sequence[str] | None = None) -> int:
     results["seconds"] = round(time.monotonic() - began, 1)
     say("\n" + means_tables(results) + f"\n\nmeasured in {results['seconds']:.0f} s")
     if not given.no_save:
-        results["means"] = machine.merged(machine.load("means.json").get("means", []), results["means"], "name")
+        results = machine.with_earlier_rows(results, machine.load("means.json"), "means")
         say(f"wrote {machine.save('means.json', results)}; `python -m shoal.bench.report` puts it into docs/performance.md")
     return 0
 

@@ -148,7 +148,7 @@ def run_shoal(case: Case, scale: float = 1.0, **more: Any) -> Outcome:
     marks = [(shot["seconds"], shot["env_steps"]) for shot in shots if shot["seconds"] and not shot.get("last")]
     speed = rate(marks, warm)
     kept = ("learner_idle", "policy_lag", "samples_per_insert", "startup_seconds", "seconds", "verdict", "peak_memory_mb",
-            "stopped_by", "eval_return", "env_steps", "restarts")
+            "stopped_by", "eval_return", "env_steps", "restarts", "layout")
     details = {**{name: summary.get(name) for name in kept}, "phases": phases(summary.get("roles") or {})}
     return Outcome(speed, "too short to have a rate" if math.isnan(speed) else None, details)
 

@@ -13,8 +13,8 @@ from shoal.bench.report import insert
 __all__ = ["write"]
 
 PAGE, FOLDER, MARKER = ROOT / "README.md", RESULTS / "throughput-quick", "throughput"
-SHOWN = ("env_steps_per_second", "efficiency", "learner_idle", "policy_lag_mean", "bytes_per_env_step", "cpu_seconds_per_million",
-         "peak_memory_mb", "startup_seconds")
+SHOWN = ("env_steps_per_second", "limit.env_steps_per_second", "efficiency", "learner_idle", "policy_lag_mean",
+         "bytes_per_env_step", "cpu_seconds_per_million", "peak_memory_mb", "startup_seconds")
 
 
 def write(page: Path = PAGE, folder: Path = FOLDER) -> None:

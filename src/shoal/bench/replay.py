@@ -225,8 +225,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 for _ in range(given.rounds):
                     for who, command in chosen.items():
                         runs[who].append(measure(command, given.seconds))
-                scene = {"date": results["date"], "commit": results["commit"], "load": load, "rounds": given.rounds,
-                         "seconds": given.seconds, "runs": runs}
+                scene = {**machine.stamp(results), "load": load, "rounds": given.rounds, "seconds": given.seconds, "runs": runs}
                 if given.who and (before := earlier.get("scenes", {}).get(name_of(kind, size))):
                     again = {**before.get("again", {}), **{who: {key: scene[key] for key in ("date", "commit")} for who in runs}}
                     scene = {**before, "runs": {**before["runs"], **runs}, "again": again}

@@ -13,6 +13,8 @@ from typing import Any
 
 from shoal.bench.feed_tables import feed_tables
 from shoal.bench.machine import RESULTS, ROOT
+from shoal.bench.peers.on_ray import ray_tables
+from shoal.bench.switch_tables import switch_tables
 from shoal.bench.tables import bench_tables, means_tables, peer_tables, startup_tables
 
 __all__ = ["SECTIONS", "insert", "write"]
@@ -21,8 +23,10 @@ PAGE = ROOT / "docs" / "performance.md"
 SECTIONS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str], str]] = {
     "bench": ("bench.json", bench_tables, "make bench"),
     "peers": ("peers.json", peer_tables, "make bench-peers"),
+    "ray": ("bench_ray.json", ray_tables, "make bench-ray"),
     "feed": ("feed.json", feed_tables, "make bench-feed"),
     "means": ("means.json", means_tables, "python -m shoal.bench.means"),
+    "switches": ("h200_switches.json", switch_tables, "python -m shoal.bench.gpu_switches --out FILE"),
     "startup": ("startup.json", startup_tables, "python -m shoal.bench.startup"),
 }
 """Marker -> (results file, how it is shown, the command that measures it)."""

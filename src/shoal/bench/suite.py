@@ -80,6 +80,11 @@ class SuiteCase:
     quick: bool = True
     """Whether --suite quick has it too."""
 
+    @property
+    def alone(self) -> bool:
+        """Whether it measures speed: nothing may run beside it."""
+        return bool(self.limit or self.warm_seconds or self.workload or self.peer)
+
     def check(self, where: str) -> None:
         given = [name for name in ("preset", "peer", "workload") if getattr(self, name)]
         if len(given) != 1:

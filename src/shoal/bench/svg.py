@@ -88,6 +88,7 @@ def _svg(width: float, height: float, parts: Sequence[str], title: str) -> str:
 def lines(title: str, chart: Sequence[Line], x_name: str, y_name: str, threshold: float | None = None,
           x_ticks: Sequence[float] = ()) -> str:
     """A line chart; `threshold` is a red rule across it, `x_ticks` are the numbers below it where round ones will not do."""
+    chart = [line for line in chart if line.points]  # who has nothing to show is not in the legend either
     xs = [x for line in chart for x, _ in line.points]
     ys = [y for line in chart for _, y in line.points] + ([] if threshold is None else [threshold])
     if not xs:

@@ -8,9 +8,12 @@ from typing import Any
 
 from shoal.bench.measure import Spread
 
-__all__ = ["bench_tables", "markdown", "means_tables", "peer_tables", "short", "spread", "startup_tables"]
+__all__ = ["LIMIT", "UNMEASURED", "bench_tables", "layouts", "markdown", "means_tables", "origins", "peer_tables", "short",
+           "spread", "startup_tables"]
 
 REFERENCE = "reference loop"
+LIMIT = "composed limit"
+UNMEASURED = "The composed limit of these env steps/s was not measured in this run; `make bench` measures it beside each run."
 
 
 def short(value: float | None) -> str:
@@ -47,6 +50,22 @@ def where(results: Mapping[str, Any]) -> str:
             f"(load {machine['load'][0]} at the start), torch {versions['torch']}.")
 
 
+def origins(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Where rows come from: one line, or one for each run that some of them are from."""
+    groups: dict[str, list[str]] = {}
+    for row in rows:
+        groups.setdefault(_origin(row) if "commit" in row else where(results), []).append(row["name"])
+    if len(groups) < 2:
+        return next(iter(groups), where(results))
+    return "\n".join(f"- {', '.join(names)}: {line}" for line, names in groups.items())
+
+
+def _origin(row: Mapping[str, Any]) -> str:
+    changed = " with uncommitted changes" if row.get("uncommitted_changes") else ""
+    where = f", {row['machine']} (load {row['load']:g})" if "machine" in row else ""
+    return f"{row['date']}, commit {row['commit'][:10]}{changed}{where}."
+
+
 def speeds(runs: Sequence[Mapping[str, Any]]) -> list[float]:
     return [run["env_steps_per_second"] for run in runs if run["env_steps_per_second"] is not None]
 
@@ -75,7 +94,8 @@ def bench_tables(results: Mapping[str, Any]) -> str:
                       [_time_row(case) for case in cases])
     broken = [line for case in cases for line in failures({case["name"]: case["runs"], REFERENCE: case["reference"]})]
     verdicts = [f"- {case['name']}: {_last(case, 'verdict')}" for case in cases if _last(case, "verdict")]
-    return "\n\n".join(part for part in (where(results), first, second, "\n".join(verdicts), "\n".join(broken)) if part)
+    verdicts += [f"- {case['name']}: `--actors auto` chose {words}" for case in cases if (words := layouts(case["runs"]))]
+    return "\n\n".join(part for part in (origins(results, cases), first, second, "\n".join(verdicts), "\n".join(broken)) if part)
 
 
 def efficiencies(case: Mapping[str, Any]) -> list[float]:
@@ -98,6 +118,13 @@ def _efficiency_row(case: Mapping[str, Any]) -> list[str]:
             f"{ratio:.2f}" if math.isfinite(ratio) else "-"]
 
 
+def layouts(runs: Sequence[Mapping[str, Any]]) -> str:
+    """What `--actors auto` chose in each run, in words; empty where nobody asked it."""
+    chosen = [(run["details"].get("layout") or {}).get("chosen") for run in runs if not run["error"]]
+    counts = {words: chosen.count(words) for words in chosen if words}
+    return "; ".join(f"{words} ({count} of {len(chosen)} runs)" for words, count in counts.items())
+
+
 def _last(case: Mapping[str, Any], name: str) -> Any:
     found = [run["details"].get(name) for run in case["runs"] if not run["error"]]
     return found[-1] if found else None
@@ -118,19 +145,23 @@ def _time_row(case: Mapping[str, Any]) -> list[str]:
 # ---------------------------------------------------------------------------------------------- make bench-peers
 def peer_tables(results: Mapping[str, Any]) -> str:
     """One table per scene, then seconds to the return; what could not be installed or run is said."""
-    parts = [where(results), "\n".join(f"- {name}: {words}" for name, words in results["peers"].items())]
+    parts = ["\n".join(f"- {name}: {words}" for name, words in results["peers"].items())]
     for scene in results["scenes"]:
-        parts.append(f"### {scene['name']}")
+        parts += [f"### {scene['name']}", origins(results, [{**runs[-1], "name": who} for who, runs in scene["runs"].items()])]
         best = {name: middle(speeds(runs)) for name, runs in scene["runs"].items()}
         shoal = {name: speed for name, speed in best.items() if name.startswith("shoal")}
         head = ("who", "env steps/s", *(f"{name} is x times" for name in shoal))
         rows = [[name, spread(speeds(runs)), *(_times(speed, best[name]) for speed in shoal.values())]
                 for name, runs in scene["runs"].items()]
         parts.append(markdown(head, rows))
-        parts.append("\n".join(failures(scene["runs"])))
+        if not any(name.startswith(LIMIT) and speeds(runs) for name, runs in scene["runs"].items()):
+            parts.append(UNMEASURED)
+        found = [f"- {name}: `--actors auto` chose {words}" for name, runs in scene["runs"].items() if (words := layouts(runs))]
+        parts.append("\n".join([*found, *failures(scene["runs"])]))
     if results.get("race"):
         parts.append(f"### Seconds of training to {results['race']['goal']:g} on {results['race']['env']}")
         races = results["race"]["runs"]
+        parts.append(origins(results, [{**runs[-1], "name": who} for who, runs in races.items()]))
         ours = next((runs for name, runs in races.items() if name.startswith("shoal")), [])
         rows = [[name, spread([run["seconds"] for run in runs]), ", ".join(_race_words(run) for run in runs), _shares(ours, runs)]
                 for name, runs in races.items()]
@@ -194,4 +225,5 @@ def means_tables(results: Mapping[str, Any]) -> str:
         rows.append([row["name"], row["without"], row["with"] + (f": {row['note']}" if row["note"] else ""), row["unit"],
                      spread(row["off"]), spread(row["on"]), shown])
     head = ("means", "without", "with", "unit", "without it", "with it", "ratio")
-    return where(results) + "\n\n" + markdown(head, rows)
+    unmeasured = UNMEASURED if any(row["unit"] == "env steps/s" for row in results["means"]) else ""
+    return "\n\n".join(part for part in (origins(results, results["means"]), markdown(head, rows), unmeasured) if part)

@@ -1,11 +1,14 @@
 """One training run for a benchmark: `python -m shoal.bench.training '{"preset": ..., "env": ..., ...}'`.
 
-The arguments are those of shoal.train. An env with a colon, "package.module:function", is imported.
+The arguments are those of shoal.train. An env with a colon, "package.module:function", is imported. It ends with whoever
+started it, also where that is killed.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from importlib import import_module
 from typing import Any
@@ -14,8 +17,13 @@ __all__ = ["main"]
 
 
 def main(words: str) -> None:
+    parent = os.getppid()
     import shoal
+    from shoal.runtime.forkserver import PR_SET_PDEATHSIG, prctl
 
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        return
     arguments: dict[str, Any] = json.loads(words)
     module, colon, name = arguments["env"].partition(":")
     if colon:

@@ -53,7 +53,7 @@ class AutoscaleConfig:
     start: int | None = None
     """Begin with this many actors; none finds the beginning by calibration."""
     most: int | None = None
-    """At most so many actors; none allows four for each core."""
+    """At most so many actors; none allows four for each core of this machine, and on a cluster that is joined one for each CPU."""
     every_seconds: float = 2.0
     """Time between two decisions, at least."""
     max_lag: float | None = None

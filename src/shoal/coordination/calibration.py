@@ -1,8 +1,8 @@
 """`--actors auto`: how many actors, of how many environments, in which processes; found by trying.
 
 The composition of every batch stays what it was: `rows` environments in all, cut into 1, 2, ... actors. Each candidate runs
-for real, for about a second after its first updates, on the same fork server, and those that are close to the best a second
-time; the fastest in environment steps per second wins. On few cores with a cheap environment that is usually one process per
+for real, for about a second after its first updates, on the same fork server or cluster, and those that are close to the best a
+second time; the fastest in environment steps per second wins. On few cores with a cheap environment that is usually one process per
 core that does everything, an actor and a learner that shares gradients with the others (no batch is copied between cores);
 with a slow environment it is one actor per core.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.errors import ShoalError
-from shoal.runtime import Program, Supervisor, run
+from shoal.runtime import Faults, Program, RayConfig, Supervisor, run
 from shoal.runtime.local import Nursery
 
 __all__ = ["Layout", "Trial", "calibrate", "candidates"]
@@ -38,12 +38,13 @@ class Layout:
     learners: int = 1
 
     def __str__(self) -> str:
-        if self.learners > 1:
+        if self.learners > 1 and self.one_place:
             return f"{self.learners} processes, each with a learner and {self.actors // self.learners} actor of " \
                    f"{self.envs_per_actor} environments"
         where = "in the learner's process" if self.one_place else "in processes of their own"
+        learners = f", {self.learners} learners" if self.learners > 1 else ""
         threads = f", learner with {self.learner_threads} threads" if self.learner_threads > 1 else ""
-        return f"{self.actors} actor{'s' * (self.actors > 1)} of {self.envs_per_actor} environments {where}{threads}"
+        return f"{self.actors} actor{'s' * (self.actors > 1)} of {self.envs_per_actor} environments {where}{learners}{threads}"
 
 
 @dataclass(frozen=True)
@@ -97,22 +98,29 @@ class Stopwatch:
 
 
 def calibrate(layouts: Sequence[Layout], draw: Callable[[Layout], Program], say: Callable[[str], None],
-              nursery: Nursery | None = None) -> list[Trial]:
-    """Try every layout; the trials, fastest first. `draw` makes the program of a layout, without an evaluator."""
-    lent = nursery or Nursery()
+              faults: Faults | None = None, nursery: Nursery | None = None, ray: RayConfig | None = None) -> list[Trial]:
+    """Try every layout; the trials, fastest first, and none where all were too slow to be measured. `draw` makes the program of a
+    layout, without an evaluator. With `ray` they run on the cluster that this process is connected to, else on this machine."""
+    lent = nursery if nursery is not None or ray is not None else Nursery()
     rates: dict[Layout, list[float]] = {}
+    slow = False
 
     def attempt(layout: Layout) -> None:
+        nonlocal slow
         watch = Stopwatch()
         try:
             with tempfile.TemporaryDirectory(prefix="shoal-calibration-") as folder:
-                reason = run(draw(layout), watch, "local", Path(folder), nursery=lent)
+                reason = run(draw(layout), watch, "local" if ray is None else "ray", Path(folder), faults, lent, ray)
         except ShoalError as error:
             say(f"  {layout}: failed ({str(error).splitlines()[0]})")
             rates.pop(layout, None)
             return
         if reason == "interrupt":
             raise KeyboardInterrupt  # of the whole, not of a trial
+        if not watch.rate > 0:
+            slow = True
+            say(f"  {layout}: not measured: fewer than {WARM_UPDATES} updates in {START_SECONDS:g} s")
+            return
         say(f"  {layout}: {watch.rate:,.0f} env steps/s")
         rates.setdefault(layout, []).append(watch.rate)
 
@@ -124,9 +132,9 @@ def calibrate(layouts: Sequence[Layout], draw: Callable[[Layout], Program], say:
         for layout in close if len(close) > 1 else ():
             attempt(layout)
     finally:
-        if nursery is None:
+        if nursery is None and lent is not None:
             lent.close()
-    if not rates:
+    if not rates and not slow:
         raise ShoalError("no layout could be run; look with `shoal doctor --env`, or try --actors 1 without calibration")
     trials = [Trial(layout, sum(seen) / len(seen)) for layout, seen in rates.items()]
     return sorted(trials, key=lambda trial: -trial.env_steps_per_second)

@@ -21,7 +21,7 @@ import numpy as np
 
 from shoal.errors import CheckpointError
 
-__all__ = ["Checkpoints", "TensorFiles", "write_json"]
+__all__ = ["Checkpoints", "TensorFiles", "read_meta", "saved_slices", "write_json"]
 
 META = "checkpoint.json"
 WRITING = ".writing-"
@@ -142,6 +142,18 @@ def read_meta(folder: Path) -> dict[str, Any]:
     except (OSError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{folder / META} cannot be read: {error}") from None
     return meta
+
+
+def saved_slices(folder: Path) -> list[int]:
+    """How many parameters each role that learns has saved in a checkpoint."""
+    from safetensors import safe_open
+
+    found = []
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "numpy") as file:
+            if "learn/params" in list(file.keys()):
+                found.append(int(file.get_slice("learn/params").get_shape()[0]))
+    return found
 
 
 def _is_whole(folder: Path) -> bool:

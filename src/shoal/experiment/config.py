@@ -28,7 +28,7 @@ from shoal.experiment.values import apply
 from shoal.nets.config import NetConfig
 from shoal.runtime import Faults, RayConfig
 
-__all__ = ["CheckpointConfig", "ConsoleConfig", "EnvsConfig", "EvalConfig", "Experiment", "Names", "Plan",
+__all__ = ["CheckpointConfig", "ConsoleConfig", "EnvsConfig", "EvalConfig", "Experiment", "Found", "Names", "Plan",
            "default_plan"]
 
 A = TypeVar("A")
@@ -186,7 +186,7 @@ class Experiment(Generic[A, R]):
 
     def validate(self) -> None:
         sections: tuple[Any, ...] = (self.algorithm, self.architecture, self.net, self.replay, self.envs, self.eval,
-                                     self.checkpoint, self.console, self.autoscale, self.ray)
+                                     self.checkpoint, self.console, self.faults, self.autoscale, self.ray)
         for section in sections:
             section.validate()
         if self.actors != "auto":
@@ -198,7 +198,6 @@ class Experiment(Generic[A, R]):
         _at_least("learners", self.learners, 1)
         _at_least("learner_threads", self.learner_threads, 1)
         _at_least("seed", self.seed, 0)
-        _at_least("faults.hang_seconds", self.faults.hang_seconds, 1)
         for name in ("max_env_steps", "max_learner_steps", "max_seconds", "until_return"):
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
@@ -245,12 +244,24 @@ class Names:
 
 
 @dataclass(frozen=True)
+class Found:
+    """What `--actors auto` has come to."""
+
+    chosen: str
+    """The layout in words."""
+    how: str
+    tried: Mapping[str, float] = field(default_factory=dict)
+    """Env steps/s of every layout that was measured, fastest first."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """A whole experiment, ready to be checked and run."""
 
     names: Names
     env: Any  # EnvRef
     experiment: Experiment[Any, Any]
+    found: Found | None = None
 
     def validate(self) -> None:
         """All values on their own, and algorithm against data path."""

@@ -149,11 +149,11 @@ def _machine() -> int:
 
 
 def replay_command(arguments: list[str]) -> int:
-    if not arguments or arguments[0] not in ("serve", "info"):
-        raise ConfigError(f"shoal replay {' '.join(arguments)}: give `serve` or `info`, then its options")
-    from shoal.replay.command import info_command, serve_command
+    if not arguments or arguments[0] not in ("serve", "info", "keys"):
+        raise ConfigError(f"shoal replay {' '.join(arguments)}: give `serve`, `info` or `keys`, then its options")
+    from shoal.replay import command
 
-    return int((serve_command if arguments[0] == "serve" else info_command)(arguments[1:]) or 0)
+    return int(getattr(command, f"{arguments[0]}_command")(arguments[1:]))
 
 
 def _no_arguments(command: str, arguments: list[str]) -> None:

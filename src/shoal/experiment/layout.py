@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from shoal import algorithms
 from shoal.coordination.autoscale import ACTORS_PER_CORE, AutoscaleConfig
+from shoal.coordination.calibration import Layout
 from shoal.errors import ConfigError
-from shoal.experiment.config import Plan, architecture_of, replayed
+from shoal.experiment.config import Found, Plan, architecture_of, replayed
 from shoal.experiment.prepare import prepare
+from shoal.experiment.room import check_room
 from shoal.runtime import Program
 
 __all__ = ["laid_out"]
@@ -20,8 +23,9 @@ __all__ = ["laid_out"]
 def laid_out(plan: Plan, say: Callable[[str], None]) -> Plan:
     """The plan with actors, environments per actor and places decided, and whether the number of actors moves from there.
 
-    On the local runtime they are found by calibration, if the architecture can put everything into one place; inline, for
-    other architectures, and with replay (whose rate is chosen, not found), `actor_count` decides. So does --autoscale.start.
+    On the local runtime and on a cluster they are found by calibration, if the architecture can put everything into one place;
+    inline, for other architectures, and with replay (whose rate is chosen, not found), `actor_count` decides. So does
+    --autoscale.start.
     """
     experiment = plan.experiment
     if experiment.actors != "auto":
@@ -32,9 +36,40 @@ def laid_out(plan: Plan, say: Callable[[str], None]) -> Plan:
                           "--actors a number")
     replay = replayed(algorithms.named(plan.names.algorithm)[1])
     open_ = experiment.runtime != "inline" and hasattr(experiment.architecture, "one_place") and not replay
-    if open_ and experiment.runtime == "local" and experiment.autoscale.start is None:
-        plan = _calibrated(plan, say)
-    return _following(plan, say if open_ else lambda line: None)
+    most = ACTORS_PER_CORE * _cores()
+    if open_:
+        with _ground(plan) as (room, most):
+            if experiment.autoscale.start is None:
+                plan = _calibrated(plan, room, say)
+    how = "by --autoscale.start" if experiment.autoscale.start is not None else "by the number of cores"
+    plan = _following(plan, most, say if open_ else lambda line: None)
+    tried = plan.found.tried if plan.found else {}
+    return dataclasses.replace(plan, found=Found(_words(plan), "by trying" if tried else how, tried))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def _ground(plan: Plan) -> Iterator[tuple[int, int]]:
+    """Where actors would run: how many have a core each, and how many there may be. A cluster that was joined says both itself; of
+    our own cores, processes that wait for a simulator share one."""
+    experiment, ours = plan.experiment, (_cores(), ACTORS_PER_CORE * _cores())
+    if experiment.runtime != "ray":
+        yield ours
+        return
+    from shoal.runtime.ray import connected
+
+    with connected(experiment.ray, sum(ours)) as room_for:
+        room = None if room_for is None else room_for(prepare(plan).program())
+        yield ours if room is None else (room, room)
+
+
+def _words(plan: Plan) -> str:
+    experiment, architecture = plan.experiment, plan.experiment.architecture
+    return str(Layout(experiment.actor_count, architecture.envs_per_actor, getattr(architecture, "one_place", False),
+                      experiment.learner_threads, experiment.learners))
 
 
 def _unmoved(plan: Plan) -> str:
@@ -48,31 +83,33 @@ def _unmoved(plan: Plan) -> str:
     return unmoved(experiment.architecture) if unmoved else f"--architecture {names.architecture} has a fixed number of actors"
 
 
-def _following(plan: Plan, say: Callable[[str], None]) -> Plan:
-    """Let the number of actors follow the learner from here on, where it can."""
+def _following(plan: Plan, most: int, say: Callable[[str], None]) -> Plan:
+    """Let the number of actors follow the learner from here on, where it can: up to the number that was given, or else `most`."""
     experiment, why = plan.experiment, _unmoved(plan)
-    start, most = experiment.actor_count, experiment.autoscale.most
+    start = experiment.actor_count
     if why:
         say(f"the number of actors stays {start}: {why}")
         scale = dataclasses.replace(experiment.autoscale, start=None, most=None)
     else:
-        most = most or max(start, ACTORS_PER_CORE * len(os.sched_getaffinity(0)))
+        most = experiment.autoscale.most or max(start, most)
         say(f"the number of actors follows the learner: {start} at first, 1 to {most}")
         scale = dataclasses.replace(experiment.autoscale, start=start, most=most)
     return dataclasses.replace(plan, experiment=dataclasses.replace(experiment, actors=start, autoscale=scale))
 
 
-def _calibrated(plan: Plan, say: Callable[[str], None]) -> Plan:
-    """The plan with the fastest of the layouts that were tried."""
+def _calibrated(plan: Plan, cores: int, say: Callable[[str], None]) -> Plan:
+    """The plan with the fastest of the layouts that were tried. On a cluster actors have processes of their own, unless something
+    else was asked for: one process is no use of many nodes."""
     experiment, architecture = plan.experiment, plan.experiment.architecture
-    prepare(plan)  # whatever is wrong is found before anything is tried
-    from shoal.coordination import Layout, calibrate, candidates
+    prepared = prepare(plan)  # whatever is wrong is found before anything is tried
+    check_room(prepared, prepared.program())
+    from shoal.coordination import calibrate, candidates
 
     rows = architecture.envs_per_actor * getattr(architecture, "batch_slots", experiment.actor_count)
-    cores = len(os.sched_getaffinity(0))
-
+    ray = experiment.ray if experiment.runtime == "ray" else None
     layouts = [layout for layout in candidates(rows, cores)
                if (layout.one_place or not architecture.one_place)  # what was asked for stays
+               and (ray is None or layout.one_place == architecture.one_place)
                and not (layout.one_place and layout.actors < experiment.learners)
                and (layout.one_place or layout.actors <= (experiment.autoscale.most or layout.actors))]
     if not layouts:
@@ -86,9 +123,13 @@ def _calibrated(plan: Plan, say: Callable[[str], None]) -> Plan:
         return prepare(dataclasses.replace(trial, experiment=silent)).program()
 
     say(f"calibrating: {rows} environments per batch on {cores} cores")
-    best = calibrate(layouts, draw, say)[0]
-    say(f"chosen: {best.layout}")
-    return _with(plan, best.layout)
+    trials = calibrate(layouts, draw, say, experiment.faults, None, ray)
+    if not trials:
+        say("none of them could be measured, so the number of cores decides")
+        return plan
+    tried = {str(trial.layout): trial.env_steps_per_second for trial in trials}
+    found = Found(str(trials[0].layout), "by trying", tried)
+    return dataclasses.replace(_with(plan, trials[0].layout), found=found)
 
 
 def _with(plan: Plan, layout: Any) -> Plan:

@@ -14,19 +14,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from shoal.coordination.autoscale import Autoscaler, Rule
 from shoal.errors import CheckpointError, ConfigError
-from shoal.experiment.checkpoints import read_meta
+from shoal.experiment.checkpoints import read_meta, saved_slices
 from shoal.experiment.config import Experiment, Names, Plan, default_plan
 from shoal.experiment.layout import laid_out
 from shoal.experiment.prepare import Prepared, plan_from_json, plan_to_json, prepare
 from shoal.experiment.presets import load_preset
 from shoal.experiment.references import EnvRef, check_trust, modules_of
+from shoal.experiment.room import check_room
 from shoal.experiment.rundir import RunDir, default_directory
 from shoal.experiment.session import Base, Goals, RunSession
 from shoal.experiment.values import apply
@@ -136,6 +137,8 @@ def resume_plan(rundir: RunDir, overrides: Mapping[str, Any], env: Any = None, t
     if rundir.checkpoints().newest() is None:
         raise ConfigError(f"{rundir.path} has no whole checkpoint to resume from; start again with `shoal train`")
     experiment = _new_goals(rundir, plan.experiment, overrides)
+    if "actors" in overrides:  # another number, or found anew: what moved the old one does not hold, perhaps on another cluster
+        experiment = replace(experiment, autoscale=replace(experiment.autoscale, start=None, most=None))
     return replace(plan, experiment=apply(experiment, overrides, ""))
 
 
@@ -189,15 +192,39 @@ def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = No
             plan.names.title, plan.env.name, experiment.seed)
         RunDir.check_free(path)
         program = prepared.program()
+        check_room(prepared, program)
         rundir, base = RunDir.create(path, plan_to_json(plan)), Base()
     else:
         resumed, base = int(rundir.config().get("resumed", 0)) + 1, base_of(rundir)
         program = prepared.program(resumed)
-        rundir.save_config(plan_to_json(plan, resumed))
+        _check_slices(prepared, rundir)
+        check_room(prepared, program)
+        rundir.begin_again(plan_to_json(plan, resumed))
     session = _session(prepared, rundir, base, stream, started)
+    if plan.found is not None:
+        session.announce("layout", f"chosen: {plan.found.chosen}, {plan.found.how} (--actors auto)")
     with interruptible(session), compute_threads(experiment.learner_threads):
         runtime.run(program, session, experiment.runtime, rundir.logs, experiment.faults, ray=experiment.ray)
     return Run(rundir.path, session.summary, prepared)
+
+
+def _check_slices(prepared: Prepared, rundir: RunDir) -> None:
+    """Parameters come back as they were saved: of the same net, and in as many slices."""
+    newest = rundir.checkpoints().newest()
+    saved = [] if newest is None else saved_slices(newest)
+    params = prepared.algorithm.learn(0).state.get("params")
+    if not saved or params is None:
+        return
+    architecture = prepared.plan.experiment.architecture
+    sliced = hasattr(architecture, "shards")
+    before, now = sum(saved) if sliced else max(saved), len(params)
+    if before != now:
+        why = f"its net has {before:,} parameters, and this one would have {now:,}; leave out what changes it"
+    elif sliced and len(saved) != architecture.shards:
+        why = f"its parameters were saved in {len(saved)} slices; leave out architecture.shards={architecture.shards}"
+    else:
+        return
+    raise ConfigError(f"{rundir.path} cannot go on like this: {why}, or start anew with `shoal train`")
 
 
 def _speaker(plan: Plan, stream: IO[str]) -> Callable[[str], None]:
@@ -210,7 +237,9 @@ def _speaker(plan: Plan, stream: IO[str]) -> Callable[[str], None]:
 def _session(prepared: Prepared, rundir: RunDir, base: Base, stream: IO[str], started: float) -> RunSession:
     names, experiment, env = prepared.plan.names, prepared.plan.experiment, prepared.plan.env
     goals = Goals(experiment.until_return, experiment.max_env_steps, experiment.max_learner_steps, experiment.max_seconds)
-    who = "offline" if experiment.offline else f"{experiment.actors} actors"
+    found, before = prepared.plan.found, rundir.summary()
+    layout = asdict(found) if found else before.get("layout") if before.get("actors") == experiment.actors else None
+    who = "offline" if experiment.offline else layout["chosen"] if layout else f"{experiment.actors} actors"
     title = f"{names.title} on {env.name} · {experiment.runtime} · {who} · seed {experiment.seed}"
     sinks: list[Sink | None] = [
         console(experiment.console.mode, stream, title, vars(goals), experiment.console.every_seconds),
@@ -219,7 +248,7 @@ def _session(prepared: Prepared, rundir: RunDir, base: Base, stream: IO[str], st
     ]
     labels = {"preset": names.preset, "algorithm": names.algorithm, "architecture": names.architecture, "env": env.name,
               "runtime": experiment.runtime, "seed": experiment.seed, "actors": experiment.actors,
-              "learners": experiment.learners}
+              "learners": experiment.learners, "layout": layout}
     return RunSession(rundir, labels, goals, checkpoint_seconds=experiment.checkpoint.every_seconds,
                       keep=experiment.checkpoint.keep, sinks=[sink for sink in sinks if sink is not None], base=base,
                       started=started, autoscaler=_autoscaler(prepared))

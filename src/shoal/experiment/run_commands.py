@@ -7,11 +7,12 @@ import math
 import os
 import shlex
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from shoal.errors import ConfigError, EnvironmentError_, RoleFailed
+from shoal.errors import ConfigError, EnvironmentError_, RoleFailed, ShoalError
 from shoal.experiment.config import ConsoleConfig
 from shoal.experiment.parse import parse_options, parse_train, split_positionals
 from shoal.experiment.references import check_trust, modules_of, outside
@@ -72,8 +73,14 @@ def _go(start: Any) -> int:
     try:
         run: Run = start()
     except EnvironmentError_ as error:
-        if error.__traceback__ is not None and _while_running(error):
+        if _while_running(error):
             raise RoleFailed(f"an environment broke its contract: {error}") from None
+        raise
+    except ShoalError:
+        raise
+    except Exception as error:  # inline, where a role's own exception is raised as it is
+        if _while_running(error):
+            raise RoleFailed(f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}") from None
         raise
     _farewell(run, sys.stdout)
     return 130 if run.summary.get("stopped_by") == "interrupt" else 0
@@ -81,12 +88,8 @@ def _go(start: Any) -> int:
 
 def _while_running(error: BaseException) -> bool:
     """Whether an error came out of a running program (inline), not out of the checks before it."""
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_globals.get("__name__", "").startswith("shoal.runtime"):
-            return True
-        trace = trace.tb_next
-    return False
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__", "").startswith("shoal.runtime") for frame, _ in frames)
 
 
 def _farewell(run: Run, out: IO[str]) -> None:

@@ -93,6 +93,15 @@ class RunDir:
     def save_config(self, config: Mapping[str, Any]) -> None:
         write_json(self.config_file, config)
 
+    def begin_again(self, config: Mapping[str, Any]) -> None:
+        """Write down with what the run is resumed: where that cannot be, nothing else could be kept either."""
+        try:
+            self.save_config(config)
+            self.logs.mkdir(exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be written: {error.strerror or error}; nothing has been changed in it: make "
+                                  "room there, or copy the run to another disk, and resume it then") from None
+
     def summary(self) -> dict[str, Any]:
         return self._read(self.summary_file) if self.summary_file.exists() else {}
 

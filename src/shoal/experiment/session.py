@@ -130,6 +130,7 @@ class RunSession:
         return self.checkpoints.newest()
 
     def end(self, control: Supervisor, reason: str, error: str | None) -> None:
+        self._control = control  # where a role could not be made it ends before it has begun
         if reason != "failure":
             if self._writing is None:
                 self._save(control)
@@ -146,6 +147,10 @@ class RunSession:
     def interrupt(self) -> None:
         """Ctrl-C: stop at the next tick, with a checkpoint and a summary."""
         self._interrupted = True
+
+    def announce(self, kind: str, text: str) -> None:
+        """What was decided before the run."""
+        self._event({"kind": kind, "text": text})
 
     # ------------------------------------------------------------------ watching
     def _glance(self, control: Supervisor, now: float, begun: bool) -> None:

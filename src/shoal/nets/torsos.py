@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from shoal.errors import ConfigError
 
-__all__ = ["MLP", "ImpalaResNet", "NatureCNN", "SmallConv", "orthogonal", "tanh", "to_channels_last"]
+__all__ = ["MLP", "Conv", "ImpalaResNet", "NatureCNN", "SmallConv", "orthogonal", "tanh", "to_channels_last"]
 
 
 class _Tanh(torch.autograd.Function):
@@ -69,6 +69,17 @@ def to_channels_last(image: Tensor) -> Tensor:
     return x.mul_(1 / 255) if image.dtype == torch.uint8 else x
 
 
+class Conv(nn.Conv2d):
+    """Channels-last, as its weights lie in the flat vector (`flat.py`); channels-first where somebody turns that off."""
+
+    channels_last = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.channels_last:
+            return super().forward(x)
+        return self._conv_forward(x.contiguous(), self.weight.contiguous(), self.bias)
+
+
 def _flat_features(x: Tensor) -> Tensor:
     """[N, C, H, W] -> [N, H*W*C]: in the order of channels-last memory this is a view, not a copy."""
     return x.permute(0, 2, 3, 1).flatten(1)
@@ -101,7 +112,7 @@ class NatureCNN(nn.Module):
         channels = _check_image("nature", shape, 36)
         self.convs = nn.ModuleList(
             orthogonal(conv)
-            for conv in (nn.Conv2d(channels, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3, 1))
+            for conv in (Conv(channels, 32, 8, 4), Conv(32, 64, 4, 2), Conv(64, 64, 3, 1))
         )
         height, width = (((((n - 8) // 4 + 1) - 4) // 2 + 1) - 2 for n in shape[1:])
         self.dense = orthogonal(nn.Linear(64 * height * width, self.features))
@@ -122,7 +133,7 @@ class SmallConv(nn.Module):
     def __init__(self, shape: Sequence[int]) -> None:
         super().__init__()
         channels = _check_image("small_conv", shape, 3)
-        self.conv = orthogonal(nn.Conv2d(channels, 16, 3))
+        self.conv = orthogonal(Conv(channels, 16, 3))
         self.dense = orthogonal(nn.Linear(16 * (shape[1] - 2) * (shape[2] - 2), self.features))
         self.to(memory_format=torch.channels_last)
 
@@ -134,8 +145,8 @@ class SmallConv(nn.Module):
 class _Residual(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.first = nn.Conv2d(channels, channels, 3, padding=1)
-        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+        self.first = Conv(channels, channels, 3, padding=1)
+        self.second = Conv(channels, channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.second(torch.relu(self.first(torch.relu(x))))
@@ -153,7 +164,7 @@ class ImpalaResNet(nn.Module):
         for outputs in channels:
             sections.append(
                 nn.Sequential(
-                    nn.Conv2d(inputs, outputs, 3, padding=1),
+                    Conv(inputs, outputs, 3, padding=1),
                     nn.MaxPool2d(3, 2, padding=1),
                     _Residual(outputs),
                     _Residual(outputs),

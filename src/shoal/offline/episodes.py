@@ -15,7 +15,7 @@ from shoal.envs.stream import Tree
 from shoal.errors import ConfigError
 from shoal.slots import leaves
 
-__all__ = ["About", "Demos", "Episode", "Spread", "check_episode", "plain"]
+__all__ = ["About", "Demos", "Episode", "Spread", "action_dtype", "check_episode", "plain"]
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,15 @@ def plain(kwargs: Mapping[str, Any] | None) -> Any:
     return json.loads(json.dumps(dict(kwargs or {}), default=str))
 
 
+def action_dtype(space: gym.Space) -> np.dtype:
+    """What actions of a canonical space are kept as."""
+    return np.dtype(space.dtype if isinstance(space, gym.spaces.Box) else np.int64)
+
+
 def check_episode(episode: Episode, about: About, where: str) -> None:
     """Whether the arrays fit together and the spaces; raises a ConfigError that names the episode."""
     T = len(episode)
+    _check_kinds(episode, about, where)
     lengths = {"action": len(episode.action), "terminated": len(episode.terminated), "truncated": len(episode.truncated)}
     if episode.mask is not None:
         lengths["mask"] = len(episode.mask)
@@ -134,6 +140,23 @@ def check_episode(episode: Episode, about: About, where: str) -> None:
         raise ConfigError(f"{where}: an action is none of {about.action_space}; record it again")
     if episode.mask is not None and codec.kind == "discrete" and not episode.mask[np.arange(T), episode.action].all():
         raise ConfigError(f"{where}: an action was not legal by its own mask; record it again")
+
+
+def _check_kinds(episode: Episode, about: About, where: str) -> None:
+    """What is kept of every step, and as what."""
+    kinds = {"action": action_dtype(about.action_space), "reward": np.dtype(np.float32), "terminated": np.dtype(bool),
+             "truncated": np.dtype(bool), "mask": np.dtype(bool)}
+    for name, kind in kinds.items():
+        array = getattr(episode, name)
+        if array is not None and array.dtype != kind:
+            raise ConfigError(f"{where}: its {name} is {array.dtype} and not {kind}; record it again")
+        if name in ("reward", "terminated", "truncated") and array.ndim != 1:
+            raise ConfigError(f"{where}: its {name} has the shape {array.shape} and not one number a step; record it again")
+    masked = None if episode.mask is None else episode.mask.shape[1:]
+    if masked != ((about.mask_size,) if about.mask_size else None):
+        has = "has no action mask" if masked is None else f"has an action mask of shape {masked}"
+        wants = f"masks of {about.mask_size}" if about.mask_size else "none"
+        raise ConfigError(f"{where}: it {has}, and the recording says that there are {wants}; record it again")
 
 
 def _leaf(tree: Any, names: tuple[str, ...]) -> np.ndarray:

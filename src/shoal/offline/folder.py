@@ -76,8 +76,12 @@ class Folder:
                 meta["env"]["name"], space_from_json(meta["observation_space"]), space_from_json(meta["action_space"]),
                 meta["mask_size"], meta["env"]["kwargs"], meta["episodes"], meta["steps"], meta["terminated"], **spreads,
                 nbytes=sum(file["bytes"] for file in self.files), made=tuple(meta["made"]))
+            counted = tuple(sum(file[name] for file in self.files) for name in ("episodes", "steps"))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"{path / META} is not whole: {error!r}; copy the recording again") from None
+        if counted != (self.about.episodes, self.about.steps):
+            raise ConfigError(f"{path / META} tells of {self.about.episodes:,} episodes with {self.about.steps:,} steps, and its "
+                              f"files of {counted[0]:,} with {counted[1]:,}; copy the recording again")
         self._paths = ["/".join(("observation", *leaf.names)) for leaf in Layout(self.about.observation_space).leaves]
         for file in self.files:
             found = path / file["name"]
@@ -89,14 +93,28 @@ class Folder:
         number = 0
         for file in self.files:
             arrays = _load(self.path / file["name"])
-            missing = {"length", "action", "reward", "terminated", "truncated", *self._paths} - set(arrays)
-            if missing or int(arrays["length"].sum()) != len(arrays["reward"]):
-                what = f"has no {sorted(missing)[0]}" if missing else "does not hold the steps that its lengths tell of"
-                raise ConfigError(f"{self.path / file['name']} {what}; copy the recording again, whole")
+            if fault := _fault(arrays, file, self._paths):
+                raise ConfigError(f"{self.path / file['name']} {fault}; copy the recording again, whole")
             for episode in _episodes(arrays, self._paths):
                 check_episode(episode, self.about, f"{self.path}, episode {number}")
                 number += 1
                 yield episode
+
+
+def _fault(arrays: Mapping[str, np.ndarray], file: Mapping[str, Any], paths: list[str]) -> str | None:
+    """Why a file is not what demos.json and its own lengths tell of; its episodes are looked at one by one later."""
+    missing = {"length", "action", "reward", "terminated", "truncated", *paths} - set(arrays)
+    if missing:
+        return f"has no {sorted(missing)[0]}"
+    length = arrays["length"]
+    if length.dtype != np.int64 or length.ndim != 1 or (length < 1).any():
+        return "has lengths that are none"
+    found, steps = len(length), int(length.sum())
+    if (found, steps) != (file["episodes"], file["steps"]):
+        return f"has {found:,} episodes with {steps:,} steps, and {META} tells of {file['episodes']:,} with {file['steps']:,}"
+    rows = dict.fromkeys(("action", "reward", "terminated", "truncated", "mask"), steps) | dict.fromkeys(paths, steps + found)
+    wrong = [name for name, count in rows.items() if name in arrays and arrays[name].shape[:1] != (count,)]
+    return f"has {wrong[0]} of shape {arrays[wrong[0]].shape} and not {rows[wrong[0]]:,} rows of it" if wrong else None
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:

@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 from shoal.envs.spaces import ActionCodec, BadValue, Layout
 from shoal.errors import ConfigError
-from shoal.offline.episodes import About, Episode, Spread, check_episode
+from shoal.offline.episodes import About, Episode, Spread, action_dtype, check_episode
 
 __all__ = ["MinariDataset", "is_minari"]
 
@@ -106,9 +106,7 @@ class MinariDataset:
         if T and not terminated[-1]:
             truncated[-1] = True
         masks = self._codec.mask(raw["action_mask"][:T], (T,)) if self._layout.masked else None
-        action = self._codec.executed(np.asarray(group["actions"]), (T,))
-        if self._codec.kind != "box":
-            action = action.astype(np.int64)
+        action = self._codec.executed(np.asarray(group["actions"]), (T,)).astype(action_dtype(self._codec.space), copy=False)
         observation = self._layout.tree(self._layout.batch(raw, T + 1))
         return Episode(observation, action, np.asarray(group["rewards"], np.float32), terminated, truncated, masks)
 

@@ -21,7 +21,7 @@ import numpy as np
 from shoal.envs.spaces import BadValue
 from shoal.envs.stream import BatchedEnv, Step, Tree
 from shoal.errors import ConfigError
-from shoal.offline.episodes import About, Episode
+from shoal.offline.episodes import About, Episode, action_dtype
 from shoal.offline.folder import Writer
 from shoal.slots import map_tree
 
@@ -198,7 +198,8 @@ class _Recording:
         T = len(moments)
         truncated = np.zeros(T, bool)
         truncated[-1] = bool(now.truncated[row])
-        episode = Episode(observation, np.stack([one.action[row] for one in moments]),
+        action = np.stack([one.action[row] for one in moments]).astype(action_dtype(self.env.action_space), copy=False)
+        episode = Episode(observation, action,
                           np.array([one.reward[row] for one in moments], np.float32),
                           np.array([one.terminated[row] for one in moments]), truncated,
                           None if moments[0].mask is None else np.stack([one.mask[row] for one in moments]))  # type: ignore[index]

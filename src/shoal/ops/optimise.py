@@ -10,6 +10,8 @@ the epsilons in use (0.1 to 1e-3) is another optimiser.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -29,13 +31,14 @@ def adam_(
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
+    fused: bool = True,
 ) -> None:
     """Adam (Kingma & Ba 2015); the numbers of `torch.optim.Adam`.
 
     Uses PyTorch's fused kernel where there is one: 2.4 to 2.9 times as fast as separate ones (10k to 2M parameters).
     """
     count += 1
-    if params.device.type in _FUSED_DEVICES and params.dtype == torch.float32:
+    if fused and params.device.type in _FUSED_DEVICES and params.dtype == torch.float32:
         torch._fused_adam_(
             [params],
             [grad],
@@ -52,11 +55,11 @@ def adam_(
             maximize=False,
         )
         return
-    steps = float(count)
     m.lerp_(grad, 1 - b1)
     v.mul_(b2).addcmul_(grad, grad, value=1 - b2)
-    root = v.sqrt().mul_((1 - b2**steps) ** -0.5).add_(eps)
-    params.addcdiv_(m, root, value=float(-lr / (1 - b1**steps)))
+    correction_1, correction_2 = (-torch.expm1(count.double() * math.log(b)) for b in (b1, b2))  # 1 - b^count; no number is read
+    root = v.sqrt().mul_(correction_2.rsqrt()).add_(eps)
+    params.sub_((m / root).mul_(lr / correction_1))
 
 
 @torch.no_grad()

@@ -142,7 +142,9 @@ class ForkServer:
         from shoal.slots import medium
 
         message = json.loads(data)
-        if message["op"] == "forget":  # the end of a run: the next one brings its own wires
+        if message["op"] == "beat":
+            self._say({"kind": "beat"})
+        elif message["op"] == "forget":  # the end of a run: the next one brings its own wires
             for fd in medium.FD_NUMBERS.values():
                 os.close(fd)
             medium.FD_NUMBERS.clear()

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import ShoalError
+from shoal.runtime.cores import CoreUse
 from shoal.runtime.forkserver import raise_file_limit
 from shoal.runtime.nursery import Nursery
 from shoal.runtime.place import plain
@@ -34,6 +35,8 @@ STOP_SECONDS = 5.0            # what a place may take to end by itself
 KILL_SECONDS = 5.0            # what it may take to be gone after SIGKILL
 OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # others come from a role's own crash
 NURSERY_ATTEMPTS = 3
+ASK_SECONDS = 1.0             # between two questions whether the fork server is alive
+ANSWER_SECONDS = 10.0         # what it may take to answer, at least: it forks and reaps for everybody
 
 
 @dataclass
@@ -75,6 +78,9 @@ class LocalSupervisor(PlaceSupervisor[Child]):
         self.medium = Local()
         self._lent = nursery is not None
         self._attempts = 0
+        self._asked: float | None = None  # when the fork server was asked for a sign of life that has not come yet
+        self._ask_at = 0.0
+        self._cores = CoreUse()
         self.nursery = nursery or Nursery()
         try:
             program.build(self.medium)
@@ -91,6 +97,7 @@ class LocalSupervisor(PlaceSupervisor[Child]):
                 break
             except ConnectionError:
                 self._revive_nursery()  # it died before we came, or is dying now
+        self._asked = None
         self.selector.register(self.nursery.socket, selectors.EVENT_READ, None)
 
     def _revive_nursery(self) -> None:
@@ -124,6 +131,29 @@ class LocalSupervisor(PlaceSupervisor[Child]):
 
     def _hangs(self, child: Child, now: float) -> str:
         return super()._hangs(child, now) if child.pidfd is not None else ""  # else the fork server has not begun with it
+
+    def turn(self) -> None:
+        super().turn()
+        self._watch_nursery(time.monotonic())
+
+    def _watch_nursery(self, now: float) -> None:
+        """One that does not answer (stopped, or hung) starts nobody and reports no death: it is killed, which is noticed."""
+        if self._asked is None:
+            if now >= self._ask_at:
+                self._asked, self._ask_at = now, now + ASK_SECONDS
+                if self.nursery.up:  # else it says so by itself when it has imported everything
+                    with contextlib.suppress(ConnectionError):  # its death is noticed by the end of its socket
+                        self.nursery.send({"op": "beat"})
+            return
+        limit = max(self.faults.hang_seconds if self.nursery.up else self.faults.start_seconds, ANSWER_SECONDS)
+        if now - self._asked > limit and not self.ending:
+            self.event("hang", "fork server", f"no sign of life for {limit:g} s; it is killed")
+            self.nursery.process.kill()
+            self._asked = now
+
+    def surroundings(self) -> dict[str, float]:
+        pids = [child.pid for child in self.children.values() if child.pid is not None]
+        return {"cores_busy": self._cores.look(pids, time.monotonic())}
 
     # ------------------------------------------------------------------ hearing
     def _listen(self) -> None:
@@ -162,8 +192,8 @@ class LocalSupervisor(PlaceSupervisor[Child]):
             self._nursery_died()
             return
         message = json.loads(data)
-        if message["kind"] == "up":
-            self.nursery.up = True
+        if message["kind"] in ("up", "beat"):
+            self.nursery.up, self._asked = True, None
             return
         child = self.children[message["place"]]
         if message["kind"] == "spawned":

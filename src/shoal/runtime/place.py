@@ -24,6 +24,7 @@ __all__ = ["Birth", "Line", "PlaceProcess", "Voice", "report", "run_place"]
 
 HEARTBEAT_SECONDS = 0.5
 HEAR_SECONDS = 0.02      # how often a place that never waits looks at what the supervisor says
+SWITCH_SECONDS = 0.0005  # how long a thread may keep the interpreter from the others; five milliseconds would hold up a server
 THREAD_SECONDS = 4.0     # how long its threads may take to finish their steps when it is stopped
 
 
@@ -245,6 +246,7 @@ class PlaceProcess:
             self._main.rouse()
 
     def _run_threads(self) -> None:
+        sys.setswitchinterval(SWITCH_SECONDS)
         self._start_threads()
         while any(thread.is_alive() for thread in self._threads) and not self._failures and self._hear():
             self._main.sleep()

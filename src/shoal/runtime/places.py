@@ -22,6 +22,7 @@ __all__ = ["TICK_SECONDS", "Life", "PlaceSupervisor"]
 
 TICK_SECONDS = 0.1
 BACKOFF_SECONDS = (0.0, 0.1, 0.5, 2.0)
+SILENCES = 3                  # times its longest silence so far: what a place that computes for long at a time is given
 UNBORN_DEATHS = 10            # deaths by an outside signal, in a row, before a place was ever ready: out of memory?
 
 
@@ -44,6 +45,9 @@ class Life(ABC):
     summary: str = ""
     again_at: float | None = None
     hung: str = ""
+    last_beat: float = 0.0
+    silence: float = 0.0                     # since then, when it was last looked at
+    longest_silence: float = 0.0             # of this incarnation that ended with a sign of life
 
     @property
     @abstractmethod
@@ -106,6 +110,7 @@ class PlaceSupervisor(Supervisor, Generic[L]):
         child.ready.clear()
         child.incarnation += 1
         child.again_at, child.hung, child.emptied, child.started_at = None, "", False, time.monotonic()
+        child.last_beat = child.silence = child.longest_silence = 0.0
         child.steps = {name: self._stats[name].get("steps") for name in child.started}
         for name in child.started:
             self._stats[name].set("heartbeat", 0)
@@ -137,17 +142,22 @@ class PlaceSupervisor(Supervisor, Generic[L]):
                 child.kill()
 
     def _hangs(self, child: L, now: float) -> str:
-        """Why a place is taken for hung. A heartbeat of 0 means that it starts or makes its first step."""
+        """Why a place is taken for hung. Roles beat whenever they wait, and within long steps where they can; whoever has needed
+        longer than the limit for one thing, and come back, is given more the next time: an update may take minutes."""
         beats = [self._stats[name].get("heartbeat") for name in child.started]
         if not beats:
             return ""
+        moments = [abs(beat) for beat in beats]
+        last = min(moments) if child.place.threads else max(moments)  # in one loop any role's life is that of all
+        if last > child.last_beat:
+            child.longest_silence = max(child.longest_silence, child.silence)
+        child.last_beat, child.silence = last, now - last if last else 0.0
         if min(beats) <= 0.0:  # 0: it has not begun its first step; else minus the time at which this part of it began
             limit = self.faults.start_seconds
             since = child.started_at if 0.0 in beats else max(child.started_at, -max(beat for beat in beats if beat < 0))
             return f"not started within {limit:g} s" if now - since > limit else ""
-        last = min(beats) if child.place.threads else max(beats)  # in one loop any role's life is that of all
-        limit = self.faults.hang_seconds
-        return f"no sign of life for {limit:g} s" if now - last > limit else ""
+        limit = max(self.faults.hang_seconds, SILENCES * child.longest_silence)
+        return f"no sign of life for {round(limit, 1):g} s" if now - last > limit else ""
 
     def _take(self, child: L, message: dict[str, Any]) -> None:
         """A message of a place."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from shoal.errors import ProgramError, RoleFailed
+from shoal.errors import ConfigError, ProgramError, RoleFailed
 from shoal.runtime.instance import instance_name
 from shoal.runtime.program import Node, Program
 
@@ -43,6 +43,16 @@ class Faults:
     """Failures of one role in a row, without a completed step between them, that end the run."""
     start_seconds: float = 600.0
     """Seconds that a role may take to start and to make its first step (compilation) before it counts as hung."""
+
+    def validate(self) -> None:
+        for name in ("exceptions_per_minute", "deaths_without_step"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"faults.{name}={getattr(self, name)} is not possible: the run would end without any; give "
+                                  f"--faults.{name.replace('_', '-')} 1 or more")
+        for name in ("hang_seconds", "start_seconds"):
+            if not getattr(self, name) >= 1:
+                raise ConfigError(f"faults.{name}={getattr(self, name)} is not possible: a role gives a sign of life every half "
+                                  f"second; give --faults.{name.replace('_', '-')} 1 or more (inf: wait for ever)")
 
 
 class Gone(str):
@@ -107,7 +117,7 @@ class Supervisor(ABC):
             self.event("unbalanced", wire, f"a slot was lost: written is not consumed + dropped + held ({row})")
 
     def surroundings(self) -> dict[str, float]:
-        """What a runtime knows beyond roles and wires: nodes, object stores."""
+        """What a runtime knows beyond roles and wires: cores in use, nodes, object stores."""
         return {}
 
     def room(self, role: str) -> float:

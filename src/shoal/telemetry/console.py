@@ -48,6 +48,14 @@ def percent(value: float | None) -> str:
     return "-" if value is None or not math.isfinite(value) else f"{100 * value:.0f} %"
 
 
+def cluster(shot: Mapping[str, Any], before: str = "") -> str:
+    """For a run on several nodes: how many, what their object stores hold, what goes from process to process."""
+    if "nodes" not in shot:
+        return ""
+    return (f"{before}{shot['nodes']:.0f} node{'s' * (shot['nodes'] != 1)}   object store {number(shot['object_store_mb'])} MB   "
+            f"{number(shot['carried_mb_per_second'])} MB/s in {number(shot['calls_per_second'], 0)} calls/s")
+
+
 def clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
@@ -72,7 +80,7 @@ class Plain:
         self._line(f"{clock(shot['seconds']):>7}  {shot[name]:>11,} {what} ({number(shot[f'{name}_per_second'], 0)}/s)"
                    f"  return {number(shot['train_return'])}  eval {number(shot['eval_return'])}"
                    f"  learner idle {percent(shot['learner_idle'])}  lag {number(shot['policy_lag']['mean'])}"
-                   f"  | {shot['verdict']}")
+                   f"{cluster(shot, '  ')}  | {shot['verdict']}")
 
     def event(self, event: Mapping[str, Any]) -> None:
         self._line(event_line(event))
@@ -144,5 +152,7 @@ class Live:
             ("progress", ProgressBar(total=1.0, completed=share, width=40)),
             ("verdict", Text(shot["verdict"], style="yellow")),
         ]
+        if words := cluster(shot):
+            rows.insert(-1, ("cluster", words))
         rows += [("", Text(line, style="dim")) for line in self._events]
         return rows

@@ -29,13 +29,18 @@ DERIVED = {
     "bytes_per_env_step": "Bytes that went through streams, broadcasts, calls and groups, counted once where they are handed over, "
                           "per decision; memory that `shared` wires hold is not moved and not counted.",
     "bytes_per_second": "The same, per second.",
+    "cores_busy": "--runtime local: cores that the roles' processes used in the last minute, on average, as the kernel counts.",
     "nodes": "--runtime ray: nodes of the cluster that are alive.",
     "object_store_mb": "--runtime ray: what the object stores of all nodes hold, looked at every five seconds.",
+    "calls_per_second": "--runtime ray: calls from place to place, each with all that had come together, over the last seconds.",
+    "carried_mb_per_second": "--runtime ray: megabytes that came to places from other ones, over the network or through an object "
+                             "store; what stays within a place is not in it.",
     "roles": "Per role: living instances, busy share, shares of wall time by phase and by wire waited for.",
     "wires": "Per wire: time-weighted occupancy of a stream (1 is full), growth of its counters per second.",
     "slots": "All streams together, since the last start: slots written, consumed, dropped, held, and `conserved`: whether written "
              "was consumed + dropped + held in every stream at every look of the supervisor (ten a second).",
     "verdict": "One sentence: what the run waits for, and the knob to turn.",
+    "layout": "With --actors auto: the layout that was chosen, how, and the env steps/s of all that were tried; else null.",
     "cpu_seconds": "Processor time of all processes of the run since the first environment step, those that have ended included.",
     "peak_memory_mb": "Largest sum of the proportional set sizes of all processes of the run.",
 }

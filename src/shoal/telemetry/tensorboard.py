@@ -16,7 +16,9 @@ GROUPS = {
     "env_steps_per_second": "speed/env_steps", "env_frames_per_second": "speed/env_frames",
     "learner_steps_per_second": "speed/learner_steps", "learner_idle": "speed/learner_idle",
     "samples_per_insert": "data/samples_per_insert", "learner_steps": "progress/learner_steps",
-    "seconds": "progress/seconds", "restarts": "progress/restarts",
+    "seconds": "progress/seconds", "restarts": "progress/restarts", "bytes_per_second": "data/bytes_per_second",
+    "nodes": "cluster/nodes", "object_store_mb": "cluster/object_store_mb", "calls_per_second": "cluster/calls_per_second",
+    "carried_mb_per_second": "cluster/carried_mb_per_second",
 }
 
 

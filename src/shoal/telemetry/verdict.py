@@ -3,11 +3,13 @@
 The theoretical limit of a distributed RL system is a learner that always finds its next batch ready. So the first
 question is whether the learner waits; if it does, what the actors wait for says why; if it does not, whether the actors
 wait for it says whether there are too many of them. Handing weights over is nobody's work: where it takes the time of the
-learner or of the actors, that is what the run waits for.
+learner or of the actors, that is what the run waits for; unless all cores are taken, for then whoever wakes others up by
+publishing loses its core to them, and the time that this takes is theirs.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 __all__ = ["verdict"]
 
 IDLE = 0.25  # a learner that waits less than this is kept busy
+FULL = 0.9  # of the cores: there is none to spare
 BLOCKED = 0.25  # actors that wait more than this for one thing are held up by it
 EVALUATING = 0.4  # of a core: worth a word where cores are scarce
 WARM_SECONDS = 3.0
@@ -38,9 +41,13 @@ def verdict(shot: Mapping[str, Any], seconds: float, runtime: str = "local", cor
         blocked, calls = blocked + calls, 0.0
     span = "of the last minute" if shot["window_seconds"] >= 59 else f"of the last {shot['window_seconds']:.0f} s"
     publishing = _publishing(shot["roles"])
-    if publishing >= max(BLOCKED, idle):
+    cores = cores or len(os.sched_getaffinity(0))
+    full = _used(shot) >= FULL * cores
+    if publishing >= max(BLOCKED, idle) and not full:
         return (f"weight-bound: the learner spent {_percent(publishing)} {span} publishing weights, more than learning; larger "
                 "batches publish less often, or a smaller network")
+    also = f" (publishing took {_percent(publishing)} of the learner's time there: larger batches do it less often)" \
+        if publishing >= BLOCKED else ""
     if idle >= IDLE:
         pulling = max((role["phases"].get("pull", 0.0) for role in actors.values()), default=0.0)
         if calls >= BLOCKED and calls >= weights:
@@ -52,13 +59,14 @@ def verdict(shot: Mapping[str, Any], seconds: float, runtime: str = "local", cor
         if pulling >= BLOCKED:
             return (f"weight-bound: actors spent {_percent(pulling)} {span} pulling weights while the learner idled "
                     f"{_percent(idle)}; longer unrolls pull less often, or a smaller network")
-        return f"actor-bound: the learner idled {_percent(idle)} {span}; {_faster_actors(shot, cores)}"
+        return f"actor-bound: the learner idled {_percent(idle)} {span}; {_faster_actors(shot, cores, full)}{also}"
     if max(blocked, weights) >= BLOCKED:
         what = "waiting for weights" if blocked < weights else "held back by replay" if limited else "blocked on a full queue"
         passes = "fewer --replay.samples-per-insert" if limited else "fewer passes over each batch"
         return (f"learner-bound: actors were {what} {_percent(max(blocked, weights))} {span}; fewer --actors, "
-                f"or a smaller network, or {passes}")
-    return f"balanced: the learner idled {_percent(idle)} and the actors were held up {_percent(blocked)} {span}"
+                f"or a smaller network, or {passes}{also}")
+    taken = f"; all {cores} cores are busy: a faster environment, or more cores" if full else ""
+    return f"balanced: the learner idled {_percent(idle)} and the actors were held up {_percent(blocked)} {span}{taken}{also}"
 
 
 def _acts(role: Mapping[str, Any]) -> bool:
@@ -88,10 +96,14 @@ def _lock_step(shot: Mapping[str, Any]) -> bool:
     return shot["policy_lag"]["max"] == 0
 
 
-def _faster_actors(shot: Mapping[str, Any], cores: int | None) -> str:
-    cores = cores or len(os.sched_getaffinity(0))
-    busy = sum(role["busy"] * role["instances"] for role in shot["roles"].values())
-    if busy >= 0.9 * cores:
+def _used(shot: Mapping[str, Any]) -> float:
+    """Cores in use: as the kernel counts, else by what roles say, who also count as busy while they sleep in a step."""
+    counted = shot.get("cores_busy", math.nan)
+    return counted if math.isfinite(counted) else sum(role["busy"] * role["instances"] for role in shot["roles"].values())
+
+
+def _faster_actors(shot: Mapping[str, Any], cores: int, full: bool) -> str:
+    if full:
         evaluating = sum(role["busy"] for role in shot["roles"].values() if "evaluate" in role["phases"])
         if evaluating >= EVALUATING:
             return (f"all {cores} cores are busy, {_percent(evaluating)} of one with evaluations: "

@@ -9,14 +9,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from shoal.bench import machine
+from shoal.bench import limits, machine
 from shoal.bench.__main__ import say
+from shoal.bench.cases import Case
 from shoal.bench.measure import Outcome, alternate
 from shoal.bench.peers.install import PEERS, install
 from shoal.bench.peers.lineup import LINEUP, RACE, Runner, race
-from shoal.bench.tables import peer_tables, short
+from shoal.bench.tables import LIMIT, peer_tables, short
 
-__all__ = ["main", "with_earlier"]
+__all__ = ["Yard", "main", "with_earlier"]
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -47,18 +48,38 @@ def main(words: Sequence[str] | None = None) -> int:
                   if given.who.lower() in runner.name.lower()}
         if chosen and given.only.lower() in name.lower():
             say(name)
-            found = alternate(chosen, given.rounds, say)
-            stamp = {key: results[key] for key in ("date", "commit")}
+            with limits.Probes() as probes:
+                yards = {f"{LIMIT} of {runner.name}": Yard(runner.case, probes, given.scale) for runner in runners
+                         if runner.case is not None and ":" not in runner.case.scene.env and runner.name in chosen}
+                found = alternate({**chosen, **yards}, given.rounds, say)
+            stamp = machine.stamp(results)
             results["scenes"].append({"name": name, "runs": {who: [{**outcome.record(), **stamp} for outcome in runs]
                                                              for who, runs in found.items()}})
     if given.only.lower() in "race":
-        results["race"] = _race(given.who, able, results["peers"])
+        results["race"] = _race(given.who, able, results["peers"], machine.stamp(results))
     results["seconds"] = round(time.monotonic() - started, 1)
     say("\n" + peer_tables(results) + f"\n\nmeasured in {results['seconds']:.0f} s")
     if not given.no_save:
         results = with_earlier(results, machine.load("peers.json"))
         say(f"wrote {machine.save('peers.json', results)}; `python -m shoal.bench.report` puts it into docs/performance.md")
     return 0
+
+
+class Yard:
+    """The composed limit as one of those who run in turns: its grid once, then its best cells in every round."""
+
+    def __init__(self, case: Case, probes: limits.Probes, scale: float) -> None:
+        self._case, self._probes, self._seconds = case, probes, limits.SECONDS * scale
+        self._known: limits.Limit | None = None
+
+    def __call__(self) -> Outcome:
+        try:
+            self._known = self._known or limits.measure(self._case, self._probes, seconds=self._seconds)
+            now = limits.measure(self._case, self._probes, known=self._known, seconds=self._seconds)
+        except (RuntimeError, OSError) as error:
+            return Outcome(error=f"the limit could not be measured: {error}")
+        parts = {part: getattr(now, part).frames_per_second for part in ("e", "i", "l")}
+        return Outcome(now.env_steps_per_second, details={**parts, "passes": now.passes})
 
 
 def with_earlier(results: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +108,7 @@ def _run(runner: Runner, able: dict[str, bool], words: dict[str, str], scale: fl
     return runner.run(scale)
 
 
-def _race(who: str, able: dict[str, bool], words: dict[str, str]) -> dict:
+def _race(who: str, able: dict[str, bool], words: dict[str, str], stamp: Mapping[str, Any]) -> dict:
     """Seconds to the goal, seed by seed, everybody in turn."""
     names = [name for name in RACE.runners if who.lower() in name.lower()]
     runs: dict[str, list] = {name: [] for name in names}
@@ -99,7 +120,7 @@ def _race(who: str, able: dict[str, bool], words: dict[str, str]) -> dict:
                 run = {"seed": seed, "seconds": None, "eval_return": None, "error": words[peer]}
             else:
                 run = race(RACE, name, seed)
-            runs[name].append(run)
+            runs[name].append({**run, **stamp})
             say(f"  seed {seed}  {name}: {run['error'] or short(run['seconds']) + ' s'}")
     return {"env": RACE.env, "goal": RACE.goal, "runs": runs}
 

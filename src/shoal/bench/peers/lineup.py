@@ -14,7 +14,7 @@ from shoal.bench.cases import CASES, Case, Scene
 from shoal.bench.measure import Outcome, last_json, reported, run_reference, run_shoal, start, tail
 from shoal.bench.peers.install import PEERS
 
-__all__ = ["LINEUP", "RACE", "Race", "Runner", "race"]
+__all__ = ["LINEUP", "RACE", "SAME_ENV", "Race", "Runner", "race", "same_env"]
 
 DRIVERS = Path(__file__).parent / "drivers"
 PYTHONS = {peer.name: peer.python for peer in PEERS}
@@ -80,6 +80,7 @@ LINEUP: dict[str, tuple[Runner, ...]] = {
         Runner("SB3 PPO, 4 epochs", _cartpole, "sb3", {"epochs": 4, "settings": {"batch_size": 1024}}),
         Runner("RLlib PPO, 1 epoch", _cartpole, "rllib", {"algorithm": "ppo"}),
         Runner("RLlib IMPALA", _cartpole, "rllib", {"algorithm": "impala"}),
+        Runner("RLlib APPO", _cartpole, "rllib", {"algorithm": "appo"}),
     ), "CartPole", "cartpole"),
     "ALE/Pong-v5": lineup(_cases, (
         Runner("Sample Factory APPO", _pong, "sample_factory"),
@@ -87,6 +88,7 @@ LINEUP: dict[str, tuple[Runner, ...]] = {
         Runner("SB3 PPO, 4 epochs", _pong, "sb3", {"epochs": 4, "threads": 2}),
         Runner("RLlib PPO, 1 epoch", _pong, "rllib", {"algorithm": "ppo"}),
         Runner("RLlib IMPALA", _pong, "rllib", {"algorithm": "impala"}),
+        Runner("RLlib APPO", _pong, "rllib", {"algorithm": "appo"}),
     ), "Pong", "pong"),
 }
 

@@ -20,13 +20,20 @@ __all__ = ["TRIALS", "main"]
 Trial = tuple[str, Scene, Mapping[str, Any], tuple[Mapping[str, Any], ...]]  # peer, scene, order, settings to try
 
 RUNNERS = ({}, {"threads": 2}, {"envs": 16}, {"envs": 32}, {"runners": 1}, {"runners": 3})
+LAYOUTS = ({}, {"learners": 1}, {"vector": False}, {"vector": False, "learners": 1}, {"envs": 256, "batch": 8192},
+           {"fragment": 64, "batch": 4096, "in_flight": 2})
 TRIALS: dict[str, Trial] = {
     "rllib PPO CartPole": ("rllib", CARTPOLE, {"algorithm": "ppo"}, (*RUNNERS, {"batch": 4096}, {"batch": 16384})),
     "rllib IMPALA CartPole": ("rllib", CARTPOLE, {"algorithm": "impala"}, (
         *RUNNERS, {"batch": 500}, {"batch": 4096}, {"broadcast": 4}, {"in_flight": 2}, {"broadcast": 4, "in_flight": 2})),
+    "rllib IMPALA CartPole, other layouts": ("rllib", CARTPOLE, {"algorithm": "impala"}, LAYOUTS),
+    "rllib APPO CartPole": ("rllib", CARTPOLE, {"algorithm": "appo"}, LAYOUTS),
     "rllib PPO Pong": ("rllib", PONG, {"algorithm": "ppo"}, ({}, {"threads": 1}, {"envs": 8}, {"batch": 1024})),
     "rllib IMPALA Pong": ("rllib", PONG, {"algorithm": "impala"}, (
-        {}, {"threads": 2}, {"envs": 8}, {"broadcast": 4, "in_flight": 2}, {"batch": 256})),
+        {}, {"threads": 2}, {"envs": 8}, {"broadcast": 4, "in_flight": 2}, {"batch": 256}, {"learners": 1}, {"runners": 1},
+        {"envs": 32, "batch": 1024})),
+    "rllib APPO Pong": ("rllib", PONG, {"algorithm": "appo"}, (
+        {}, {"threads": 2}, {"learners": 1}, {"in_flight": 2}, {"envs": 32, "batch": 1024})),
     "sample_factory CartPole": ("sample_factory", CARTPOLE, {}, (
         {}, {"num_envs_per_worker": 32}, {"num_workers": 1}, {"serial_mode": True, "async_rl": False}, {"batch_size": 8192})),
     "sample_factory Pong": ("sample_factory", PONG, {}, (

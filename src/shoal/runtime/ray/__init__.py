@@ -13,8 +13,10 @@ Nothing here is imported before somebody asks for `--runtime ray`, except `confi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shoal.errors import ConfigError
@@ -22,22 +24,39 @@ from shoal.runtime.program import Program
 from shoal.runtime.ray.config import RayConfig
 from shoal.runtime.supervisor import Faults, Session
 
-__all__ = ["RayConfig", "run_ray"]
+__all__ = ["RayConfig", "connected", "run_ray"]
 
 
 def run_ray(program: Program, session: Session, log_dir: Path, faults: Faults | None = None,
             config: RayConfig | None = None) -> str:
     """Run a program on a Ray cluster until it is stopped; returns the reason."""
     config = config or RayConfig()
+    _import_ray(config)
+    from shoal.runtime.ray.supervisor import RaySupervisor
+    from shoal.runtime.supervisor import supervised
+
+    return supervised(RaySupervisor(program, session, log_dir, faults or Faults(), config), session)
+
+
+@contextlib.contextmanager
+def connected(config: RayConfig, cpus: float) -> Iterator[Callable[[Program], int] | None]:
+    """One connection for several runs, one after the other. Gives what says how many actors of a program the cluster has room
+    for; None: it is one of our own, with `cpus` CPUs, or as many as a run asks for."""
+    _import_ray(config)
+    from shoal.runtime.ray import cluster
+
+    with cluster.connected(config, cpus) as found:
+        yield None if found is None else lambda program: cluster.beside(program, config, found)
+
+
+def _import_ray(config: RayConfig) -> None:
     if "ray" not in sys.modules:  # these are read at its import
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # whatever Ray would print here, the run's own events say better
         if config.joined is None:
             os.environ.setdefault("RAY_AUTH_MODE", "token")  # from Ray 2.59 on it is the default of a local cluster
     try:
-        from shoal.runtime.ray.supervisor import RaySupervisor
-        from shoal.runtime.supervisor import supervised
+        import ray  # noqa: F401
     except ImportError as error:
         if error.name != "ray":
             raise
         raise ConfigError("--runtime ray needs Ray; install it with: pip install 'shoal[ray]'") from None
-    return supervised(RaySupervisor(program, session, log_dir, faults or Faults(), config), session)

@@ -25,26 +25,28 @@ from shoal.runtime.program import Place, Program
 from shoal.runtime.ray.config import RayConfig
 from shoal.runtime.ray.host import Host, sweep, tail
 
-__all__ = ["Cluster", "Demand", "demands", "reachable"]
+__all__ = ["Cluster", "Demand", "beside", "connected", "demands", "reachable"]
 
 THREADS = {"live": "life", "deliver": "post", "tell": "post", "listen": "line"}  # of a host: each group of methods has one
 PLACEMENT_SECONDS = 30.0
 RELEASE_SECONDS = 5.0
 CONNECT_SECONDS = 5.0
 TAIL_SECONDS = 5.0
-STORE_SECONDS = 5.0  # between two looks at the object stores
+LOOK_SECONDS = 5.0   # between two looks at the object stores
+STORE_SECONDS = 1.0  # which one may take
 MANY = ("sink", "client")                              # ends of which there are many ...
 FEW = ("source", "server", "publisher", "member")      # ... and few
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a place needs, and whether many like it are to be spread over the nodes or put together."""
+    """What a place needs, and whether those like it are to be spread over the nodes or put together."""
 
     place: str
     cpus: float
     gpus: float
     spread: bool
+    shard: bool = False  # one of the servers that share a load; else who is spread is one of many
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -63,8 +65,65 @@ def demands(program: Program, config: RayConfig, places: Iterable[Place]) -> lis
         spread = shard or (bool(ends & set(MANY)) and not few)
         cpus = config.cpus_per_place + max(node.compute_threads for node in nodes) - 1
         computes = program.on_gpu and few and ends != {"server"}
-        found.append(Demand(place.name, cpus, config.gpus_per_learner if computes else 0.0, spread))
+        found.append(Demand(place.name, cpus, config.gpus_per_learner if computes else 0.0, spread, shard))
     return found
+
+
+def connect(config: RayConfig, cpus: float) -> None:
+    """Join the cluster, or start one here: with so many CPUs, since processes share cores here as on the local runtime."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True,
+                             "namespace": f"shoal-{uuid.uuid4().hex[:12]}"}
+    address = config.joined
+    try:
+        with silence():
+            if address:
+                knock(address)
+                ray.init(address=address, **quiet)
+                return
+            ray.init(address="local", num_cpus=max(math.ceil(cpus), len(os.sched_getaffinity(0))), include_dashboard=False,
+                     object_store_memory=config.object_store_mb * 1_000_000, **quiet)
+    except (OSError, RuntimeError, ValueError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        where = f"--ray.address {address}" if address else "a local Ray cluster"
+        raise ConfigError(f"{where} cannot be {'joined' if address else 'started'}: {first}; is it running (`ray status`), and "
+                          "is RAY_AUTH_MODE the same on both sides? Without --ray.address a cluster is started on this "
+                          "machine") from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():  # Ray takes SIGTERM for itself; it is the run's
+                signal.signal(number, handler)
+
+
+def disconnect() -> None:
+    """And stop the cluster, if it was started here."""
+    if ray.is_initialized():
+        with silence():
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def connected(config: RayConfig, cpus: float) -> Iterator[float | None]:
+    """One connection for several runs, one after the other. Gives the CPUs of the cluster; None: it is one of our own, which has as
+    many as are asked for."""
+    own = not ray.is_initialized()
+    if own:
+        connect(config, cpus)
+    try:
+        yield None if own and config.joined is None else float(ray.cluster_resources().get("CPU", 0.0))
+    finally:
+        if own:
+            disconnect()
+
+
+def beside(program: Program, config: RayConfig, cpus: float) -> int:
+    """How many of those of whom there are many have room in a cluster beside all others; at least one is asked for."""
+    found = demands(program, config, program.places.values())
+    many = [demand.cpus for demand in found if demand.spread and not demand.shard]
+    rest = sum(demand.cpus for demand in found) - sum(many)
+    return max(1, math.floor((cpus - rest) / max(many, default=config.cpus_per_place)))
 
 
 class Cluster:
@@ -76,45 +135,18 @@ class Cluster:
         self.demands = {demand.place: demand for demand in demands(program, config, program.places.values())}
         self._groups: list[PlacementGroup] = []
         self._bundles: dict[str, tuple[PlacementGroup, int]] = {}
-        self._store_at, self._store = 0.0, {"nodes": 0.0, "object_store_mb": math.nan}
+        self._looked = time.monotonic(), 0.0, 0.0  # when, and the calls and bytes until then
+        self._seen: dict[str, float] = {}
         wanted = [self.demands[name] for name in names]
         self._own = not ray.is_initialized()
         if self._own:
-            self._connect()
+            connect(config, sum(demand.cpus for demand in self.demands.values()))  # of all that may ever run
         try:
             self._check(wanted)
             self._place(wanted)
         except BaseException:
             self.close()
             raise
-
-    # ------------------------------------------------------------------ connecting
-    def _connect(self) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True,
-                                 "namespace": f"shoal-{self.session}"}
-        address = self.config.joined
-        try:
-            with silence():
-                if address:
-                    knock(address)
-                    ray.init(address=address, **quiet)
-                    return
-                cpus = math.ceil(sum(demand.cpus for demand in self.demands.values()))  # as many as may ever run, like local
-                ray.init(address="local", num_cpus=max(cpus, len(os.sched_getaffinity(0))), include_dashboard=False,
-                         object_store_memory=self.config.object_store_mb * 1_000_000, **quiet)
-        except (OSError, RuntimeError, ValueError) as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            where = f"--ray.address {address}" if address else "a local Ray cluster"
-            raise ConfigError(f"{where} cannot be {'joined' if address else 'started'}: {first}; is it running (`ray status`), and "
-                              "is RAY_AUTH_MODE the same on both sides? Without --ray.address a cluster is started on this "
-                              "machine") from None
-        finally:
-            if threading.current_thread() is threading.main_thread():
-                for number, handler in handlers.items():  # Ray takes SIGTERM for itself; it is the run's
-                    signal.signal(number, handler)
 
     # ------------------------------------------------------------------ resources
     def _check(self, wanted: list[Demand]) -> None:
@@ -134,7 +166,7 @@ class Cluster:
         cpus, gpus = sum(demand.cpus for demand in wanted), sum(demand.gpus for demand in wanted)
         if cpus <= free.get("CPU", 0) and gpus <= free.get("GPU", 0):
             return ""
-        many = [demand for demand in wanted if demand.spread]
+        many = [demand for demand in wanted if demand.spread and not demand.shard]
         rest = cpus - sum(demand.cpus for demand in many)
         room = int((free.get("CPU", 0) - rest) / many[0].cpus) if many else 0
         if gpus > free.get("GPU", 0):
@@ -147,12 +179,12 @@ class Cluster:
                 "are waited for with --ray.wait-seconds)")
 
     def _place(self, wanted: list[Demand]) -> None:
-        """Two placement groups: those of whom there are many are spread, the others packed."""
-        for spread in (True, False):
-            mine = [demand for demand in wanted if demand.spread == spread]
+        """Placement groups: those of whom there are many are spread, the shards of a server among themselves, the others packed."""
+        for kind in ((True, True), (True, False), (False, False)):
+            mine = [demand for demand in wanted if (demand.spread, demand.shard) == kind]
             if not mine:
                 continue
-            group = placement_group([demand.bundle or {"CPU": 0.001} for demand in mine], strategy="SPREAD" if spread else "PACK")
+            group = placement_group([demand.bundle or {"CPU": 0.001} for demand in mine], strategy="SPREAD" if kind[0] else "PACK")
             self._groups.append(group)
             for number, demand in enumerate(mine):
                 self._bundles[demand.place] = (group, number)
@@ -198,22 +230,25 @@ class Cluster:
         free = ray.available_resources()
         return f"the cluster's {len(nodes())} nodes have {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs free"
 
-    def surroundings(self) -> dict[str, float]:
-        """How many nodes there are and what their object stores hold."""
-        now = time.monotonic()
-        if now >= self._store_at:
-            self._store_at = now + STORE_SECONDS
-            self._store = {"nodes": float(len(nodes())), "object_store_mb": store_bytes() / 1e6}
-        return self._store
+    def surroundings(self, calls: float, moved: float) -> dict[str, float]:
+        """How many nodes there are, what their object stores hold, and how much goes from place to place: of the calls and bytes so
+        far, what came since the last look."""
+        now, (before, old_calls, old_moved) = time.monotonic(), self._looked
+        elapsed = now - before
+        if not self._seen or elapsed >= LOOK_SECONDS:
+            self._looked = now, calls, moved
+            self._seen = {"nodes": float(len(nodes())), "object_store_mb": store_bytes() / 1e6,
+                          "calls_per_second": (calls - old_calls) / elapsed,
+                          "carried_mb_per_second": (moved - old_moved) / elapsed / 1e6}
+        return self._seen
 
     def close(self) -> None:
         for group in self._groups:
             with contextlib.suppress(Exception):  # the cluster may be gone
                 remove_placement_group(group)
         sweep(self.session)
-        if self._own and ray.is_initialized():
-            with silence():
-                ray.shutdown()
+        if self._own:
+            disconnect()
 
 
 @contextlib.contextmanager
@@ -255,10 +290,11 @@ def reachable(node: str) -> bool:
 
 def store_bytes() -> float:
     """What all object stores hold; NaN where the cluster does not say."""
-    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+    from ray._private.internal_api import get_memory_info_reply
+    from ray._private.state import state
 
     try:
-        reply = get_memory_info_reply(get_state_from_address(None))
+        reply = get_memory_info_reply(state, timeout_seconds=STORE_SECONDS)
         return float(reply.store_stats.object_store_bytes_used)
     except Exception:  # a node that is just dying: the next look will tell
         return math.nan

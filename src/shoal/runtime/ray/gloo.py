@@ -1,21 +1,14 @@
 """The group wire on a cluster: torch.distributed (gloo), formed anew whenever the supervisor names other members.
 
 The supervisor decides epoch and ranks, by seniority. Rank 0 opens a store and sends its address to the others through the
-post; everybody connects. An operation runs in a thread of the ring, so that the role's wait stays like any other and a change of
-members is heard in the middle of it.
-
-gloo notices a dead process within milliseconds (its sockets close) but cannot be interrupted: neither abort() nor deleting
-the process group returns while an operation waits for a member that does not come. So a ring is never interrupted, it is left:
-whoever hears of a new epoch lets go of the old ring in the ring's own thread, its sockets close, and what others still wait for
-in that ring fails there.
+post; everybody connects, in a ring (`runtime/ring.py`) that lives as long as the epoch.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,94 +16,10 @@ import numpy as np
 from shoal.core import Wait
 from shoal.errors import GroupChanged, WireError
 from shoal.runtime.ray.ferries.base import Ground
+from shoal.runtime.ring import JUDGE_SECONDS, Operation, Ring, join, open_store, reach_store
 from shoal.runtime.wires.group import Group, Ranks
 
 __all__ = ["GroupFerry", "Member"]
-
-OPERATION_SECONDS = 1800.0  # how long gloo waits for members that live and do not come; of deaths the supervisor tells
-JUDGE_SECONDS = 60.0        # how long the supervisor may take to say what a failed operation meant
-
-
-def distributed() -> Any:
-    """torch.distributed, when it is needed; most of what is used of it has no types."""
-    import torch.distributed
-
-    return torch.distributed
-
-
-class Operation:
-    """One collective operation, in place on a tensor."""
-
-    def __init__(self, kind: str, vector: np.ndarray) -> None:
-        import torch
-
-        self.kind, self.tensor = kind, torch.from_numpy(vector)
-        self.done, self.error = False, ""
-
-
-class Ring:
-    """The process group of one epoch, driven by a thread of its own."""
-
-    def __init__(self, ferry: GroupFerry, epoch: int, rank: int, places: list[str]) -> None:
-        self._ferry, self._epoch, self._rank, self._places = ferry, epoch, rank, places
-        self._work: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
-        self._left = threading.Event()
-        threading.Thread(target=self._run, name=f"ring-{epoch}", daemon=True).start()
-
-    def start(self, operation: Operation) -> None:
-        self._work.put(operation)
-
-    def leave(self) -> None:
-        self._left.set()
-        self._work.put(None)
-
-    def _run(self) -> None:
-        group, failed = None, ""
-        while (operation := self._work.get()) is not None:
-            try:
-                if failed:
-                    raise RuntimeError(failed)
-                if group is None:
-                    group = self._form()
-                self._do(group, operation)
-            except Exception as error:  # gloo raises RuntimeError for everything, the store other things
-                operation.error = failed = str(error) or type(error).__name__
-            operation.done = True
-            self._ferry.ground.wake()
-
-    def _form(self) -> Any:
-        dist = distributed()
-        address, size = self._ferry.ground.address, len(self._places)
-        patience = timedelta(seconds=OPERATION_SECONDS)
-        if self._rank == 0:
-            store = dist.TCPStore(address, 0, None, True, patience, wait_for_workers=False)
-            for place in self._places[1:]:
-                self._ferry.ground.send(place, (self._ferry.wire.name, "store", self._epoch, address, store.port))
-        else:
-            store = dist.TCPStore(*self._await_store(), None, False, patience, wait_for_workers=False)
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-        options._timeout = patience
-        return dist.ProcessGroupGloo(dist.PrefixStore(str(self._epoch), store), self._rank, size, options)
-
-    def _await_store(self) -> tuple[str, int]:
-        while not self._left.is_set():
-            if (found := self._ferry.stores.get(self._epoch)) is not None:
-                return found
-            self._ferry.told.wait(0.05)
-            self._ferry.told.clear()
-        raise RuntimeError("the group has changed before its first member had opened a store")
-
-    def _do(self, group: Any, operation: Operation) -> None:
-        dist = distributed()
-        if operation.kind == "sum":
-            how = dist.AllreduceOptions()
-            how.reduceOp = dist.ReduceOp.SUM
-            group.allreduce([operation.tensor], how).wait()
-        else:
-            whose = dist.BroadcastOptions()
-            whose.rootRank = 0
-            group.broadcast([operation.tensor], whose).wait()
 
 
 class Member(Ranks):
@@ -120,6 +29,10 @@ class Member(Ranks):
         super().__init__(ferry.wire.name, member)
         self._ferry = ferry
         self._ring: Ring | None = None
+
+    @property
+    def address(self) -> str:
+        return self._ferry.ground.address
 
     def changed(self) -> bool:
         return self._ferry.epoch != self._epoch
@@ -135,7 +48,8 @@ class Member(Ranks):
             if self.size == 1:
                 return
             places = [self._ferry.ground.place_of(self._ferry.wire, "member", rank) for rank in self._ranks]
-            self._ring = Ring(self._ferry, self._epoch, self._ranks.index(self._me), places)
+            form = self._ferry.forming(self._epoch, self.rank, places)
+            self._ring = Ring(f"ring-{self._epoch}", form, self._ferry.ground.wake)
             try:
                 senior = await self._operate("broadcast", state)
             except GroupChanged:
@@ -153,9 +67,11 @@ class Member(Ranks):
         """What becomes of everybody's vector; it has the same bits at every member."""
         if vector.nbytes > self._ferry.wire.nbytes:
             raise WireError(f"{self.name}: a vector of {vector.nbytes} bytes does not fit into {self._ferry.wire.nbytes}")
+        import torch
+
         self._check()
         result = np.ascontiguousarray(vector).copy()
-        operation = Operation(kind, result)
+        operation = Operation(kind, torch.from_numpy(result))
         assert self._ring is not None
         self._ring.start(operation)
         await Wait(lambda: operation.done or self.changed(), self.name, f"the others of the group {self.name}")
@@ -204,6 +120,29 @@ class GroupFerry:
             self.ranks, self.epoch = [], epoch
             self.ranks = ranks
             self.ground.wake()
+
+    def forming(self, epoch: int, rank: int, places: list[str]) -> Callable[[threading.Event], Any]:
+        """How a ring's thread becomes a member of the epoch's process group."""
+
+        def form(left: threading.Event) -> Any:
+            address = self.ground.address
+            if rank == 0:
+                store = open_store(address)
+                for place in places[1:]:
+                    self.ground.send(place, (self.wire.name, "store", epoch, address, store.port))
+            else:
+                store = reach_store(*self._await_store(epoch, left))
+            return join(store, rank, len(places), address)
+
+        return form
+
+    def _await_store(self, epoch: int, left: threading.Event) -> tuple[str, int]:
+        while not left.is_set():
+            if (found := self.stores.get(epoch)) is not None:
+                return found
+            self.told.wait(0.05)
+            self.told.clear()
+        raise RuntimeError("the group has changed before its first member had opened a store")
 
     def endpoint(self, end: str, member: int, incarnation: int) -> Member:
         return Member(self, member)

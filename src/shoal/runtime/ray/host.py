@@ -242,7 +242,7 @@ class Host:
         return {"said": said, "files": files, "log": self._read_log(), "node": self._node, "pid": os.getpid(),
                 "address": self._address,
                 "pages": {name: page.copy() for name, page in self._pages.items()},
-                "wires": fabric.numbers() if fabric is not None else {}, "calls": self._post.calls}
+                "wires": fabric.numbers() if fabric is not None else {}, "post": (self._post.calls, self._post.bytes)}
 
     def _read_log(self) -> bytes:
         with contextlib.suppress(OSError), open(self._folder / LOG, "rb") as file:

@@ -49,7 +49,7 @@ class Post:
         self._taken: dict[tuple[str, int], int] = {}  # sender and incarnation -> the last number taken
         self._back: queue.SimpleQueue[tuple[Peer, Any]] = queue.SimpleQueue()  # calls that have come back
         self._lock = threading.Lock()
-        self.calls = 0
+        self.calls = self.bytes = 0  # made to other places; that came from them
         threading.Thread(target=self._carry, name="post", daemon=True).start()
 
     def connect(self, place: str, handle: Any, incarnation: int) -> None:
@@ -130,6 +130,7 @@ class Post:
         if number <= self._taken.get((sender, incarnation), 0):
             return
         self._taken[sender, incarnation] = number
+        self.bytes += sum(payload.nbytes for payload in payloads)
         arrays = iter(payloads)
         for message, loaded in headers:
             self._receive(message, next(arrays) if loaded else None)

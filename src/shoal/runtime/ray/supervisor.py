@@ -58,6 +58,7 @@ class Actor(Life):
     unwritten: str = ""                       # why a file of its checkpoint could not be written
     beats: dict[str, float] = field(default_factory=dict)  # its own clock at its roles' last signs of life
     numbers: dict[str, dict[str, float]] = field(default_factory=dict)  # its part of every wire, as last reported
+    post: tuple[int, int] = (0, 0)            # calls that it has made to other places, bytes that have come from them
     messages: list[dict[str, Any]] = field(default_factory=list)  # what is to be told with the next call
     words: list[Word | GroupWord] = field(default_factory=list)
     peers: dict[str, Any] = field(default_factory=dict)
@@ -88,6 +89,7 @@ class RaySupervisor(PlaceSupervisor[Actor]):
             raise
         self._lives: dict[str, int] = {}  # instance -> its incarnation
         self._past: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))  # wires' numbers of places that died
+        self._posted = np.zeros(2)  # calls and bytes of places that died
         self._audience = {(wire.name, end): self._hearers(wire, end) for wire in program.wires.values() for end in wire.ends}
         self._beat = program.stats(*program.instances()[0]).position("heartbeat")
         self.period = max(REPORT_SECONDS, len(self.children) / REPORTS_PER_SECOND)
@@ -257,7 +259,7 @@ class RaySupervisor(PlaceSupervisor[Actor]):
                 words[self._beat] = before
             elif beat:
                 child.beats[name], words[self._beat] = beat, now  # the clocks of two machines have nothing in common
-        child.numbers = report["wires"] or child.numbers
+        child.numbers, child.post = report["wires"] or child.numbers, report["post"]
         for message in report["said"]:
             if message["kind"] == "done" and message["op"] == "checkpoint" and child.unwritten:
                 message["error"], child.unwritten = f"{message['from']}: {child.unwritten}", ""
@@ -308,7 +310,8 @@ class RaySupervisor(PlaceSupervisor[Actor]):
         child.handle = child.life = child.line = child.pid = None
         for name, numbers in child.numbers.items():
             self._bank(self._past[name], numbers)
-        child.numbers = {}
+        self._posted += child.post
+        child.numbers, child.post = {}, (0, 0)
         self._restart(child, self._bury(child), well, outside, cause)
 
     @staticmethod
@@ -339,7 +342,8 @@ class RaySupervisor(PlaceSupervisor[Actor]):
         return rows
 
     def surroundings(self) -> dict[str, float]:
-        return self.cluster.surroundings()
+        calls, moved = self._posted + np.sum([child.post for child in self.children.values()], 0)
+        return self.cluster.surroundings(float(calls), float(moved))
 
     def room(self, role: str) -> float:
         replicas = range(self.program.nodes[role].most)

@@ -8,7 +8,7 @@ alone writes the identity of the REPLY, so no word has two writers:
 An identity holds the client's incarnation and is never used again. So a reply meant for a client that died, or for a
 request that timed out, is recognised and dropped. A server may keep a request and answer later, in any order; a
 server's successor finds in the headers what is asked and not answered, and answers that. Clients are dealt to the
-servers that the graph has now; the requests of a server that leaves are dealt to the others.
+servers that the graph has now, or say themselves whom they ask; the requests of a server that leaves are dealt to the others.
 """
 
 from __future__ import annotations
@@ -122,6 +122,10 @@ class Pending:
     def __init__(self, client: Client, number: int, identity: int) -> None:
         self._client, self._number, self._identity = client, number, identity
 
+    def answered(self) -> Wait:
+        """Ready when the reply is in: for a client that waits for other things as well."""
+        return self._client._answer(self._number, self._identity)
+
     async def result(self, timeout: float | None = None) -> Any:
         return await self._client._result(self._number, self._identity, timeout)
 
@@ -133,8 +137,9 @@ class Draft:
         self.data = client._slots[number][1]
         self._client, self._number = client, number
 
-    def send(self) -> Pending:
-        return self._client._send(self._number)
+    def send(self, to: int | None = None) -> Pending:
+        """To the server that is the client's, or to the one that is named."""
+        return self._client._send(self._number, to)
 
 
 class Client:
@@ -180,9 +185,9 @@ class Client:
             raise Timeout(f"{self.name}: no free request slot within {timeout} s; {self._wire.depth} requests are unanswered")
         return Draft(self, self._free.popleft())
 
-    def _send(self, number: int) -> Pending:
+    def _send(self, number: int, to: int | None = None) -> Pending:
         self._identity += 1
-        server = self._server()
+        server = self._server() if to is None else to
         words = self._slots[number][0]
         words[IDENTITY], words[SERVER] = self._identity, server
         fence()
@@ -196,13 +201,16 @@ class Client:
         here = [k for k, words in enumerate(self._servers) if words[HERE]] or range(len(self._servers))
         return here[self._member % len(here)]
 
-    async def _result(self, number: int, identity: int, timeout: float | None) -> Any:
+    def _answer(self, number: int, identity: int, timeout: float | None = None) -> Wait:
         def ready() -> bool:
             self._collect()
             return self._replies.get(number) == identity
 
         why = f"the reply to request {identity & ((1 << INCARNATION_SHIFT) - 1)} on {self.name}"
-        if not await Wait(ready, self.name, why, self._answered.fds, _deadline(timeout)):
+        return Wait(ready, self.name, why, self._answered.fds, _deadline(timeout))
+
+    async def _result(self, number: int, identity: int, timeout: float | None) -> Any:
+        if not await self._answer(number, identity, timeout):
             self._lost.add(number)
             self._counter[TIMEOUTS] += 1
             raise Timeout(f"{self.name}: no reply within {timeout} s")

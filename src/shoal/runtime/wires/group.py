@@ -105,6 +105,10 @@ class Ranks:
         return len(self._ranks)
 
     @property
+    def rank(self) -> int:
+        return self._ranks.index(self._me)
+
+    @property
     def leader(self) -> bool:
         """Whether this member's state is the one that counts (it publishes and is checkpointed)."""
         return bool(self._ranks) and self._ranks[0] == self._me
@@ -112,6 +116,8 @@ class Ranks:
 
 class Member(Ranks):
     """One member's end."""
+
+    address = "127.0.0.1"  # where others reach this machine: they are on it
 
     def __init__(self, wire: Group, member: int) -> None:
         super().__init__(wire.name, member)

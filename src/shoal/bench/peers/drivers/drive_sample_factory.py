@@ -38,10 +38,12 @@ class Watch(AlgoObserver):
         self.seconds = seconds
         self.marks: list[tuple[float, int]] = []
         self.started: float | None = None
+        self.began_at: float | None = None
 
     def on_training_step(self, runner: object, training_iteration_since_resume: int) -> None:
         now, steps = time.perf_counter(), sum(runner.env_steps.values())
-        self.started = now if self.started is None else self.started
+        if self.started is None:
+            self.started, self.began_at = now, time.time()
         if not self.marks or steps > self.marks[-1][1]:
             self.marks.append((now - self.started, steps))
         if now - self.started > self.seconds:
@@ -68,7 +70,7 @@ def main(order: dict) -> None:
         runner.init()
         runner.run()
     print(json.dumps({"version": version("sample-factory"), "torch": torch.__version__, "settings": settings,
-                      "marks": watch.marks}))
+                      "marks": watch.marks, "began_at": watch.began_at, "samples_per_insert": settings["num_epochs"]}))
 
 
 def _flag(name: str, value: object) -> list[str]:

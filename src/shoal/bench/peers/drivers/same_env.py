@@ -40,7 +40,8 @@ class Pong(gym.Env):
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
-        observation, _ = self._ale.reset(self._index, np.array([-1 if seed is None else seed]))
+        whole = -1 if seed is None else seed % (2**31 - 1)  # ALE takes 31 bits
+        observation, _ = self._ale.reset(self._index, np.array([whole]))
         return self._seen(observation), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:

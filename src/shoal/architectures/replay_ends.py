@@ -1,0 +1,164 @@
+"""What actors and learners hold of a Replay (`replay.py`): one table, or several shards that are one.
+
+    Inserts   the next insert goes to the next shard in turn that has answered the last one. One that is dead or ahead of the
+              others, so that its limiter holds it back, is passed over meanwhile; one that is behind catches up
+    Samples   a batch is asked of all shards at once, so each is told of every sample, hears new priorities of its own items and
+              says what it holds. Shard k gives n_k of the B items, with E[n_k] = B share_k exactly (systematic rounding: floor
+              or ceiling of B share_k), and share_k = mass_k / (sum of masses), as the shards told them last: the mass is the sum
+              of priorities^exponent, or the number of items where all are drawn alike
+
+An item is drawn with probability share_k x (its probability within shard k), and that is what the learner is told: importance
+weights are exact also while a share is out of date. Where it is not, that product is priority^exponent / (the sum over all
+shards), as in one table. A shard gives at most twice its even part of a batch; shares above that are cut, which is for the time
+after a shard was lost, and the probabilities say so. The top bits of a key name its shard, as in `shoal.replay`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shoal.architectures.parts import Parts
+from shoal.architectures.replay import items_layout
+from shoal.core import Call, Tree, any_of
+from shoal.replay.sharding import SHARD_BIT
+from shoal.slots import map_tree
+
+__all__ = ["Inserts", "Samples", "deal", "shares"]
+
+
+class Insert:
+    """Items on their way into the table, written in place."""
+
+    def __init__(self, draft: Any, sent: deque[Any], shard: int | None) -> None:
+        self.data, self._draft, self._sent, self._shard = draft.data, draft, sent, shard
+
+    def send(self) -> None:
+        self._sent.append(self._draft.send(self._shard))
+
+
+class Inserts:
+    """The actor's end, with the interface of a stream's sink; as many inserts may be unanswered as the wire is deep."""
+
+    def __init__(self, client: Call, shards: int = 1, first: int = 0) -> None:
+        """The first insert goes to the shard of number `first`, or one further."""
+        self._client, self._shards, self._turn = client, shards, first
+        self._sent: list[deque[Any]] = [deque() for _ in range(shards)]
+
+    async def slot(self) -> Insert:
+        while (shard := await self._free()) is None:
+            await any_of(*(sent[0].answered() for sent in self._sent))
+        self._turn = shard + 1
+        return Insert(await self._client.slot(), self._sent[shard], shard if self._shards > 1 else None)
+
+    async def _free(self) -> int | None:
+        """The next shard in turn that may be sent something."""
+        most = self._client.depth // self._shards
+        for k in range(self._shards):
+            shard = (self._turn + k) % self._shards
+            sent = self._sent[shard]
+            while sent and sent[0].answered().ready():
+                await sent.popleft().result()
+            if len(sent) < most:
+                return shard
+        return None
+
+
+class Asked(NamedTuple):
+    """A batch on its way: of every shard its answer, how many items, and with which share of the draw."""
+
+    pending: list[Any]
+    counts: np.ndarray
+    shares: np.ndarray
+
+
+class Samples:
+    """The learner's end: asks for batches ahead of time and sends priorities back with the next question."""
+
+    def __init__(self, parts: Parts, client: Call, rng: np.random.Generator | None = None) -> None:
+        """`rng` rounds the shards' parts of a batch; one table needs none."""
+        config = parts.replay
+        self._client, self._trim_updates, self._shards, self._batch = client, config.trim_updates, config.shards, config.batch_size
+        self._most, self._rng, self._ahead = config.most_drawn, rng, client.depth // config.shards
+        self._layout = items_layout(parts.algorithm.record.layout, self._most)
+        self._asked: deque[Asked] = deque()
+        self._masses, self._sizes = np.zeros(self._shards), np.zeros(self._shards, np.int64)  # as they were told last
+        self._keys = self._priorities = np.zeros(0)
+        self._batches = 0
+        self.fresh = 0  # env_steps that have come into the table, and that no batch before this one has told of
+
+    async def take(self) -> tuple[np.ndarray, Tree]:
+        """The keys of the next batch, and the batch: its items side by side, how likely each was, how many there are."""
+        while len(self._asked) < self._ahead:
+            self._asked.append(await self._ask())
+        asked = self._asked[0]
+        replies = [await pending.result() for pending in asked.pending]
+        self._asked.popleft()
+        self._batches += 1
+        self.fresh = sum(int(reply["fresh"][0]) for reply in replies)
+        if self._shards == 1:
+            (reply,) = replies
+            return reply["key"], {**self._layout.views(reply["items"]), "probability": reply["probability"],
+                                  "table_size": reply["table_size"]}
+        return self._joined(asked, replies)
+
+    async def _ask(self) -> Asked:
+        share, counts = np.ones(1), np.full(1, self._batch)
+        if self._shards > 1:
+            assert self._rng is not None
+            share = shares(self._masses, self._sizes, self._batch, self._most)
+            counts = deal(share, self._batch, float(self._rng.random()))
+        trim = self._trim_updates > 0 and self._batches % self._trim_updates == 0
+        pending, whose = [], self._keys.astype(np.int64) >> SHARD_BIT
+        for shard in range(self._shards):
+            draft = await self._client.slot()
+            mine = np.flatnonzero(whose == shard)
+            count = draft.data["count"][0] = len(mine)
+            draft.data["key"][:count] = self._keys[mine].astype(np.int64) & ((1 << SHARD_BIT) - 1)
+            draft.data["priority"][:count] = self._priorities[mine]
+            draft.data["wanted"][0], draft.data["trim"][0] = counts[shard], trim
+            pending.append(draft.send(shard if self._shards > 1 else None))
+        self._keys = self._priorities = np.zeros(0)
+        return Asked(pending, counts, share)
+
+    def _joined(self, asked: Asked, replies: list[Tree]) -> tuple[np.ndarray, Tree]:
+        """The shards' parts as one batch of one table."""
+        for shard, reply in enumerate(replies):
+            self._masses[shard], self._sizes[shard] = reply["mass"][0], reply["table_size"][0]
+        whose = np.repeat(np.arange(self._shards), asked.counts)
+
+        def together(*given: np.ndarray) -> np.ndarray:
+            return np.concatenate([leaf[:count] for leaf, count in zip(given, asked.counts, strict=True)])
+
+        keys = together(*(reply["key"] for reply in replies)) + (whose << SHARD_BIT)
+        likely = together(*(reply["probability"] for reply in replies)) * asked.shares[whose]
+        items = map_tree(together, *(self._layout.views(reply["items"]) for reply in replies))
+        return keys, {**items, "probability": likely, "table_size": np.full(self._batch, self._sizes.sum())}
+
+    def update(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """New priorities of the batch that was taken last."""
+        self._keys, self._priorities = keys, priorities
+
+
+def shares(masses: np.ndarray, sizes: np.ndarray, batch: int, most: int) -> np.ndarray:
+    """Every shard's share of the draw: in proportion to its mass, to its size where no item has any, else even; none so large
+    that a batch could have more than `most` items of it."""
+    weights = next((w for w in (masses, sizes) if w.sum() > 0), np.ones(len(masses)))
+    share = weights / weights.sum()
+    limit = 1.0 if most == batch else (most - 1) / batch  # rounded up, it is one item more
+    while (high := share > limit * (1 + 1e-12)).any():
+        rest = share * (share < limit)
+        rest = rest if rest.sum() > 0 else (share < limit).astype(float)
+        share = np.where(high, limit, share)
+        share = share + rest * ((1.0 - share.sum()) / rest.sum())
+    return share
+
+
+def deal(share: np.ndarray, batch: int, offset: float) -> np.ndarray:
+    """How many items of a batch each shard gives: floor or ceiling of its share, on average over offsets in [0, 1) exactly it."""
+    edges = np.cumsum(share) * batch
+    edges[-1] = batch
+    counts: np.ndarray = np.diff(np.floor(edges + offset).astype(np.int64), prepend=0)
+    return counts

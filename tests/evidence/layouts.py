@@ -1,0 +1,77 @@
+"""What `--actors auto` chooses on CartPole with the throughput presets, beside all that it could have chosen (issue 3).
+
+The command is run as a user types it, three times; then every candidate is run by itself, for longer than a trial and with the
+layout written out. The choice is met where the chosen layout's own rate is the best one's, or within a tenth of it: on a machine
+that others use, two layouts that close change places from minute to minute.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from shoal.bench.cases import CASES, Case
+from shoal.bench.measure import run_shoal
+from shoal.coordination.calibration import Layout, candidates
+from shoal.experiment.run import plan_of
+from tests.evidence.lines import Line, shoal
+
+__all__ = ["LINES", "chosen", "rates"]
+
+CLOSE = 0.9
+SECONDS = 4.0
+NAMES = ("CartPole impala", "CartPole ppo")
+
+
+def chosen(case: Case, seed: int, seconds: float = SECONDS) -> dict[str, Any]:
+    """What the command says that it chose, and how fast it then was."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        command = ["train", case.preset, case.scene.env, "--actors", "auto", "--eval.no-enabled", "--max-seconds", f"{seconds:g}",
+                   "--seed", str(seed)]
+        done = shoal(*command, "--run-dir", str(run), timeout=300)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-2000:])
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    return {"command": f"shoal {' '.join(command)}", **summary["layout"], "env_steps_per_second": summary["env_steps_per_second"]}
+
+
+def rates(case: Case, scale: float = 1.0) -> dict[str, Any]:
+    """Env steps/s of every candidate, each run by itself."""
+    experiment = plan_of(case.preset, case.scene.env, None, None, {"actors": "auto"}).experiment
+    architecture, found = experiment.architecture, {}
+    rows = architecture.envs_per_actor * getattr(architecture, "batch_slots", experiment.actor_count)
+    for layout in candidates(rows, len(os.sched_getaffinity(0))):
+        outcome = run_shoal(case, scale, **written_out(layout, hasattr(architecture, "batch_slots")))
+        found[str(layout)] = outcome.error or round(outcome.env_steps_per_second)
+    return found
+
+
+def written_out(layout: Layout, slots: bool) -> dict[str, Any]:
+    """A layout as the values that a user would give."""
+    values = {"actors": layout.actors, "learners": layout.learners, "learner_threads": layout.learner_threads,
+              "architecture.envs_per_actor": layout.envs_per_actor, "architecture.one_place": layout.one_place}
+    return {**values, "architecture.batch_slots": layout.actors // layout.learners} if slots else values
+
+
+def best_is_found(seed: int) -> dict[str, Any]:
+    """Both presets; the rates of the alternatives are taken right after the choice."""
+    found: dict[str, Any] = {}
+    for case in (case for case in CASES if case.name in NAMES):
+        choice = chosen(case, seed)
+        alone = rates(case)
+        speeds = {words: rate for words, rate in alone.items() if not isinstance(rate, str)}
+        best = max(speeds, key=lambda words: speeds[words])
+        share = round(speeds[choice["chosen"]] / speeds[best], 3)
+        found[case.preset] = {**choice, "alone": alone, "best": best, "share_of_best": share}
+    return {"met": all(one["share_of_best"] >= CLOSE for one in found.values()), **found}
+
+
+LINES = [
+    Line("layout-cartpole", 3, "--actors auto finds the best layout for impala_throughput and ppo_throughput on CartPole-v1: run "
+         f"by itself, what it chose has at least {CLOSE:.0%} of the env steps/s of the best candidate", best_is_found,
+         seeds=(1, 2, 3)),
+]

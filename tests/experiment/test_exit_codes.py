@@ -1,0 +1,51 @@
+"""Exit codes of what goes wrong at odd places: 2 and a sentence before the run, 3 and a traceback within it."""
+
+import errno
+import json
+
+import pytest
+
+from shoal import cli
+from shoal.architectures.roles import Learner
+
+WORDS = ["train", "a2c", "CartPole-v1", "--runtime", "inline", "--max-env-steps", "400", "--actors", "1", "--eval.no-enabled",
+         "--console.mode", "none", "--no-tensorboard", "--net.hidden", "8"]
+
+
+@pytest.mark.parametrize("failure", [ZeroDivisionError("an odd one"), OSError(errno.EIO, "an odd one"), MemoryError("an odd one")])
+def test_an_odd_error_of_a_role_ends_an_inline_run_with_3_and_its_traceback(failure, monkeypatch, tmp_path, capsys):
+    def broken(self, batch):
+        raise failure
+
+    monkeypatch.setattr(Learner, "_update", broken)
+    assert cli.main([*WORDS, "--run-dir", str(tmp_path / "run")]) == 3
+    said = capsys.readouterr().err
+    assert said.startswith(f"shoal: the run failed: {type(failure).__name__}: ")
+    assert "Traceback" in said and "an odd one" in said and "in broken" in said
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped_by"] == "failure"
+
+
+def test_an_odd_error_before_the_run_is_a_bug_and_stays_one(monkeypatch, tmp_path):
+    def broken(*_):
+        raise ZeroDivisionError("before the run")
+
+    monkeypatch.setattr("shoal.experiment.run.laid_out", broken)
+    with pytest.raises(ZeroDivisionError):
+        cli.main([*WORDS, "--run-dir", str(tmp_path / "run")])
+
+
+def test_a_disk_that_refuses_is_one_sentence(monkeypatch, tmp_path, capsys):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", "film.gif")
+
+    monkeypatch.setattr("shoal.experiment.run_commands.load", full)
+    (tmp_path / "config.json").write_text('{"env": {"name": "x"}}')
+    assert cli.main(["eval", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "shoal: film.gif: No space left on device; make room, or give another place\n"
+
+
+def test_senseless_faults_are_found_before_the_run(tmp_path, capsys):
+    assert cli.main([*WORDS, "--faults.exceptions-per-minute", "0", "--run-dir", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert "faults.exceptions_per_minute=0 is not possible" in said and "--faults.exceptions-per-minute 1 or more" in said
+    assert said.count("\n") == 1 and not list(tmp_path.iterdir())
