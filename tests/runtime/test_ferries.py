@@ -188,6 +188,36 @@ def test_the_version_goes_on_when_a_publisher_is_replaced():
     assert pull(reader) == (8, 70.0) and pull(late)[1] == 70.0
 
 
+def test_a_version_that_another_place_has_is_not_there_before_its_data_are():
+    """Two bundles with a publisher and a reader each, as of two learners: what the first one's reader has is told to the second
+    one, which may publish next, and that may be heard before the value itself. A reader there would look for it for ever."""
+
+    def draw():
+        program = Program("t")
+        weights = program.broadcast("weights", VALUE)
+        for name, port in (("publisher", weights.publisher), ("reader", weights.reader)):
+            program.add(name, role, weights=port, replicas=2, place=lambda index: f"main-{index}")
+        return program
+
+    town = Town(draw)
+    publisher, other = town.end("publisher", "weights"), town.end("publisher", "weights", 1)
+    near, far = town.end("reader", "weights"), town.end("reader", "weights", 1)
+    town.held = []
+    publish(publisher, 10)
+    near.pull(VALUE.empty())
+    values = [one for one in town.held if one[1][1] == "value"]
+    wants = [one for one in town.held if one[1][1] == "want"]
+    assert [one[0] for one in values] == [one[0] for one in wants] == ["main-1"]
+    town.held = wants
+    town.release()
+    assert far.version == 0 and other.version == 1  # nothing to read yet; but what is published there would be newer
+    town.held = values
+    town.release()
+    into = VALUE.empty()
+    assert far.pull(into) == 1 and into["value"][0] == 10
+    assert publish(other, 20) == 2
+
+
 def test_what_a_successor_published_before_it_heard_is_numbered_anew():
     town = Town(broadcasts)
     publisher, reader = town.end("publisher", "weights"), town.end("reader", "weights")

@@ -46,11 +46,15 @@ class Announce:
 
 
 class FarPublisher(Publisher):
-    """The version may be raised by what readers have: a predecessor published it."""
+    """Publishes above whatever readers have, also where a predecessor or another publisher published that."""
 
-    def __init__(self, wire: Broadcast, lock: threading.RLock) -> None:
-        super().__init__(wire)
-        self._lock = lock
+    def __init__(self, ferry: BroadcastFerry, lock: threading.RLock) -> None:
+        super().__init__(ferry.wire)
+        self._ferry, self._lock = ferry, lock
+
+    @property
+    def version(self) -> int:
+        return max(super().version, self._ferry.heard)
 
     def publish(self, tree: Any) -> int:
         with self._lock:
@@ -91,11 +95,12 @@ class BroadcastFerry:
         self.greeted: set[str] = set()             # places that have said what they have
         self._header = wire.header()
         self._own = 0                              # the newest version that was published here
+        self.heard = 0                             # the newest that another place has; its data may not have come here
         self._put: tuple[int, int, Any] = (0, 0, None)   # a version, its time, and the array or its reference
         self._asked = 0                            # the version that this place has said it has
 
     def endpoint(self, end: str, member: int, incarnation: int) -> Publisher | Reader:
-        return FarPublisher(self.wire, self._lock) if end == "publisher" else FarReader(self.wire, member, self._pulled)
+        return FarPublisher(self, self._lock) if end == "publisher" else FarReader(self.wire, member, self._pulled)
 
     def renewed(self, end: str, member: int) -> None:
         place = self.ground.place_of(self.wire, end, member)
@@ -134,11 +139,9 @@ class BroadcastFerry:
         """A place has this version and wants a newer one."""
         with self._lock:
             newest = int(self._header[VERSION])
-            if version > newest:
-                if newest and self._own == newest:  # a predecessor got further than we knew: ours is newer all the same
-                    self._number(newest, version + 1)
-                else:
-                    self._header[VERSION] = version
+            self.heard = max(self.heard, version)
+            if version > newest and newest and self._own == newest:
+                self._number(newest, version + 1)  # a predecessor got further than we knew: ours is newer all the same
             self.greeted.add(place)
             if place in self._homes:
                 home = self._homes[place]
