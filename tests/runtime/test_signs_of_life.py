@@ -83,8 +83,9 @@ def test_sensible_faults_are_not():
     Faults(hang_seconds=math.inf, start_seconds=math.inf, exceptions_per_minute=1, deaths_without_step=1).validate()
 
 
-def test_cores_in_use_are_what_the_kernel_counts():
+def test_cores_in_use_where_only_processes_are_counted(tmp_path, monkeypatch):
     """A process that sleeps uses none, one that computes uses some; one that dies takes nothing back."""
+    monkeypatch.setattr("shoal.runtime.cores.STAT", tmp_path / "none")
     began, busy, idle = time.monotonic(), CoreUse(), CoreUse()
     codes = ("while True: pass", "import time; time.sleep(99)")
     worker, sleeper = (subprocess.Popen([sys.executable, "-c", code]) for code in codes)
@@ -101,3 +102,63 @@ def test_cores_in_use_are_what_the_kernel_counts():
             process.kill()
             process.wait()
     assert 0.0 < busy.look([worker.pid], time.monotonic()) < 1.5
+
+
+def stat(path, **ticks):
+    """What /proc/stat says of cores: user, idle and iowait ticks of each (and some steal)."""
+    lines = [f"{name} {user} 0 0 {idle} {iowait} 0 0 {steal} 0 0" for name, (user, idle, iowait, steal) in ticks.items()]
+    path.write_text("\n".join(["cpu  1 2 3 4 5 6 7 8 0 0", *lines, "intr 5 0 0", "ctxt 9"]) + "\n")
+
+
+def test_cores_that_anybody_uses_are_in_use(tmp_path, monkeypatch):
+    """Other programs and what environments start count too; idle is idle, also with a disk at work; other cores are not ours."""
+    monkeypatch.setattr("shoal.runtime.cores.STAT", tmp_path / "stat")
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 2})
+    use = CoreUse()
+    stat(tmp_path / "stat", cpu0=(50, 900, 0, 0), cpu1=(0, 0, 0, 0), cpu2=(70, 70, 70, 0))
+    assert math.isnan(use.look([], 10.0))
+    stat(tmp_path / "stat", cpu0=(150, 900, 0, 0), cpu1=(100, 0, 0, 0), cpu2=(90, 100, 100, 20))
+    assert use.look([], 11.0) == pytest.approx(1.4)  # all of the first; of the third 20 and 20 stolen of 100
+    stat(tmp_path / "stat", cpu0=(150, 1000, 0, 0), cpu1=(200, 0, 0, 0), cpu2=(90, 150, 150, 20))
+    assert use.look([], 12.0) == pytest.approx(0.7)
+    stat(tmp_path / "stat", cpu0=(250, 1000, 0, 0), cpu1=(300, 0, 0, 0), cpu2=(190, 150, 150, 20))
+    assert use.look([os.getpid()], 12.0 + 60) == pytest.approx(2.0)  # of the last minute only
+
+
+def test_the_kernel_counts_somebody_elses_work():
+    use, began = CoreUse(), time.monotonic()
+    assert math.isnan(use.look([], began))
+    with subprocess.Popen([sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"]) as worker:
+        assert worker.wait(60) == 0
+    now = time.monotonic()
+    assert use.look([], now) * (now - began) > 0.35
+
+
+class Waits:
+    """Starts slowly, then steps."""
+
+    def __init__(self, me):
+        self.me = me
+        time.sleep(1.0)
+
+    async def step(self):
+        await any_of(timeout=0.01)
+        self.me.stats.add("env_steps")
+
+
+def test_cores_are_counted_from_the_first_step_on(tmp_path):
+    """The time in which everybody starts, and cores stand idle, is not counted."""
+    seen = []
+
+    def act(control):
+        before, busy = control.total("env_steps"), control.surroundings()["cores_busy"]
+        seen.append((before, busy, control._cores, control.total("env_steps")))  # it may step in between
+
+    program = Program("t")
+    program.add("actor", Waits)
+    watch = drive(program, "local", tmp_path, Watch(lambda c: c.total("env_steps") > 10, act, seconds=60))
+    assert watch.reason == "until"
+    assert len({id(cores) for *_, cores, after in seen if not after}) > 1  # begun anew with every look ...
+    assert all(math.isnan(busy) for _, busy, _, after in seen if not after)
+    assert len({id(cores) for before, _, cores, _ in seen if before}) == 1  # ... until there was a step
+    assert any(math.isfinite(busy) for before, busy, _, _ in seen if before)

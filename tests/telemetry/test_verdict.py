@@ -91,6 +91,15 @@ def test_environments_that_sleep_leave_cores_for_more_actors():
     assert text.startswith("actor-bound") and "more --actors" in text
 
 
+def test_cores_that_other_programs_have_taken_leave_none_for_more_actors():
+    pages, window = Pages("actor-0", "actor-1", "learner-0"), Window()
+    for t in range(6):
+        second(pages, busy=0.05, blocked=0.9)
+        window.push(Reading(float(t), pages.read(), WIRES))
+    text = verdict({**window.snapshot(), "cores_busy": 1.95}, 5.0, "local", 2)
+    assert text.startswith("actor-bound") and "all 2 cores are busy" in text and "more --actors" not in text
+
+
 def test_actors_that_spend_their_time_pulling_are_weight_bound():
     pages, window = Pages("actor-0", "actor-1", "learner-0"), Window()
     for t in range(6):

@@ -22,12 +22,13 @@ from typing import IO, TYPE_CHECKING, Any
 from shoal.coordination.autoscale import Autoscaler, Rule
 from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment.checkpoints import read_meta, saved_slices
-from shoal.experiment.config import Experiment, Names, Plan, default_plan
+from shoal.experiment.config import Experiment, Names, Plan, default_plan, replayed
 from shoal.experiment.layout import laid_out
+from shoal.experiment.lock import alone
 from shoal.experiment.prepare import Prepared, plan_from_json, plan_to_json, prepare
 from shoal.experiment.presets import load_preset
 from shoal.experiment.references import EnvRef, check_trust, modules_of
-from shoal.experiment.room import check_room
+from shoal.experiment.room import drawn
 from shoal.experiment.rundir import RunDir, default_directory
 from shoal.experiment.session import Base, Goals, RunSession
 from shoal.experiment.values import apply
@@ -174,10 +175,17 @@ def base_of(rundir: RunDir) -> Base:
 
 def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = None) -> Run:
     """Check, create or continue the run directory, run, and return the finished run."""
+    started = time.monotonic()
+    with contextlib.ExitStack() as held:
+        if rundir is not None:
+            held.enter_context(alone(rundir.path))
+        return _launched(plan, rundir, stream or sys.stdout, started, held)
+
+
+def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float, held: contextlib.ExitStack) -> Run:
+    """`held` keeps the run directory to this process until the run is over."""
     from shoal import runtime
 
-    started = time.monotonic()
-    stream = stream or sys.stdout
     if rundir is None and plan.experiment.run_dir:
         RunDir.check_free(Path(plan.experiment.run_dir))
     if plan.experiment.replay.demo_ratio and plan.experiment.demos is None:
@@ -191,19 +199,19 @@ def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = No
         path = Path(experiment.run_dir) if experiment.run_dir else default_directory(
             plan.names.title, plan.env.name, experiment.seed)
         RunDir.check_free(path)
-        program = prepared.program()
-        check_room(prepared, program)
+        program = drawn(prepared)
         rundir, base = RunDir.create(path, plan_to_json(plan)), Base()
+        held.enter_context(alone(path))
     else:
         resumed, base = int(rundir.config().get("resumed", 0)) + 1, base_of(rundir)
-        program = prepared.program(resumed)
+        program = drawn(prepared, resumed)
         _check_slices(prepared, rundir)
-        check_room(prepared, program)
         rundir.begin_again(plan_to_json(plan, resumed))
     session = _session(prepared, rundir, base, stream, started)
     if plan.found is not None:
         session.announce("layout", f"chosen: {plan.found.chosen}, {plan.found.how} (--actors auto)")
-    with interruptible(session), compute_threads(experiment.learner_threads):
+    here = experiment.learner_threads if experiment.runtime == "inline" else 1  # else somebody else computes
+    with interruptible(session), compute_threads(here):
         runtime.run(program, session, experiment.runtime, rundir.logs, experiment.faults, ray=experiment.ray)
     return Run(rundir.path, session.summary, prepared)
 
@@ -251,7 +259,13 @@ def _session(prepared: Prepared, rundir: RunDir, base: Base, stream: IO[str], st
               "learners": experiment.learners, "layout": layout}
     return RunSession(rundir, labels, goals, checkpoint_seconds=experiment.checkpoint.every_seconds,
                       keep=experiment.checkpoint.keep, sinks=[sink for sink in sinks if sink is not None], base=base,
-                      started=started, autoscaler=_autoscaler(prepared))
+                      started=started, autoscaler=_autoscaler(prepared), batch_slots=_batch_slots(prepared))
+
+
+def _batch_slots(prepared: Prepared) -> int:
+    """Unrolls that an update waits for, all learners together; 0 where their number is not fixed, or there are none."""
+    experiment = prepared.plan.experiment
+    return 0 if replayed(prepared.algorithm) else getattr(experiment.architecture, "batch_slots", 0) * experiment.learners
 
 
 def _autoscaler(prepared: Prepared) -> Autoscaler | None:
@@ -282,7 +296,8 @@ def compute_threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible(session: RunSession) -> Iterator[None]:
-    """Ctrl-C (or SIGTERM) once: checkpoint, clean stop, summary. Twice: everything is gone at once."""
+    """Ctrl-C (or SIGTERM) once: checkpoint, clean stop, summary. Twice: everything is gone at once. A terminal that is closed
+    (SIGHUP) counts once, however often it is told: the kernel and the shell may both tell it; under nohup it is not heard."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -290,16 +305,32 @@ def interruptible(session: RunSession) -> Iterator[None]:
 
     def handler(number: int, frame: object) -> None:
         nonlocal pressed
-        if pressed:
+        if number == signal.SIGHUP:
+            let_go_of_the_terminal()
+        elif pressed:
             if sys.stdout.isatty():
                 os.write(sys.stdout.fileno(), b"\x1b[?25h")  # the live table hides the cursor
             os._exit(130)  # children die with their parent
         pressed = True
         session.interrupt()
 
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    heard = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        heard.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handler) for number in heard}
     try:
         yield
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def let_go_of_the_terminal() -> None:
+    """Whatever is still said goes nowhere, if the terminal is really gone: writing to it would fail, to the last goodbye."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for fd in (1, 2):
+        try:
+            os.write(fd, b"")
+        except OSError:
+            os.dup2(nowhere, fd)
+    os.close(nowhere)

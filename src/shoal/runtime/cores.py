@@ -1,5 +1,8 @@
-"""How many cores the places of a program use: what the kernel has counted, not what roles say. A role that sleeps within its
-step is busy, its core is not; and where all cores are taken, everybody's time by phase holds that of others too."""
+"""How many of the cores that a program may use are in use: what the kernel has counted, not what roles say. A role that sleeps
+within its step is busy, its core is not; and where all cores are taken, everybody's time by phase holds that of others too.
+
+Whoever uses a core, it is taken: a place, a process that an environment has started, another program. So the kernel is asked
+how long the cores stood idle; only where it does not say (no /proc/stat) the processor time of the places has to do."""
 
 from __future__ import annotations
 
@@ -7,39 +10,62 @@ import contextlib
 import math
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 __all__ = ["CoreUse"]
 
 WINDOW_SECONDS = 60.0
 TICKS = os.sysconf("SC_CLK_TCK")
+STAT = Path("/proc/stat")
 
 
 class CoreUse:
     """Looked at about once a second."""
 
     def __init__(self) -> None:
+        self._cores = os.sched_getaffinity(0)
         self._spent: dict[int, float] = {}  # pid -> seconds, at the last look
         self._total = 0.0
-        self._seen: deque[tuple[float, float]] = deque()  # (time, seconds of all until then)
+        self._seen: deque[tuple[float, float, int, int]] = deque()  # time; until then: seconds, ticks, idle ticks
 
     def look(self, pids: Iterable[int], now: float) -> float:
-        """Cores used by these processes in the last minute, on average; NaN at first."""
+        """Cores in use in the last minute, on average; NaN at first. `pids` are the processes of the places."""
+        self._seen.append((now, self._count(pids), *core_ticks(self._cores)))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - WINDOW_SECONDS:
+            self._seen.popleft()
+        seconds, spent, ticks, idle = (last - first for first, last in zip(self._seen[0], self._seen[-1], strict=True))
+        if seconds <= 0:
+            return math.nan
+        if ticks <= 0:
+            return spent / seconds
+        return len(self._cores) * min(1.0, max(0.0, 1 - idle / ticks))
+
+    def _count(self, pids: Iterable[int]) -> float:
+        """Processor seconds of all processes so far; one that has died takes nothing back."""
         spent = {}
         for pid in pids:
             with contextlib.suppress(OSError):  # it has just died
                 spent[pid] = processor_seconds(pid)
         self._total += sum(max(0.0, seconds - self._spent.get(pid, 0.0)) for pid, seconds in spent.items())
         self._spent = spent
-        self._seen.append((now, self._total))
-        while len(self._seen) > 2 and self._seen[1][0] <= now - WINDOW_SECONDS:
-            self._seen.popleft()
-        then, before = self._seen[0]
-        return (self._total - before) / (now - then) if now > then else math.nan
+        return self._total
 
 
 def processor_seconds(pid: int) -> float:
     """User and system time of a process, all its threads together."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # a name may hold spaces and brackets
     return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def core_ticks(cores: Collection[int]) -> tuple[int, int]:
+    """Clock ticks of these cores since the machine started, all of them and the idle ones; zeros where nobody counts them."""
+    everything = idle = 0
+    with contextlib.suppress(OSError):
+        for line in STAT.read_text().splitlines():
+            name, *fields = line.split(maxsplit=9) if line.startswith("cpu") else [""]
+            if name[3:].isdigit() and int(name[3:]) in cores:
+                ticks = [int(field) for field in fields[:8]]  # user nice system idle iowait irq softirq steal; guests are users
+                everything += sum(ticks)
+                idle += ticks[3] + ticks[4]  # a core that waits for a disk has time for others
+    return everything, idle

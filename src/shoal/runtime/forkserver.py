@@ -160,7 +160,11 @@ class ForkServer:
         return True
 
     def _spawn(self, message: dict[str, Any], connection: int) -> None:
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # no process or no memory is left; the places that run go on
+            self._say({"kind": "failed", "place": message["place"], "why": str(error)})
+            return
         if pid == 0:
             code = 1
             try:

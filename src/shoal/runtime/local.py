@@ -152,11 +152,15 @@ class LocalSupervisor(PlaceSupervisor[Child]):
             self._asked = now
 
     def surroundings(self) -> dict[str, float]:
+        if not self.total("env_steps") and not self.total("learner_steps"):
+            self._cores = CoreUse()  # how idle the cores are while everybody starts says nothing about the run
         pids = [child.pid for child in self.children.values() if child.pid is not None]
         return {"cores_busy": self._cores.look(pids, time.monotonic())}
 
     # ------------------------------------------------------------------ hearing
     def _listen(self) -> None:
+        with contextlib.suppress(ConnectionError):  # its death is noticed by the end of its socket
+            self.nursery.flush()
         for key, _ in self.selector.select(TICK_SECONDS):
             if key.data is None:
                 self._hear_nursery()
@@ -186,17 +190,19 @@ class LocalSupervisor(PlaceSupervisor[Child]):
     def _hear_nursery(self) -> None:
         try:
             data = self.nursery.socket.recv(1 << 16)
-        except ConnectionResetError:
-            return  # what it said before is still to be read
+        except (BlockingIOError, ConnectionResetError):
+            return  # what it said before it died is still to be read
         if not data:
             self._nursery_died()
             return
         message = json.loads(data)
+        self.nursery.up, self._asked = True, None  # whatever it says is a sign of life: orders are obeyed one after the other
         if message["kind"] in ("up", "beat"):
-            self.nursery.up, self._asked = True, None
             return
         child = self.children[message["place"]]
-        if message["kind"] == "spawned":
+        if message["kind"] == "failed":
+            self._ended(child, -signal.SIGKILL, f"could not be forked: {message['why']}")
+        elif message["kind"] == "spawned":
             child.pid = message["pid"]
             with contextlib.suppress(ProcessLookupError):  # it has come and gone
                 child.pidfd = os.pidfd_open(message["pid"])
@@ -206,6 +212,7 @@ class LocalSupervisor(PlaceSupervisor[Child]):
     def _nursery_died(self) -> None:
         """Its children die with it (PDEATHSIG). See that they are gone, start another one, and all of them again."""
         self.selector.unregister(self.nursery.socket)
+        self.nursery.drop()  # with the other ends of the lines of those whom it never began with
         orphans = [child for child in self.children.values() if child.line is not None]
         for child in orphans:
             child.kill()
@@ -224,11 +231,11 @@ class LocalSupervisor(PlaceSupervisor[Child]):
             raise
         finally:
             for child in orphans:
-                self._ended(child, -signal.SIGKILL, "the fork server died")
+                self._ended(child, -signal.SIGKILL, "the fork server died", uncounted=True)
 
     # ------------------------------------------------------------------ deaths
-    def _ended(self, child: Child, code: int, cause: str = "") -> None:
-        """A place has ended and is reaped: take its membership back, decide whether it comes again."""
+    def _ended(self, child: Child, code: int, cause: str = "", uncounted: bool = False) -> None:
+        """A place has ended and is reaped (or was never born): take its membership back, decide whether it comes again."""
         self._hear_last_words(child)
         lost = self._bury(child)
         if child.pidfd is not None:
@@ -236,7 +243,7 @@ class LocalSupervisor(PlaceSupervisor[Child]):
         child.pid = child.pidfd = None
         killed = f"killed by {signal.Signals(-code).name}" if code < 0 else ""
         self._restart(child, lost, code == 0, -code in OUTSIDE, cause or killed or child.summary or f"exit code {code}",
-                      uncounted=bool(cause))
+                      uncounted)
 
     def _hear_last_words(self, child: Child) -> None:
         if child.line is None:
@@ -286,19 +293,21 @@ class LocalSupervisor(PlaceSupervisor[Child]):
         strays = [child for child in self.children.values() if child.line is not None]
         for child in strays:
             child.kill()
-        if not self._lent:
-            self.nursery.close()
-        elif strays or self.nursery.process.poll() is not None:
-            self.nursery.restart()  # whatever is left there belongs to nobody
-        else:
-            self.nursery.forget()
-        for child in strays:
-            child.line.close()  # type: ignore[union-attr]
-            if child.pidfd is not None:
-                os.close(child.pidfd)
-        self.selector.close()
-        self.medium.close()
-        self.program.release()
+        try:
+            if not self._lent:
+                self.nursery.close()
+            elif strays or self.nursery.process.poll() is not None:
+                self.nursery.restart()  # whatever is left there belongs to nobody
+            else:
+                self.nursery.forget()
+        finally:
+            for child in strays:
+                child.line.close()  # type: ignore[union-attr]
+                if child.pidfd is not None:
+                    os.close(child.pidfd)
+            self.selector.close()
+            self.medium.close()
+            self.program.release()
 
 
 def run_local(program: Program, session: Session, log_dir: Path, faults: Faults | None = None,

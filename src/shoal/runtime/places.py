@@ -219,7 +219,7 @@ class PlaceSupervisor(Supervisor, Generic[L]):
         elif child.fruitless >= self.faults.deaths_without_step:
             why = f"died {child.fruitless} times without completing a step"
         elif child.unborn >= UNBORN_DEATHS:
-            why = f"was killed {child.unborn} times before it could start (is there enough memory?)"
+            why = f"ended {child.unborn} times before it could start (is there enough memory, and room for another process?)"
         if why:
             log = self.log_dir / f"{who}.log"
             raise RoleFailed(f"{who} {why}, last: {cause}\n{child.last_error or '(it left no traceback)'}\nits log: {log}")

@@ -10,14 +10,17 @@ from pathlib import Path
 
 from shoal.runtime.forkserver import FILES
 from shoal.runtime.program import Program
+from shoal.runtime.wires import Stream
 from shoal.slots import Channel, Inline, Memory
 
-__all__ = ["Need", "needs", "shortage"]
+__all__ = ["Need", "least", "needs", "shortage"]
 
 LINE_FILES = 2                # a place's socket and its pidfd
 SPARE_FILES = 256             # for logs, libraries, environments
 SPARE_PROCESSES = 16
 PLACE_BYTES = 20_000_000      # of its own; 16 actors of CartPole have 23 MB each
+ROLE_BYTES = 100_000          # the least that a role with an environment and a network takes in a process with others
+STAGES = 3                    # batches that a learner has side by side, each of `batch_slots` unrolls
 INLINE = Inline()
 
 
@@ -52,15 +55,32 @@ class Tally:
         """Nothing to give back."""
 
 
+def least(roles: int, runtime: str) -> Need:
+    """What so many roles take at the very least, before anything is drawn: each has an end of a wire, if it is not inline."""
+    return Need(roles + SPARE_FILES if runtime == "local" else 0, 0, ROLE_BYTES * roles)
+
+
 def needs(program: Program, runtime: str) -> Need:
     """What the most replicas that there can be would take: every process holds the descriptors of all wires."""
     tally = Tally()
     program.build(tally)
     program.release()
+    nbytes = tally.nbytes + staged(program)
     if runtime == "inline":
-        return Need(0, 0, tally.nbytes)
+        return Need(0, 0, nbytes)
     places = len(program.places)
-    return Need(tally.files + LINE_FILES * places + SPARE_FILES, places + SPARE_PROCESSES, tally.nbytes + PLACE_BYTES * places)
+    return Need(tally.files + LINE_FILES * places + SPARE_FILES, places + SPARE_PROCESSES, nbytes + PLACE_BYTES * places)
+
+
+def staged(program: Program) -> int:
+    """What learners copy unrolls to: the batches they join them into, and the buffer they draw them from."""
+    total = 0
+    for node in program.nodes.values():
+        slots = STAGES * (node.arguments.get("batch_slots") or 0)
+        reuse = node.arguments.get("reuse")
+        slots += reuse["capacity"] + reuse["delay"] if reuse else 0
+        total += sum(node.most * slots * port.wire.layout.nbytes for port in node.ports.values() if isinstance(port.wire, Stream))
+    return total
 
 
 def shortage(need: Need) -> str:

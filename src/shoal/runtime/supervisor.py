@@ -155,7 +155,7 @@ class Supervisor(ABC):
             def done(result: Any, error: str | None) -> None:
                 if error:
                     failed.append(error)
-                    self.event("checkpoint failed", name, error.removeprefix(f"{name}: "))
+                    self.event("checkpoint failed", name, error.removeprefix(name).removeprefix(":").strip())
                 then(result, error)
 
             return done

@@ -97,7 +97,8 @@ def _lock_step(shot: Mapping[str, Any]) -> bool:
 
 
 def _used(shot: Mapping[str, Any]) -> float:
-    """Cores in use: as the kernel counts, else by what roles say, who also count as busy while they sleep in a step."""
+    """Cores in use, by whomever: as the kernel counts, else by what roles say, who also count as busy while they sleep in a
+    step."""
     counted = shot.get("cores_busy", math.nan)
     return counted if math.isfinite(counted) else sum(role["busy"] * role["instances"] for role in shot["roles"].values())
 

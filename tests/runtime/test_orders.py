@@ -1,0 +1,138 @@
+"""Orders to the fork server: more than its socket holds, to one that is stopped, and for forks that fail."""
+
+import errno
+import gc
+import os
+import signal
+import socket
+import subprocess
+
+import pytest
+
+from shoal.errors import RoleFailed, ShoalError
+from shoal.runtime import Faults, Program, run
+from shoal.runtime.local import Nursery
+from tests.runtime.harness import PRELOAD, Watch, drive, gone, up
+from tests.runtime.test_faults import Beater, beaters
+
+PLACES = 24  # a socket of the smallest size holds about four orders and six answers
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory):
+    """The file that says how often the fork server's forks fail from now on."""
+    return tmp_path_factory.mktemp("forks") / "failures"
+
+
+@pytest.fixture(scope="module")
+def narrow(failures):
+    """A fork server whose sockets hold as little as the kernel allows, and whose forks can be made to fail."""
+    pair = socket.socketpair
+
+    def small(*arguments):
+        ends = pair(*arguments)
+        for end in ends:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        return ends
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("socket.socketpair", small)
+        patch.setenv("FORKLESS", str(failures))
+        nursery = Nursery((*PRELOAD, "tests.runtime.forkless"))
+    with nursery:
+        yield nursery
+
+
+def everybody(control):
+    return up(control) and control.total("alive") == len(control.children)
+
+
+def test_more_places_than_fit_into_the_socket_all_start(tmp_path, narrow):
+    """Neither waits for the other for ever: the supervisor for room for its orders, the fork server for its answers."""
+    held, open_files = [], []
+    for _ in range(2):
+        watch = Watch(everybody, lambda control: held.append(len(control.nursery._queue)), seconds=60)
+        assert run(beaters(actor=PLACES), watch, "local", tmp_path, nursery=narrow) == "until"
+        assert not watch.texts("restart") and not watch.texts("hang")
+        gc.collect()
+        open_files.append(len(os.listdir("/proc/self/fd")))
+    assert held[0] > 0, "the socket holds all orders; this tests nothing"
+    assert open_files[0] == open_files[1]
+
+
+def test_a_place_that_cannot_be_forked_is_tried_again(tmp_path, narrow, failures):
+    server = narrow.process.pid
+    failures.write_text("4")
+    watch = Watch(everybody, seconds=60)
+    assert run(beaters(actor=2, learner=1), watch, "local", tmp_path, nursery=narrow) == "until"
+    assert narrow.process.pid == server and not gone(server)
+    assert len(watch.texts("restart")) == 4
+    assert all(text.startswith("could not be forked: [Errno 11] Resource temporarily unavailable; restarted")
+               for text in watch.texts("restart"))
+    assert sum(row["restarts"] for row in watch.final.values()) == 4
+
+
+def test_a_place_that_can_never_be_forked_ends_the_run(tmp_path, narrow, failures, monkeypatch):
+    monkeypatch.setattr("shoal.runtime.places.UNBORN_DEATHS", 3)
+    failures.write_text("1000")
+    try:
+        with pytest.raises(RoleFailed, match=r"actor-0 ended 3 times before it could start .*: could not be forked: .*unavailable"):
+            run(beaters(actor=1), Watch(seconds=60), "local", tmp_path, nursery=narrow)
+    finally:
+        failures.unlink()
+
+
+def test_a_fork_server_that_is_stopped_with_orders_unread_is_replaced(tmp_path, narrow, monkeypatch):
+    monkeypatch.setattr("shoal.runtime.local.ANSWER_SECONDS", 0.5)
+    assert run(beaters(actor=1), Watch(everybody, seconds=60), "local", tmp_path, nursery=narrow) == "until"  # it is up
+    stopped = narrow.process.pid
+    os.kill(stopped, signal.SIGSTOP)
+    watch = Watch(lambda control: control.nursery.process.pid != stopped and everybody(control), seconds=60)
+    assert run(beaters(actor=PLACES), watch, "local", tmp_path, Faults(hang_seconds=2.0), narrow) == "until"
+    assert watch.texts("hang")[0] == "no sign of life for 2 s; it is killed" and gone(stopped)
+    assert all(row["restarts"] >= 1 for row in watch.final.values())
+
+
+@pytest.mark.parametrize("times", [2, 1000])
+def test_a_fork_server_that_finds_no_room_is_tried_again(times, monkeypatch):
+    """And where there is none for long, that is said in a sentence."""
+    left, popen = [times], subprocess.Popen
+
+    def full(*arguments, **values):
+        if left[0] > 0:
+            left[0] -= 1
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return popen(*arguments, **values)
+
+    monkeypatch.setattr("subprocess.Popen", full)
+    monkeypatch.setattr("shoal.runtime.nursery.START_PAUSES", (0.0, 0.01, 0.01))
+    if times == 2:
+        with Nursery(()) as nursery:
+            assert nursery.process.poll() is None
+    else:
+        with pytest.raises(ShoalError, match=r"the fork server cannot start: \[Errno 11\] .*ulimit -u"):
+            Nursery(())
+        assert left[0] == times - 4
+
+
+class Doomed(Beater):
+    """Dies while it saves."""
+
+    def state(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_checkpoint_that_fails_by_a_death_names_the_role_once(tmp_path):
+    program = Program("t")
+    program.add("learner", Doomed)
+    saving = []
+
+    def act(control):
+        if not saving and up(control):
+            saving.append(control.checkpoint(tmp_path / "saved"))
+
+    watch = Watch(lambda control: watch.saves, act, seconds=60)
+    drive(program, "local", tmp_path, watch)
+    assert [ok for _, ok in watch.saves] == [False]
+    (event,) = [event for event in watch.events if event["kind"] == "checkpoint failed"]
+    assert (event["role"], event["text"]) == ("learner-0", "died")
