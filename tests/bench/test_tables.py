@@ -8,16 +8,18 @@ import sys
 
 import pytest
 
+from shoal.bench import __main__ as bench
 from shoal.bench import feed_tables as feed
 from shoal.bench import machine, report
 from shoal.bench.cases import CASES
 from shoal.bench.columns import results_table
 from shoal.bench.limits import Cell, Layout, Limit
 from shoal.bench.measure import Outcome, Spread, alternate, last_json, phases, rate, reported, start
+from shoal.bench.peers import __main__ as peers
 from shoal.bench.peers import on_ray
 from shoal.bench.peers.__main__ import Yard, with_earlier
 from shoal.bench.peers.install import PEERS
-from shoal.bench.peers.lineup import DRIVERS, LINEUP, RACE
+from shoal.bench.peers.lineup import DRIVERS, LINEUP, RACE, Runner
 from shoal.bench.startup import GOALS
 from shoal.bench.tables import LIMIT as LIMITED
 from shoal.bench.tables import UNMEASURED, bench_tables, markdown, means_tables, peer_tables, short, spread, startup_tables
@@ -149,7 +151,7 @@ def test_ray_tables_divide_within_a_round_by_the_faster_rllib():
     assert ["shoal ray, apart", "80 (60 - 260)", "2.00 (2.00 - 2.60)", "65% (60% - 80%)"] in rows
     assert ["ALE/Pong-v5", "shoal ray, apart / the faster RLlib", "2.00 (2.00 - 2.60)", ">= 1.5", "yes"] in rows
     assert ["ALE/Pong-v5", "shoal ray, apart / local", "0.65 (0.60 - 0.80)", ">= 0.7", "no"] in rows
-    assert "- RLlib IMPALA: 1 of 3 runs failed: broken" in text and "nan" not in text
+    assert "- RLlib IMPALA: 1 of 3 runs failed: broken" in text and "nan" not in text and UNMEASURED in text
 
 
 def test_ray_tables_do_not_compare_rounds_of_different_runs():
@@ -180,6 +182,14 @@ def test_parts_measured_apart_are_merged():
     shown = {scene["name"]: {who: [run["n"] for run in runs] for who, runs in scene["runs"].items()} for scene in more["scenes"]}
     assert shown == {"CartPole": {"x": [1, 4], "y": [2]}, "Pong": {"x": [3]}} and more["race"]["runs"] == {"x": ["r"], "y": ["s"]}
     other = with_earlier(of("b", {"CartPole": {"x": [5]}}), more)
+    known = {"commit": "a", "uncommitted_changes": False}
+    clean = with_earlier({**of("a", {"CartPole": {"x": [6]}}), **known}, more)
+    assert [run["n"] for run in clean["scenes"][0]["runs"]["x"]] == [6], "of the others it is not known whether they had changes"
+    clean["scenes"][0]["runs"]["x"][0] |= known
+    changed = {**of("a", {"CartPole": {"x": [7]}}), **known, "uncommitted_changes": True}
+    assert [run["n"] for run in with_earlier(changed, clean)["scenes"][0]["runs"]["x"]] == [7]
+    again = {**of("a", {"CartPole": {"x": [8]}}), **known}
+    assert [run["n"] for run in with_earlier(again, clean)["scenes"][0]["runs"]["x"]] == [6, 8]
     assert [run["n"] for run in other["scenes"][0]["runs"]["x"]] == [5] and other["race"] == more["race"]
 
 
@@ -198,6 +208,41 @@ def test_every_row_of_a_file_of_several_runs_has_its_own_stamp():
     assert third["cases"] == joined["cases"]
     whole = bench_tables(machine.with_earlier_rows(old, {}, "cases"))
     assert whole.startswith("2026-01-01T00:00:00Z, commit 0123456789, 2 cores"), "one line where all are of one run"
+
+
+def test_a_row_of_which_it_is_not_known_whether_there_were_changes_says_so():
+    run = {**RUN, "date": "2026-01-01", "commit": "0123456789abcdef"}
+
+    def shown(**more):
+        return peer_tables(results(peers={}, scenes=[{"name": "C", "runs": {"shoal": [{**run, **more}]}}]))
+
+    assert "commit 0123456789 (whether with uncommitted changes was not written down)." in shown()
+    assert "commit 0123456789 with uncommitted changes." in shown(uncommitted_changes=True)
+    assert "commit 0123456789." in shown(uncommitted_changes=False)
+
+
+@pytest.mark.parametrize(("words", "kept"), [([], True), (["--no-save"], False), (["--scale", "0.1"], False)])
+def test_what_was_shortened_is_not_written_down(words, kept, monkeypatch, capsys):
+    """All three write into docs/results."""
+    saved = []
+    monkeypatch.setattr(machine, "save", lambda name, values, *_: saved.append(name) or name)
+    monkeypatch.setattr("shoal.bench.__main__.measure_scene", lambda *_: [])
+    monkeypatch.setattr(peers, "install", lambda peer, say: (True, "1.0"))
+    monkeypatch.setattr(peers, "LINEUP", {})
+    monkeypatch.setattr(on_ray, "install", lambda peer, say: (True, "1.0"))
+    monkeypatch.setattr(Runner, "run", lambda self, scale: Outcome(1.0))
+    assert bench.main(words) == 0 and peers.main([*words, "--only", "nothing"]) == 0
+    assert on_ray.main([*words, "--only", "CartPole", "--rounds", "1"]) == 0
+    assert saved == (["bench.json", "peers.json", on_ray.FILE] if kept else [])
+    assert ("docs/performance.md" in capsys.readouterr().out) is kept
+
+
+def test_the_page_shows_the_results_beside_it(tmp_path):
+    """`python -m shoal.bench.report` would change nothing: what is committed belongs together."""
+    page = tmp_path / "performance.md"
+    page.write_text(report.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    report.write(page)
+    assert page.read_text(encoding="utf-8") == report.PAGE.read_text(encoding="utf-8"), "run `python -m shoal.bench.report`"
 
 
 def test_a_throughput_has_its_limit_beside_it_or_a_word_that_it_has_none():

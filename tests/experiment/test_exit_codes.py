@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 
 import pytest
 
@@ -42,6 +43,41 @@ def test_a_disk_that_refuses_is_one_sentence(monkeypatch, tmp_path, capsys):
     (tmp_path / "config.json").write_text('{"env": {"name": "x"}}')
     assert cli.main(["eval", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "shoal: film.gif: No space left on device; make room, or give another place\n"
+
+
+@pytest.mark.parametrize("preset", ["a2c", "dqn"])
+@pytest.mark.parametrize("size", [10**6, 10**11])
+def test_a_network_that_cannot_be_made_is_one_sentence(preset, size, tmp_path, capsys):
+    assert cli.main([WORDS[0], preset, *WORDS[2:-1], str(size), str(size), "--run-dir", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("shoal: the network cannot be made: ") and "--net.*" in said and said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_more_threads_than_cores_are_refused_before_there_is_any(tmp_path, capsys, monkeypatch):
+    def never(count):
+        raise AssertionError(f"set_num_threads({count})")
+
+    monkeypatch.setattr("torch.set_num_threads", never)
+    cores = len(os.sched_getaffinity(0))
+    for runtime in ("inline", "local"):
+        words = [*WORDS, "--runtime", runtime, "--learner-threads", str(cores + 1), "--run-dir", str(tmp_path / "run")]
+        assert cli.main(words) == 2
+        assert capsys.readouterr().err == (f"shoal: --learner-threads {cores + 1} is more than the {cores} cores that there are; "
+                                           f"give --learner-threads {cores} or fewer\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_of_a_larger_machine_is_played_here_and_resumed_with_fewer_threads(tmp_path, capsys):
+    run = tmp_path / "run"
+    assert cli.main([*WORDS, "--run-dir", str(run)]) == 0
+    config = json.loads((run / "config.json").read_text())
+    many = len(os.sched_getaffinity(0)) + 1
+    (run / "config.json").write_text(json.dumps({**config, "learner_threads": many}))
+    assert cli.main(["eval", str(run), "--episodes", "1"]) == 0
+    resume = ["resume", str(run), "--max-env-steps", "800", "--console.mode", "none"]
+    assert cli.main(resume) == 2 and f"--learner-threads {many} is more than" in capsys.readouterr().err
+    assert cli.main([*resume, "--learner-threads", "1"]) == 0
 
 
 def test_senseless_faults_are_found_before_the_run(tmp_path, capsys):

@@ -7,12 +7,14 @@ import pytest
 from shoal import cli
 from shoal.errors import ConfigError
 from shoal.experiment.layout import laid_out
-from shoal.experiment.prepare import prepare
-from shoal.experiment.room import check_room
+from shoal.experiment.prepare import Prepared, prepare
+from shoal.experiment.room import SURE, drawn
 from shoal.experiment.run import plan_of
 from shoal.runtime import room
-from shoal.runtime.room import Need, needs, shortage
+from shoal.runtime.room import Need, needs, shortage, staged
 from shoal.slots import Local
+
+BOUNDED = {"architecture.max_staleness": 4}
 
 
 @pytest.fixture
@@ -23,13 +25,12 @@ def machine(monkeypatch):
     monkeypatch.setattr(room, "most_memory", lambda: 24 * 10**9)
 
 
-def drawn(**values):
-    prepared = prepare(plan_of("impala", "CartPole-v1", None, None, {"actors": 2, "eval.enabled": False, **values}))
-    return prepared, prepared.program()
+def prepared(**values):
+    return prepare(plan_of("impala", "CartPole-v1", None, None, {"actors": 2, "eval.enabled": False, **values}))
 
 
 def test_the_count_is_what_is_really_made():
-    _, program = drawn()
+    program = prepared().program()
     counted = needs(program, "local")
     medium = Local()
     program.build(medium)
@@ -41,35 +42,71 @@ def test_the_count_is_what_is_really_made():
     assert counted.processes == places + room.SPARE_PROCESSES
 
 
+def refused(values, words) -> int:
+    with pytest.raises(ConfigError, match=words) as caught:
+        drawn(prepared(**values))
+    return int(re.search(words, str(caught.value))[1])
+
+
 @pytest.mark.parametrize(("values", "words", "knob"), [
-    ({"actors": 10_000}, "--actors 10000 .*open files.*ulimit -Hn.*; give --actors (\\d+) or fewer", "actors"),
-    ({"actors": 2000}, "--actors 2000 .*at least .* GB of memory.*; give --actors (\\d+) or fewer", "actors"),
     ({"actors": 64, "learners": 200}, "--actors 64 .*open files.*; give --actors (\\d+) or fewer", "actors"),
-    ({"actors": 1, "learners": 3000}, "--learners 3000 .*open files.*; give --learners (\\d+) or fewer", "learners"),
+    ({"architecture.batch_slots": 10**7}, "--architecture.batch-slots 10000000 .*GB of memory.*; give --architecture.batch-slots "
+     "(\\d+) or fewer", "architecture.batch_slots"),
+    ({"architecture.buffer_slots": 10**8, **BOUNDED}, "--architecture.buffer-slots 100000000 .*GB of memory.*; give "
+     "--architecture.buffer-slots (\\d+) or fewer", "architecture.buffer_slots"),
     ({"architecture.envs_per_actor": 10**9}, "--architecture.envs-per-actor 1000000000 .*GB of memory.*; give "
      "--architecture.envs-per-actor (\\d+) or fewer", "architecture.envs_per_actor")])
 def test_absurd_numbers_are_refused_with_one_that_would_work(values, words, knob, machine):
-    prepared, program = drawn(**values)
-    with pytest.raises(ConfigError, match=words) as caught:
-        check_room(prepared, program)
-    most = int(re.search(words, str(caught.value))[1])
-    check_room(*drawn(**{**values, knob: most}))
+    most = refused(values, words)
+    drawn(prepared(**{**values, knob: most}))
     with pytest.raises(ConfigError):
-        check_room(*drawn(**{**values, knob: most + 1}))
+        drawn(prepared(**{**values, knob: most + 1}))
+
+
+@pytest.mark.parametrize(("values", "words", "knob"), [
+    ({"actors": 10_000}, "--actors 10000 .*open files.*ulimit -Hn.*; give --actors (\\d+) or fewer", "actors"),
+    ({"actors": 2000}, "--actors 2000 .*at least .* GB of memory.*; give --actors (\\d+) or fewer", "actors"),
+    ({"actors": 1, "learners": 3000}, "--learners 3000 .*open files.*; give --learners (\\d+) or fewer", "learners")])
+def test_no_more_processes_are_recommended_than_are_sure_to_start(values, words, knob, machine):
+    assert refused(values, words) == SURE
+    drawn(prepared(**{**values, knob: SURE}))
+
+
+@pytest.mark.parametrize("runtime", ["local", "inline", "ray"])
+@pytest.mark.parametrize("knob", ["actors", "learners", "autoscale.most"])
+def test_a_huge_number_is_refused_before_anything_is_drawn(knob, runtime, machine, monkeypatch):
+    sizes = []
+    draw = Prepared.program
+
+    def watched(self, resumed=0):
+        sizes.append(self.plan.experiment.actor_count + self.plan.experiment.learners)
+        return draw(self, resumed)
+
+    monkeypatch.setattr(Prepared, "program", watched)
+    values = {"actors": "auto"} if knob == "autoscale.most" else {}
+    words = f"--{knob} 1000000000 is too much .*; give --{knob} (\\d+) or fewer"
+    assert refused({**values, "runtime": runtime, knob: 10**9}, words) == SURE
+    assert max(sizes) <= SURE + 2
+
+
+def test_batches_and_buffers_of_learners_are_counted(machine):
+    """3 batches of 10 unrolls for each of 2 learners, and their buffers of 20."""
+    program = prepared(learners=2, **{"architecture.batch_slots": 10, "architecture.buffer_slots": 20}, **BOUNDED).program()
+    slot = program.wires["unrolls"].layout.nbytes
+    assert staged(program) == 2 * (3 * 10 + 20) * slot and needs(program, "inline").nbytes > staged(program)
 
 
 def test_what_auto_may_come_to_is_counted_too(machine):
     values = {"actors": "auto", "autoscale.start": 2, "autoscale.most": 50_000, "eval.enabled": False}
     plan = laid_out(plan_of("impala", "CartPole-v1", None, None, values), lambda line: None)
-    prepared = prepare(plan)
-    with pytest.raises(ConfigError, match=r"--autoscale.most 50000 is too much .*; give --autoscale.most (\d{4}) or fewer"):
-        check_room(prepared, prepared.program())
+    with pytest.raises(ConfigError, match=rf"--autoscale.most 50000 is too much .*; give --autoscale.most {SURE} or fewer"):
+        drawn(prepare(plan))
 
 
 def test_inline_has_no_processes_to_run_out_of(machine):
-    check_room(*drawn(runtime="inline", actors=2000))
+    drawn(prepared(runtime="inline", actors=2000))
     with pytest.raises(ConfigError, match="GB of memory"):
-        check_room(*drawn(runtime="inline", **{"architecture.envs_per_actor": 10**9}))
+        drawn(prepared(runtime="inline", **{"architecture.envs_per_actor": 10**9}))
 
 
 def test_each_limit_has_its_words(machine):

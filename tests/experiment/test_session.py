@@ -113,6 +113,25 @@ def play(session, control, clock, seconds: int) -> None:
                 return
 
 
+def test_a_first_batch_that_does_not_fill_is_said(tmp_path, clock, monkeypatch):
+    session, control, listener = start(tmp_path, Goals(), batch_slots=100_000)
+    monkeypatch.setattr(control, "wires", lambda: {**WIRES, "unrolls": {**WIRES["unrolls"], "written": 1234.0, "consumed": 1200.0}})
+
+    def verdicts(seconds):
+        for _ in range(seconds):
+            control.pages["actor-0"].add("env_steps", 100)
+            clock.now += 1.0
+            session.tick(control)
+        return listener.shots[-1]["verdict"]
+
+    assert verdicts(20) == "warming up"
+    assert verdicts(20).startswith("no batch yet: 1,234 of 100,000 unrolls after ") and "--architecture.batch-slots" in verdicts(1)
+    session.end(control, "seconds", None)
+    assert session.summary["verdict"].startswith("no batch yet")
+    control.pages["learner-0"].add("learner_steps", 1)
+    assert not verdicts(2).startswith("no batch yet")
+
+
 def test_summary_has_every_key_of_the_design(tmp_path, clock):
     session, control, listener = start(tmp_path, Goals(max_env_steps=3000))
     control.pages["actor-0"].observe("episode_return", 7.0)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from shoal.bench.tables import UNMEASURED
 from shoal.cli import main
 from shoal.errors import ConfigError
 from shoal.planning import command, measure
@@ -69,6 +70,7 @@ def test_shoal_plan_measures_and_answers(capsys):
     assert [row[0] for row in rows] == ["1", "2", "5", "10", "20", "40"] and {row[1] for row in rows} == {"2"}
     assert [row[2] for row in rows] == ["1", "1", "1", "3", "4", "6"]  # nodes of 8 cores
     assert "first bottleneck" in said and "assumed   cores like those here, links of 10 Gbit/s" in said
+    assert said.endswith(f"\n\n{UNMEASURED}\n")
 
 
 @pytest.mark.parametrize(("words", "match"), [
@@ -149,7 +151,7 @@ def test_the_page_is_written_from_the_results(tmp_path, monkeypatch):
     page.write(tmp_path / "scaling.md", tmp_path)
     said = (tmp_path / "scaling.md").read_text()
     assert "| 1 | 4 | 1 | 10 | 12 | +20 % **missed** | 50 % | 40 % | 1.0 | 1.5 |" in said and "**not met**" in said
-    assert "| 64 | 100 | 11 |" in said and "results/scaling-computing.svg" in said
+    assert "| 64 | 100 | 11 |" in said and "results/scaling-computing.svg" in said and said.count(UNMEASURED) == 2
     assert "Not measured yet: run `python -m tests.evidence --only scaling-sleeping`" in said
     assert (tmp_path / "scaling-computing.svg").read_text().startswith("<svg") and page.PAGE.read_text() == text
     page.write(tmp_path / "scaling.md", tmp_path)

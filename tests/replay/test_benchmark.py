@@ -38,6 +38,9 @@ def test_the_tables_hold_medians_ranges_errors_and_targets() -> None:
     assert ["small 100k", "sample+update", "400", "cpprb 200", "2.00", ">= 1", "met"] in lines
     assert ["small 100k", "append_batch", "100", "cpprb 125", "0.80", ">= 1", "NOT MET"] in lines
     assert ["small", "cost of sample+update, 1M / 10k", "500", "10k: 600", "1.20", "<= 1.5", "met"] in lines
+    assert ["frames 10k", "TCP writer", "-", "reverb -", "-", ">= 1", "not measured"] in lines
+    assert ["small", "cost of insert, 1M / 10k", "-", "10k: -", "-", "<= 1.5", "not measured"] in lines
+    assert sum(len(line) == 7 for line in lines) == 2 + len(bench.TARGETS) + 3  # a head and its rule, and no target left out
 
 
 def test_the_report_goes_between_its_markers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

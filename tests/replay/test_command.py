@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shoal import replay
@@ -32,6 +36,49 @@ def test_serve_and_info(tmp_path: Path) -> None:
         server.send_signal(signal.SIGTERM)
         assert server.wait(20) == 0
         server.stdout.close()
+
+
+def test_what_was_confirmed_is_in_the_checkpoint_of_a_server_that_ends(tmp_path: Path) -> None:
+    """Served in this thread until the signal that another one sends while it goes on inserting."""
+    confirmed = 0
+
+    def insert() -> None:
+        nonlocal confirmed
+        with replay.Client(f"ipc://{tmp_path}/s", timeout=60) as client:
+            client.insert_batch({"x": np.zeros((4000, 84, 84), np.uint8)}, {"t": np.ones(4000)})
+            confirmed = 4000
+            with contextlib.suppress(replay.ReplayError):
+                while True:
+                    client.insert({"x": np.ones((84, 84), np.uint8)}, {"t": 1.0}, timeout=0.5 if confirmed > 4010 else 60)
+                    confirmed += 1
+                    if confirmed == 4010:
+                        os.kill(os.getpid(), signal.SIGTERM)
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    thread = threading.Thread(target=insert)
+    thread.start()
+    try:
+        assert serve_command([
+            "--table", "t:uniform:100000", "--address", f"ipc://{tmp_path}/s", "--checkpoint-dir", str(tmp_path / "c")
+        ]) == 0  # fmt: skip
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        thread.join()
+    with replay.Server([replay.Table("t")], checkpoint_dir=tmp_path / "c") as again:
+        assert again.info()["tables"]["t"]["size"] >= confirmed > 4000
+
+
+def test_a_last_checkpoint_that_fails_is_a_sentence(tmp_path: Path) -> None:
+    words = ["--table", "t:uniform:10", "--checkpoint-dir", str(tmp_path / "c")]
+    server = subprocess.Popen(
+        [sys.executable, "-c", RUN, "serve_command", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None and server.stdout.readline().startswith("serving")
+    (tmp_path / "c").touch()
+    server.send_signal(signal.SIGTERM)
+    _, told = server.communicate(timeout=60)
+    assert server.returncode == 1 and len(told.splitlines()) == 1 and str(tmp_path / "c") in told
 
 
 def test_keys_and_a_server_off_loopback(tmp_path: Path) -> None:
@@ -79,7 +126,7 @@ def test_tables_from_words() -> None:
     table = parse_table("a:prioritized=0.9:1_000:50")
     assert table.selector == replay.Prioritized(0.9) and table.max_size == 1000 and table.limiter.min_size == 50
     assert isinstance(parse_table("a:uniform:5").selector, replay.Uniform)
-    for bad in ("a", "a:b:5", "a:uniform:x", "a:uniform:5:6:7", ":uniform:5"):
+    for bad in ("a", "a:b:5", "a:uniform:x", "a:uniform:5:6:7", ":uniform:5", "q:queue:5:9", "q:queue=2:5", "a:fifo=3:5"):
         with pytest.raises(ConfigError):
             parse_table(bad)
 
@@ -87,6 +134,13 @@ def test_tables_from_words() -> None:
 def test_bad_words_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert serve_command(["--table", "a:nope:5"]) == 2
     assert "nope" in capsys.readouterr().err
+    for words, said in ((["--seed", "-1"], "seed"), (["--address", "tcp://127.0.0.1:99999"], "65535")):
+        assert serve_command(["--table", "a:uniform:5", *words]) == 2
+        assert said in capsys.readouterr().err
+    for seconds in ("nan", "inf", "-1"):
+        with pytest.raises(SystemExit, match="2"):
+            serve_command(["--table", "a:uniform:5", "--checkpoint-dir", "c", "--checkpoint-seconds", seconds])
+        assert "--checkpoint-seconds is a positive number" in capsys.readouterr().err
 
 
 def test_info_of_nobody_fails_quickly() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from shoal import replay
 from shoal.errors import ConfigError
+from shoal.replay import remote
 from shoal.replay.remote import Connection
 
 Process = tuple[subprocess.Popen[str], str, replay.Client]
@@ -109,14 +110,60 @@ def test_a_request_says_its_deadline_on_the_servers_clock() -> None:
         server.client().insert({"x": 1}, {"t": 1.0})
         connection = Connection(server.address or "", None)
         connection.request({"op": "info"}, (), 60)
-        connection.clock_offset -= 3600  # as a wrong clock would be: the request comes an hour late
-        with pytest.raises(replay.Timeout, match="reset came after its deadline"):
-            connection.request({"op": "reset", "table": "t"}, (), 5)
-        connection.clock_offset += 3600
+        connection.send({"op": "reset", "table": "t", "until": time.monotonic() - 1})
+        reply = connection.receive(60)
+        assert reply is not None and reply[0]["error"] == "Timeout" and "reset came after its deadline" in reply[0]["reason"]
         assert server.info()["tables"]["t"]["size"] == 1
         connection.request({"op": "reset", "table": "t"}, (), 60)
         assert server.info()["tables"]["t"]["size"] == 0
         connection.close()
+
+
+def test_a_server_whose_clock_has_changed_is_asked_once_more() -> None:
+    """As one of another host at the same address: by its clock every request would come an hour late."""
+    with replay.Server([replay.Table("t")], address="tcp://127.0.0.1:0") as server:
+        connection = Connection(server.address or "", None)
+        connection.request({"op": "info"}, (), 60)
+        connection.clock_offset -= 3600
+        server._service.incarnation += 1
+        assert connection.request({"op": "info"}, (), 60)[0]["info"]["tables"]["t"]["size"] == 0
+        assert abs(connection.clock_offset) < 60 and connection.incarnation == server._service.incarnation
+        connection.close()
+
+
+def test_a_greeting_asked_for_before_a_sample_does_not_send_it_twice() -> None:
+    """After a restart an answer to an old question may lie in the socket: it says nothing of the request that was sent since."""
+    with replay.Server([replay.Table.queue("q", 4)], address="tcp://127.0.0.1:0") as server:
+        server.client().insert_batch({"x": np.arange(3)}, {"q": np.ones(3)})
+        connection = Connection(server.address or "", None)
+        connection.request({"op": "info"}, (), 60)
+        server._service.incarnation += 1
+        connection.ping()
+        assert connection._socket.poll(60_000)
+        connection.request({"op": "sample", "table": "q", "n": 1, "timeout": 60.0, "counted": True}, (), 60)
+        connection.request({"op": "info"}, (), 60)
+        assert server.info()["tables"]["q"]["size"] == 2 and connection.incarnation == server._service.incarnation
+        connection.close()
+
+
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+def test_a_call_waits_for_a_dead_server_as_long_as_it_may(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "DEAD_SECONDS", 0.2)
+    server = replay.Server([replay.Table("t")], address=f"ipc://{tmp_path}/s" if kind == "ipc" else "tcp://127.0.0.1:0")
+    client = replay.Client(server.address, timeout=60)
+    server.client().insert({"x": 1}, {"t": 1.0})
+    client.sample("t")
+    server.close()
+    with ThreadPoolExecutor() as pool:
+        with pytest.raises(replay.Timeout, match="does not answer"):
+            client.info(timeout=None)  # nobody waits for ever
+        calls = [pool.submit(client.sample, "t"), pool.submit(client.info)]
+        time.sleep(1.0)  # longer than the silence of one that is taken for dead
+        assert not any(call.done() for call in calls)
+        with replay.Server([replay.Table("t")], address=server.address) as again:
+            again.client().insert({"x": 2}, {"t": 1.0})
+            assert calls[0].result().data["x"].tolist() == [2] and "tables" in calls[1].result()
+            client.close()
 
 
 def test_a_sample_sent_twice_is_drawn_once() -> None:

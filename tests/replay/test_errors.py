@@ -58,6 +58,8 @@ MISTAKES: dict[str, tuple[type[ShoalError], Call]] = {
     "a transform that does not fit": (replay.InvalidItem, lambda c: c.sample("t", transform={"y": replay.column("x").window(9)})),
     "a checkpoint into a file": (CheckpointError, lambda c: c.checkpoint()),
     "an option that is none": (ConfigError, lambda c: c.writer(foo=1)),
+    "words for prefetch": (ConfigError, lambda c: c.dataset("t", prefetch="x")),  # type: ignore[arg-type]
+    "prefetch of -1": (ConfigError, lambda c: c.dataset("t", prefetch=-1)),
     "a compression that is none": (ConfigError, lambda c: c.writer(compression="zip")),
 }
 
@@ -71,7 +73,8 @@ def test_the_same_error_whatever_the_way(start: Start, tmp_path: Path) -> None:
             call(client)
         assert type(caught.value) is kind, f"{name}: {caught.value!r}"
     assert client.info()["tables"]["t"]["size"] == 1
-    assert len(client.sample("t", 2, timeout=float("inf"))) == 2
+    for long in (float("inf"), 1e12):
+        assert len(client.sample("t", 2, timeout=long)) == 2
 
 
 @pytest.mark.parametrize("index", [1.7, "a", None, np.array([True, False, True]), [0.5], [True]])
@@ -104,6 +107,43 @@ def test_an_address_is_an_address() -> None:
 def test_options_of_a_server_that_make_no_sense(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         replay.Server([replay.Table("t")], **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_size": "5"}, {"max_size": 1.5}, {"max_size": float("nan")}, {"max_size": 1 << 63}, {"max_bytes": "1"}, {"max_bytes": 0},
+     {"max_times_sampled": 1.5}, {"selector": "uniform"}, {"selector": replay.Fifo}, {"remover": 5}, {"limiter": 5}, {"name": 5}],
+)  # fmt: skip
+def test_options_of_a_table_that_make_no_sense(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="name" if "name" in options else min(options)):
+        replay.Table(**{"name": "t", **options})
+    assert replay.Table("t", max_size=1e6).max_size == 1_000_000  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 63, 1.5, "x"])
+def test_a_seed_is_a_whole_number(seed: Any) -> None:
+    with pytest.raises(ConfigError, match="seed"):
+        replay.Server([replay.Table("t")], seed=seed)
+
+
+@pytest.mark.parametrize("build", [replay.Client, lambda address: replay.Server([replay.Table("t")], address=address)])
+def test_a_port_is_one(build: Callable[[str], Any]) -> None:
+    with pytest.raises(ConfigError, match="a port is at most 65535"):
+        build("tcp://127.0.0.1:99999")
+
+
+def test_a_limiter_counts_for_one_table() -> None:
+    limiter = replay.MinSize(1)
+    with pytest.raises(ConfigError, match="a limiter of its own"):
+        replay.Server([replay.Table("a", limiter=limiter), replay.Table("b", limiter=limiter)])
+    table = replay.Table.queue("q", 1)
+    with replay.Server([table]) as server:
+        server.client().insert({"x": 1}, {"q": 1.0}, timeout=0)
+        with pytest.raises(ConfigError, match="close a server before"):
+            replay.Server([table])
+    with replay.Server([table]) as server:
+        assert server.info()["tables"]["q"]["inserts"] == 0
+        server.client().insert({"x": 1}, {"q": 1.0}, timeout=0)
 
 
 @pytest.mark.parametrize("key", ["secret", replay.Key.generate().public])

@@ -80,6 +80,8 @@ TOO_LARGE = {
     "gather": replay.concat([X[[0] * 60_000].window(30_000)] * 4).sum(),
     "outer": (X.pad(50_000).reshape(50_000, 1) + X.pad(50_000).reshape(1, 50_000)).sum(),
     "many": replay.concat([X.pad(10**7)] * 20).sum(),
+    "index of a list": Expression("index", [X], at=[0] * 200_000).sum(),
+    "gather of lists": Expression("gather", [X], indices=[[0] * 1000] * 200).sum(),
 }
 
 
@@ -90,8 +92,10 @@ def test_a_transform_without_end_is_refused_by_the_service(name: str, kind: str,
     tables = [replay.Table.queue("q", 4)]
     with replay.Server(tables, address=address) as server, replay.Client(server.address, timeout=30) as client:
         client.insert({"x": np.zeros(10)}, {"q": 1.0})
-        with pytest.raises(Refused, match="makes more than"):
+        wanted = (replay.InvalidItem, "as an integer") if "list" in name else (Refused, "makes more than")
+        with pytest.raises(wanted[0], match=wanted[1]) as caught:
             client.sample("q", 1, transform={"y": TOO_LARGE[name]})
+        assert len(str(caught.value)) < 1000
         assert client.sample("q", 1, transform={"y": X.pad(20)}).data["y"].shape == (1, 20)
 
 

@@ -217,6 +217,22 @@ def test_a_silent_writer_is_welcome_again(monkeypatch: pytest.MonkeyPatch) -> No
         client.close()
 
 
+def test_dead_writers_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "MOST_WRITERS", 8)
+    with replay.Server([replay.Table("t")], address="tcp://127.0.0.1:0") as server:
+        living = Connection(server.address or "", None)
+        living.request({"op": "hello", "session": 1, "writer": 1, "confirmed": 7}, (), 60)
+        for writer in range(2, 40):
+            dead = Connection(server.address or "", None)
+            dead.request({"op": "hello", "session": writer, "writer": writer, "confirmed": 0}, (), 60)
+            dead.close()
+            while len(server._service._sessions) > 1:
+                time.sleep(0.002)
+        assert len(server.core.writers) <= 10
+        assert server.core.writers[1] == 7 and 39 in server.core.writers  # who is here, and who has just left
+        living.close()
+
+
 def test_shared_memory_carries_the_batches_of_ipc(tmp_path: Path) -> None:
     with replay.Server([replay.Table("t")], address=f"ipc://{tmp_path}/s") as server:
         client = replay.Client(server.address, timeout=10)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 
 from shoal import replay
+from shoal.replay import client as client_module
 
 Shards = tuple[list[replay.Server], replay.Client]
 
@@ -37,6 +40,18 @@ def test_writers_are_spread(shards: Shards) -> None:
             writer.create_item("t", 1.0, {"x": writer.history["x"][-1]})
     assert [server.info()["tables"]["t"]["size"] for server in servers] == [2, 2, 2]
     assert client.info()["tables"]["t"]["size"] == 6
+
+
+def test_inserts_are_spread(shards: Shards) -> None:
+    servers, client = shards
+    for i in range(9):
+        client.insert({"x": i}, {"t": 1.0})
+        client.writer().close()  # writers have turns of their own
+    assert [server.info()["tables"]["t"]["size"] for server in servers] == [3, 3, 3]
+    for _ in range(3):
+        client.insert_batch({"x": np.arange(10)}, {"t": np.ones(10)})
+    assert [server.info()["tables"]["t"]["size"] for server in servers] == [13, 13, 13]
+    assert all(server.info()["writers"] == 1 for server in servers)
 
 
 def test_samples_follow_priorities_or_sizes_and_updates_find_their_shard(shards: Shards) -> None:
@@ -138,11 +153,14 @@ def test_an_insert_goes_to_another_shard_after_its_own_died() -> None:
     client = replay.Client(addresses, timeout=60)
     try:
         client.insert({"x": 1}, {"t": 1.0})
+        client.insert({"x": 1}, {"t": 1.0})
         end(processes[0])
-        with pytest.raises(replay.Timeout):
+        with pytest.raises(replay.Timeout):  # its turn
             client.insert({"x": 2}, {"t": 1.0}, timeout=0.1)
-        client.insert({"x": 3}, {"t": 1.0})
-        assert client.sample("t").data["x"].tolist() == [3]
+        for _ in range(3):
+            client.insert({"x": 3}, {"t": 1.0})
+        assert client.info()["tables"]["t"]["size"] == 4
+        assert set(client.sample("t", 100).data["x"]) == {1, 3}
     finally:
         client.close()
         end(processes[1])
@@ -155,3 +173,65 @@ def test_no_shard_at_all() -> None:
     with pytest.raises(replay.Timeout, match="none of 2 shards"):
         client.info()
     client.close()
+
+
+def serve(address: str, value: int) -> replay.Server:
+    """A shard in this process, with items."""
+    server = replay.Server([replay.Table("t", replay.Uniform())], address=address)
+    server.client().insert_batch({"x": np.full(50, value)}, {"t": np.ones(50)})
+    return server
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_what_was_drawn_ahead_is_settled_on_the_others_when_a_shard_was_restarted() -> None:
+    servers = [serve("tcp://127.0.0.1:0", shard) for shard in range(2)]
+    with replay.Client([server.address for server in servers], timeout=60) as client:
+        with client.dataset("t", 32, prefetch=4) as batches:
+            next(batches)
+            until(lambda: batches._ready.full())
+            servers[0].close()
+            servers[0] = serve(servers[0].address or "", 0)
+            seen = {int(x) for _ in range(20) for x in next(batches).data["x"]}
+            until(lambda: not client.info()["down"])
+        assert 1 in seen
+        until(lambda: [server.info()["tables"]["t"]["reserved"] for server in servers] == [0, 0])
+    for server in servers:
+        server.close()
+
+
+def test_where_all_shards_are_down_one_is_waited_for_as_long_as_the_call_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "DEAD_SECONDS", 1.0)
+    servers = [serve("tcp://127.0.0.1:0", shard) for shard in range(2)]
+    with replay.Client([server.address for server in servers], timeout=60) as client, ThreadPoolExecutor() as pool:
+        batches = client.dataset("t", 4, timeout=0.5)
+        next(batches)
+        for server in servers:
+            server.close()
+
+        def all_down() -> bool:
+            with pytest.raises(replay.Timeout) as caught:
+                client.sample("t", 4, timeout=0.1)
+            return "none of 2 shards" in str(caught.value)
+
+        until(all_down)
+        calls, sample = [], client._backend.sample
+
+        def counted(*given: Any) -> replay.Batch:
+            calls.append(given)
+            return sample(*given)
+
+        monkeypatch.setattr(client._backend, "sample", counted)
+        with pytest.raises(replay.Timeout):
+            while True:
+                next(batches)
+        batches.close()
+        assert len(calls) < 100  # each waits
+        waiting = pool.submit(client.sample, "t", 4)
+        with serve(servers[1].address or "", 7):
+            assert waiting.result().data["x"].tolist() == [7] * 4

@@ -85,7 +85,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=0, help=f"rounds of each scene; {ROUNDS} by default")
     parser.add_argument("--scale", type=float, default=1.0, help="shorten all windows, to try it out")
     parser.add_argument("--list", action="store_true", help="print the cases and stop")
-    parser.add_argument("--no-save", action="store_true", help="do not write docs/results/bench.json")
+    parser.add_argument("--no-save", action="store_true", help="do not write docs/results/bench.json; so is it with --scale")
     given = parser.parse_args(words)
     started, results = time.monotonic(), machine.describe()
     chosen = [case for case in CASES if given.only.lower() in case.name.lower()]
@@ -99,7 +99,7 @@ def main(words: Sequence[str] | None = None) -> int:
     results["seconds"] = round(time.monotonic() - started, 1)
     say("\n" + bench_tables(results) + f"\n\nmeasured in {results['seconds']:.0f} s")
     failed = any(run["error"] for case in results["cases"] for run in case["runs"])
-    if not given.no_save:
+    if machine.kept(given):
         results = machine.with_earlier_rows(results, machine.load("bench.json"), "cases")
         say(f"wrote {machine.save('bench.json', results)}; `python -m shoal.bench.report` puts it into docs/performance.md")
     return int(failed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -14,7 +15,7 @@ from typing import Any
 
 from shoal.telemetry.sinks import jsonable
 
-__all__ = ["RESULTS", "ROOT", "describe", "load", "merged", "save", "stamp", "with_earlier_rows"]
+__all__ = ["RESULTS", "ROOT", "describe", "kept", "load", "merged", "save", "stamp", "with_earlier_rows"]
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "docs" / "results"
@@ -45,6 +46,11 @@ def with_earlier_rows(results: Mapping[str, Any], before: Mapping[str, Any], key
     """This run's rows beside those of an earlier file that were not measured again; all with their stamps."""
     old, new = ([{**stamp(about), **row} for row in about.get(key, [])] for about in (before, results))
     return {**results, key: merged(old, new, "name")}
+
+
+def kept(given: argparse.Namespace) -> bool:
+    """Whether what was measured is written down: not if that was not wanted, nor if the windows were shortened to try it out."""
+    return not given.no_save and given.scale == 1.0
 
 
 def save(name: str, values: dict[str, Any], folder: Path = RESULTS) -> Path:

@@ -175,20 +175,27 @@ def target_table(scenes: dict[str, Any]) -> str:
     rows = []
     for scene, what, ours, theirs, times in TARGETS:
         mine, other = _middle(scenes, scene, *ours), _middle(scenes, scene, *theirs)
-        if mine is not None and other is not None:
-            ratio = mine / other
-            rows.append([scene, what, short(mine), f"{theirs[0]} {short(other)}", f"{ratio:.2f}", f">= {times:g}",
-                         _word(ratio >= times)])
+        ratio = mine / other if mine is not None and other is not None else None
+        rows.append([scene, what, _short(mine), f"{theirs[0]} {_short(other)}", _ratio(ratio), f">= {times:g}",
+                     _word(None if ratio is None else ratio >= times)])
     for what in ("insert", "sample", "sample+update"):
         few, many = (_middle(scenes, scene, "shoal inline", what) for scene in ("small 10k", "small 1M"))
-        if few is not None and many is not None:
-            rows.append(["small", f"cost of {what}, 1M / 10k", short(many), f"10k: {short(few)}", f"{few / many:.2f}", "<= 1.5",
-                         _word(few / many <= 1.5)])
+        ratio = few / many if few is not None and many is not None else None
+        rows.append(["small", f"cost of {what}, 1M / 10k", _short(many), f"10k: {_short(few)}", _ratio(ratio), "<= 1.5",
+                     _word(None if ratio is None else ratio <= 1.5)])
     return markdown(("scene", "what", "shoal", "against", "ratio", "needed", ""), rows)
 
 
-def _word(met: bool) -> str:
-    return "met" if met else "NOT MET"
+def _short(value: float | None) -> str:
+    return "-" if value is None else short(value)
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _word(met: bool | None) -> str:
+    return "not measured" if met is None else "met" if met else "NOT MET"
 
 
 def name_of(kind: str, size: int) -> str:

@@ -15,6 +15,8 @@ REFERENCE = "reference loop"
 LIMIT = "composed limit"
 UNMEASURED = "The composed limit of these env steps/s was not measured in this run; `make bench` measures it beside each run."
 
+UNKNOWN = " (whether with uncommitted changes was not written down)"
+
 
 def short(value: float | None) -> str:
     """Three digits that a person can compare: 512 k, 1.21 k, 348."""
@@ -61,7 +63,7 @@ def origins(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> st
 
 
 def _origin(row: Mapping[str, Any]) -> str:
-    changed = " with uncommitted changes" if row.get("uncommitted_changes") else ""
+    changed = {True: " with uncommitted changes", False: ""}.get(row.get("uncommitted_changes"), UNKNOWN)
     where = f", {row['machine']} (load {row['load']:g})" if "machine" in row else ""
     return f"{row['date']}, commit {row['commit'][:10]}{changed}{where}."
 

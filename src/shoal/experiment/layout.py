@@ -14,7 +14,7 @@ from shoal.coordination.calibration import Layout
 from shoal.errors import ConfigError
 from shoal.experiment.config import Found, Plan, architecture_of, replayed
 from shoal.experiment.prepare import prepare
-from shoal.experiment.room import check_room
+from shoal.experiment.room import drawn
 from shoal.runtime import Program
 
 __all__ = ["laid_out"]
@@ -62,7 +62,7 @@ def _ground(plan: Plan) -> Iterator[tuple[int, int]]:
     from shoal.runtime.ray import connected
 
     with connected(experiment.ray, sum(ours)) as room_for:
-        room = None if room_for is None else room_for(prepare(plan).program())
+        room = None if room_for is None else room_for(drawn(prepare(plan)))
         yield ours if room is None else (room, room)
 
 
@@ -102,7 +102,7 @@ def _calibrated(plan: Plan, cores: int, say: Callable[[str], None]) -> Plan:
     else was asked for: one process is no use of many nodes."""
     experiment, architecture = plan.experiment, plan.experiment.architecture
     prepared = prepare(plan)  # whatever is wrong is found before anything is tried
-    check_room(prepared, prepared.program())
+    drawn(prepared)
     from shoal.coordination import calibrate, candidates
 
     rows = architecture.envs_per_actor * getattr(architecture, "batch_slots", experiment.actor_count)

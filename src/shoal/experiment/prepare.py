@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import Any
 
 import cloudpickle
@@ -64,6 +66,7 @@ class Prepared:
     def program(self, resumed: int = 0) -> Program:
         """Draw the graph."""
         names, experiment = self.plan.names, self.plan.experiment
+        _check_threads(experiment)
         program = Program(names.title, experiment.seed, TensorFiles())
         program.resumed = resumed
         parts = Parts(self.algorithm, self.source, experiment.architecture.envs_per_actor, seed=experiment.seed,
@@ -74,7 +77,8 @@ class Prepared:
                       eval=experiment.eval.plan(experiment.until_return, experiment.offline),
                       replay=experiment.replay, demos=experiment.demos, offline=experiment.offline, hardware=self._hardware())
         program.on_gpu = parts.hardware.on_gpu
-        architecture_of(names.architecture).draw(program, parts, experiment.architecture)
+        with making_networks():  # to know the size of the weights
+            architecture_of(names.architecture).draw(program, parts, experiment.architecture)
         return program
 
 
@@ -103,7 +107,9 @@ def prepare(plan: Plan) -> Prepared:
         _check_demos(plan, spec, source.kwargs)
     seats = experiment.architecture.envs_per_actor * spec.seats_per_env
     _check_minibatches(experiment, seats)
-    return Prepared(plan, source, spec, algorithms.make(experiment.algorithm, spec, experiment.net, seats))
+    with making_networks():
+        made = algorithms.make(experiment.algorithm, spec, experiment.net, seats)
+    return Prepared(plan, source, spec, made)
 
 
 def _check_demos(plan: Plan, spec: EnvSpec, kwargs: Mapping[str, Any]) -> None:
@@ -114,6 +120,18 @@ def _check_demos(plan: Plan, spec: EnvSpec, kwargs: Mapping[str, Any]) -> None:
     check_fit(demos.about, str(plan.experiment.demos), spec, plan.env.name, kwargs, plan.experiment.foreign_demos)
     for _ in demos.episodes():
         pass
+
+
+@contextlib.contextmanager
+def making_networks() -> Iterator[None]:
+    """torch says that there is no memory for a network with a RuntimeError, as others may say other things."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        if not any(frame.f_globals.get("__name__", "").startswith("shoal.nets") for frame, _ in walk_tb(error.__traceback__)):
+            raise
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"the network cannot be made: {why}; make it smaller with --net.*") from None
 
 
 @contextlib.contextmanager
@@ -139,6 +157,15 @@ def patience(seconds: float, name: str) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def _check_threads(experiment: Experiment[Any, Any]) -> None:
+    """More threads than cores only wait for each other. Nodes of a cluster that is joined may have more than this machine, and to
+    act with a run that was trained on a larger one no program is drawn."""
+    cores = len(os.sched_getaffinity(0))
+    if experiment.learner_threads > cores and not (experiment.runtime == "ray" and experiment.ray.joined):
+        raise ConfigError(f"--learner-threads {experiment.learner_threads} is more than the {cores} cores that there are; give "
+                          f"--learner-threads {cores} or fewer")
 
 
 def _check_minibatches(experiment: Experiment[Any, Any], seats: int) -> None:

@@ -8,25 +8,41 @@ from typing import Any
 
 from shoal import algorithms
 from shoal.errors import ConfigError
-from shoal.experiment.config import flag
+from shoal.experiment.config import Experiment, flag
 from shoal.experiment.prepare import Prepared
 from shoal.experiment.values import apply
 from shoal.runtime import Program
-from shoal.runtime.room import needs, shortage
+from shoal.runtime.room import least, needs, shortage
 
-__all__ = ["check_room"]
+__all__ = ["SURE", "drawn"]
+
+SURE = 400
+"""No larger number of processes is recommended: that there is room for more does not say that they can be started."""
+SIZES = ("batch_slots", "buffer_slots", "envs_per_actor")
+"""Of an architecture: they make what there is larger, not more of it."""
 
 
-def check_room(prepared: Prepared, program: Program) -> None:
-    """Ray looks at its cluster by itself."""
-    runtime = prepared.plan.experiment.runtime
-    if runtime == "ray":
-        return
-    why = shortage(needs(program, runtime))
+def drawn(prepared: Prepared, resumed: int = 0) -> Program:
+    """The program of a run, if there is room for it here; numbers that would take minutes to draw are refused before."""
+    experiment = prepared.plan.experiment
+    _refuse(prepared, _at_least(experiment))
+    program = prepared.program(resumed)
+    if experiment.runtime != "ray":  # it looks at its cluster by itself
+        _refuse(prepared, shortage(needs(program, experiment.runtime)))
+    return program
+
+
+def _at_least(experiment: Experiment[Any, Any]) -> str:
+    """What there is not enough of, as far as the numbers alone say."""
+    actors = max(experiment.actor_count, experiment.autoscale.most or 0)
+    return shortage(least(actors + experiment.learners, experiment.runtime))
+
+
+def _refuse(prepared: Prepared, why: str) -> None:
     if not why:
         return
-    for name, least, value, changes in _knobs(prepared):
-        if most := _largest(prepared, name, least, value, changes):
+    for name, fewest, value, changes in _knobs(prepared):
+        if most := _largest(prepared, name, fewest, value, changes):
             raise ConfigError(f"{flag(name)} {value} is too much for this machine: it {why}; give {flag(name)} {most} or fewer")
     raise ConfigError(f"this is too much for this machine: it {why}")
 
@@ -34,19 +50,25 @@ def check_room(prepared: Prepared, program: Program) -> None:
 def _knobs(prepared: Prepared) -> Iterator[tuple[str, int, int, Mapping[str, Any]]]:
     """What can be lowered: its name, the least that makes sense, its value, and what has to change with it."""
     experiment, architecture = prepared.plan.experiment, prepared.plan.experiment.architecture
-    if experiment.moving:
-        yield "autoscale.most", experiment.actor_count, int(experiment.autoscale.most or 0), {}
+    if experiment.autoscale.most is not None:
+        yield "autoscale.most", experiment.actor_count, experiment.autoscale.most, {}
     fewest = experiment.learners if getattr(architecture, "one_place", False) else 1  # each learner has an actor in its process
     yield "actors", fewest, experiment.actor_count, {"autoscale.start": None, "autoscale.most": None}
     yield "learners", 1, experiment.learners, {}
-    yield "architecture.envs_per_actor", 1, architecture.envs_per_actor, {}
+    for name in SIZES:
+        if value := getattr(architecture, name, 0):
+            yield f"architecture.{name}", architecture.batch_slots if name == "buffer_slots" else 1, value, {}
 
 
-def _largest(prepared: Prepared, name: str, least: int, value: int, changes: Mapping[str, Any]) -> int:
-    """The largest number below `value` with which there is room; 0 where there is none."""
-    if least >= value or not _fits(prepared, {name: least, **changes}):
+def _largest(prepared: Prepared, name: str, fewest: int, value: int, changes: Mapping[str, Any]) -> int:
+    """The largest number below `value` (of processes: up to SURE) with which there is room; 0 where there is none."""
+    if fewest >= value or not _fits(prepared, {name: fewest, **changes}):
         return 0
-    low, high = least, value  # there is room with `low`, and none with `high`
+    low, high = fewest, value  # there is room with `low`, and none with `high`
+    if not name.startswith("architecture.") and low < SURE < high:
+        if _fits(prepared, {name: SURE, **changes}):
+            return SURE
+        high = SURE
     while high - low > 1:
         middle = (low + high) // 2
         if _fits(prepared, {name: middle, **changes}):
@@ -59,7 +81,12 @@ def _largest(prepared: Prepared, name: str, least: int, value: int, changes: Map
 def _fits(prepared: Prepared, changes: Mapping[str, Any]) -> bool:
     plan = prepared.plan
     experiment = apply(plan.experiment, changes, "")
+    if _at_least(experiment):
+        return False
     seats = experiment.architecture.envs_per_actor * prepared.spec.seats_per_env
     made = algorithms.make(experiment.algorithm, prepared.spec, experiment.net, seats)
     other = dataclasses.replace(prepared, plan=dataclasses.replace(plan, experiment=experiment), algorithm=made)
-    return not shortage(needs(other.program(), experiment.runtime))
+    try:
+        return not shortage(needs(other.program(), experiment.runtime))
+    except ConfigError:  # the architecture wants this number together with another one
+        return False

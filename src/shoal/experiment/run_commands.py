@@ -49,6 +49,8 @@ class Resume:
     """Where roles live from now on; as before without it."""
     actors: int | None = None
     """How many actors from now on, on a machine or a cluster of another size; as before without it."""
+    learner_threads: int | None = None
+    """Threads that each learner computes with, on a machine with another number of cores; as before without it."""
     ray: RayConfig = dataclasses.field(default_factory=RayConfig)
     """The cluster of --runtime ray; as before without any."""
     trust: bool = False
@@ -60,7 +62,7 @@ class Resume:
 def resume_command(arguments: list[str]) -> int:
     rundir, options = _run_and_options(arguments, Resume(), "shoal resume RUN")
     _say_modules(rundir, options.trust)
-    names = ("until_return", "max_env_steps", "max_learner_steps", "max_seconds", "runtime", "actors")
+    names = ("until_return", "max_env_steps", "max_learner_steps", "max_seconds", "runtime", "actors", "learner_threads")
     overrides: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
     for name, unchanged in (("console", ConsoleConfig()), ("ray", RayConfig())):
         if (section := getattr(options, name)) != unchanged:

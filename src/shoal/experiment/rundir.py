@@ -1,4 +1,4 @@
-"""The run directory: config.json, metrics.jsonl (the truth), summary.json, checkpoints/, logs/, tensorboard/."""
+"""The run directory: config.json, metrics.jsonl (the truth), summary.json, checkpoints/, logs/, tensorboard/, .lock (lock.py)."""
 
 from __future__ import annotations
 

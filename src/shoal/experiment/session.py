@@ -36,6 +36,7 @@ GLANCE_SECONDS = 0.1    # stop conditions, events, how full the streams are
 SNAPSHOT_SECONDS = 1.0
 RETRY_SECONDS = 5.0     # after a checkpoint that failed
 LAST_CHECKPOINT_SECONDS = 30.0
+BATCH_SECONDS = 30.0    # without an update, until it is said that the first batch is not full yet
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,11 @@ class RunSession:
 
     def __init__(self, rundir: RunDir, labels: Mapping[str, Any], goals: Goals, *, checkpoint_seconds: float, keep: int,
                  sinks: Sequence[Sink], base: Base | None = None, started: float | None = None,
-                 autoscaler: Autoscaler | None = None) -> None:
+                 autoscaler: Autoscaler | None = None, batch_slots: int = 0) -> None:
         self.rundir, self.labels, self.goals, self.base = rundir, dict(labels), goals, base or Base()
         self.checkpoints: Checkpoints = rundir.checkpoints(keep)
         self.summary: dict[str, Any] = {}
-        self._checkpoint_seconds, self._sinks = checkpoint_seconds, list(sinks)
+        self._checkpoint_seconds, self._sinks, self._batch_slots = checkpoint_seconds, list(sinks), batch_slots
         self._started = time.monotonic() if started is None else started
         self._window, self._memory, self._autoscaler = Window(), PeakMemory(), autoscaler
         self._first_step: float | None = None
@@ -191,8 +192,17 @@ class RunSession:
         shot["best_return"], shot["lowest_return"] = self._best, self._lowest
         shot["seconds"], shot["time"] = self._seconds(now), time.time()
         shot.update(self._control.surroundings())
-        shot["verdict"] = verdict(shot, shot["seconds"] - self.base.seconds, self.labels["runtime"])
+        shot["verdict"] = self._no_batch(shot) or verdict(shot, shot["seconds"] - self.base.seconds, self.labels["runtime"])
         return shot
+
+    def _no_batch(self, shot: Mapping[str, Any]) -> str:
+        """How far the first batch is, where it has been waited for long; else nothing."""
+        seconds, come = shot["seconds"] - self.base.seconds, shot["slots"]["written"] - shot["slots"]["dropped"]
+        updated = shot["learner_steps"] > self.base.totals.get("learner_steps", 0)
+        if updated or seconds < BATCH_SECONDS or come >= self._batch_slots:
+            return ""
+        return (f"no batch yet: {come:,} of {self._batch_slots:,} unrolls after {seconds:.0f} s; a smaller "
+                "--architecture.batch-slots is full sooner")
 
     def _report(self, control: Supervisor, now: float, last: bool = False) -> None:
         self._memory.sample(now, force=last)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from shoal.bench.tables import UNMEASURED
 from shoal.errors import ConfigError
 from shoal.planning.pipeline import simulate
 from shoal.planning.terms import Cluster, Costs, Forecast
@@ -80,7 +81,7 @@ def plan_command(arguments: list[str]) -> int:
     costs = _measured(plan, options, batch, depth, lockstep)
     rows = [simulate(costs, options.cluster(n), n, options.learners, batch, depth, lockstep=lockstep)
             for n in _sizes(options.actors)]
-    sys.stdout.write("\n" + table(rows) + "\n\n" + told(costs, options, batch, depth, lockstep) + "\n")
+    sys.stdout.write("\n" + table(rows) + "\n\n" + told(costs, options, batch, depth, lockstep) + f"\n\n{UNMEASURED}\n")
     return 0
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from shoal.bench.machine import RESULTS, ROOT
 from shoal.bench.report import insert
 from shoal.bench.svg import COLOURS, Line, lines
+from shoal.bench.tables import UNMEASURED
 from shoal.planning.pipeline import simulate
 from shoal.planning.terms import Cluster, Cost, Costs, Forecast
 
@@ -87,7 +88,8 @@ def write(page: Path = PAGE, results: Path = RESULTS) -> None:
         if any("costs" in run for run in result["runs"]):
             found = curves(result)
             (results / f"scaling-{name}.svg").write_text(picture(name, found), encoding="utf-8")
-            shown = [judgement(result), f"![env steps/s over actors](results/scaling-{name}.svg)\n\n{sizes_table(found)}"]
+            drawn = f"![env steps/s over actors](results/scaling-{name}.svg)\n\n{sizes_table(found)}"
+            shown = [f"{part}\n\n{UNMEASURED}" for part in (judgement(result), drawn)]
         for marker, part in zip((f"{name}-judged", f"{name}-curves"), shown, strict=True):
             text = insert(text, marker, part)
     page.write_text(text, encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import operator
 import queue
 import threading
@@ -22,20 +21,25 @@ from shoal.replay.columns import Tree, arrays_of
 from shoal.replay.core import as_keys
 from shoal.replay.errors import Closed, InvalidItem, Refused, Timeout, Unanswered
 from shoal.replay.expressions import apply, check
+from shoal.replay.forks import end_at_fork
 from shoal.replay.local import Local, LocalSink
 from shoal.replay.writer import Sink, Writer
 
 __all__ = ["Backend", "Client", "Dataset", "LocalBackend"]
 
 DEAD_SECONDS = 10.0
+LONGEST_SECONDS = 1e9  # as good as for ever
 UNSET = -1.0
 """Use the client's own timeout."""
 
 
 class Backend(Protocol):
-    """A way to one server."""
+    """A way to one server, or to several."""
 
-    def sink(self, **options: Any) -> Sink: ...
+    def turn(self) -> int:
+        """Which of several servers the next insert goes to."""
+
+    def sink(self, turn: int | None = None, **options: Any) -> Sink: ...
 
     def sample(
         self, table: str, n: int, timeout: float | None, buffers: Buffers, counted: bool, transform: Tree | None
@@ -66,7 +70,10 @@ class LocalBackend:
     def __init__(self, local: Local, save: Any) -> None:
         self._local, self._save = local, save
 
-    def sink(self, **options: Any) -> Sink:
+    def turn(self) -> int:
+        return 0
+
+    def sink(self, turn: int | None = None, **options: Any) -> Sink:
         """Options speak of a network: nothing to choose here."""
         return LocalSink(self._local)
 
@@ -144,8 +151,8 @@ class Client:
     def __init__(self, address: Any, key: Any = None, timeout: float | None = None) -> None:
         self.timeout = timeout
         self._buffers = threading.local()
-        self._inserters: list[Writer] = []  # idle ones: a call takes one for itself
-        self._closed = False
+        self._inserters: dict[int, list[Writer]] = {}  # idle ones of every server: a call takes one for itself
+        self._closed, self._why = False, "this client was closed"
         self._backend: Backend
         if isinstance(address, str):
             from shoal.replay.remote import RemoteBackend
@@ -159,6 +166,7 @@ class Client:
             self._backend = address
         else:
             raise ConfigError(f"a client connects to an address or a list of them, got {address!r}")
+        end_at_fork(self)
 
     def writer(self, max_history: int = 1, timeout: float | None = UNSET, **options: Any) -> Writer:
         """A trajectory writer that remembers max_history steps. Not for several threads at once.
@@ -195,10 +203,12 @@ class Client:
     ) -> dict[str, npt.NDArray[np.int64]]:
         self._check_open()
         wait, alive = self._wait(timeout), True
+        turn = self._backend.turn()
+        idle = self._inserters.setdefault(turn, [])
         try:
-            writer = self._inserters.pop()
+            writer = idle.pop()
         except IndexError:
-            writer = Writer(self._backend.sink(wait=True), 1, self.timeout)
+            writer = Writer(self._backend.sink(turn, wait=True), 1, self.timeout)
         try:
             return writer.insert_rows(leaves, count, priorities, wait)
         except Unanswered:
@@ -206,7 +216,7 @@ class Client:
             raise
         finally:
             if alive and not self._closed:
-                self._inserters.append(writer)
+                idle.append(writer)
             else:
                 _let_go(writer)
 
@@ -243,6 +253,8 @@ class Client:
     ) -> Dataset:
         """Batches without end, gathered ahead by a thread; a batch counts as sampled when it is taken."""
         self._check_open()
+        if not isinstance(prefetch, (int, np.integer)) or prefetch < 0:
+            raise ConfigError(f"prefetch is a number of batches, 0 or more, got {prefetch!r}")
         return Dataset(self._backend, table, _checked(batch_size), prefetch, self._wait(timeout), transform, buffers)
 
     def update_priorities(self, table: str, keys: Any, priorities: Any, timeout: float | None = UNSET) -> None:
@@ -288,26 +300,31 @@ class Client:
         if self._closed:
             return
         self._closed = True
-        while self._inserters:
-            _let_go(self._inserters.pop())
+        for idle in list(self._inserters.values()):
+            while idle:
+                _let_go(idle.pop())
         self._backend.close()
 
     def _wait(self, timeout: float | None) -> float | None:
         """The time that a call may take: its own, or this client's."""
         try:
-            if timeout is None or 0 <= timeout < math.inf:
+            if timeout is None or 0 <= timeout < LONGEST_SECONDS:
                 return timeout
             if timeout < 0:
                 return self.timeout
+            if timeout >= LONGEST_SECONDS:
+                return None
         except TypeError:
             raise InvalidItem(f"a timeout is a number of seconds, or None for ever, got {timeout!r}") from None
-        if timeout == math.inf:
-            return None
         raise InvalidItem(f"a timeout is a number of seconds, or None for ever, got {timeout!r}")
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed("this client was closed")
+            raise Closed(self._why)
+
+    def inherited(self, reason: str) -> None:
+        """The parent process goes on with it."""
+        self._closed, self._why = True, reason
 
     def __enter__(self) -> Client:
         return self
@@ -356,6 +373,8 @@ class Dataset(Iterator[Batch]):
         self._ahead = 0 if backend.sampled_once(table) else prefetch
         self._ready: queue.Queue[Batch | BaseException] = queue.Queue(max(1, self._ahead))
         self._stop = threading.Event()
+        self._inherited: str | None = None
+        end_at_fork(self)
         self._thread: threading.Thread | None = None
         if self._ahead:
             self._thread = threading.Thread(target=self._fill, name=f"shoal-dataset-{table}", daemon=True)
@@ -372,7 +391,7 @@ class Dataset(Iterator[Batch]):
             except Timeout as error:
                 if not isinstance(error, Unanswered):
                     heard = time.monotonic()
-                if time.monotonic() - heard < DEAD_SECONDS:
+                if time.monotonic() - heard < max(DEAD_SECONDS, self._timeout or 0.0):
                     continue
                 batch = error  # a dead server is not waited for, also where the timeout is None
             except BaseException as error:  # handed to the consumer
@@ -396,6 +415,8 @@ class Dataset(Iterator[Batch]):
                 self._backend.consume(self._table, batch.info.keys, False)
 
     def __next__(self) -> Batch:
+        if self._inherited is not None:
+            raise Closed(self._inherited)
         if self._stop.is_set():
             raise StopIteration
         if not self._ahead:
@@ -416,7 +437,13 @@ class Dataset(Iterator[Batch]):
                 continue  # the server was restarted, or forgot a reader that was busy for long
             return batch
 
+    def inherited(self, reason: str) -> None:
+        """The parent process goes on with it."""
+        self._inherited = reason
+
     def close(self) -> None:
+        if self._inherited is not None:
+            return
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

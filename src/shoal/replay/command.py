@@ -19,6 +19,7 @@ from shoal.replay.table import Table
 
 __all__ = ["info_command", "keys_command", "parse_table", "serve_command"]
 
+LONGEST_SECONDS = 1e9
 SELECTORS: dict[str, type[Selector]] = {
     "fifo": Fifo, "lifo": Lifo, "uniform": Uniform, "prioritized": Prioritized, "minheap": MinHeap, "maxheap": MaxHeap,
 }  # fmt: skip
@@ -35,7 +36,11 @@ def parse_table(text: str) -> Table:
         power = float(exponent) if exponent else 0.6
     except ValueError:
         raise ConfigError(f"sizes and exponent of {text!r} must be numbers") from None
+    if exponent and kind != "prioritized":
+        raise ConfigError(f"{kind} has no exponent, got {text!r}; prioritized=EXPONENT has one")
     if kind in ("queue", "stack"):
+        if len(sizes) > 1:
+            raise ConfigError(f"a {kind} is {name}:{kind}:MAX_SIZE without a MIN_SIZE, got {text!r}")
         return Table.queue(name, sizes[0]) if kind == "queue" else Table.stack(name, sizes[0])
     if kind not in SELECTORS:
         raise ConfigError(f"unknown selector {kind!r} in {text!r}; choose from {sorted(SELECTORS)}, queue, stack")
@@ -56,7 +61,7 @@ def serve_command(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--key", metavar="FILE", help="the server's key, for addresses off loopback: see `shoal replay keys`")
     chosen = parser.parse_args(argv)
-    if chosen.checkpoint_seconds and (chosen.checkpoint_seconds < 0 or not chosen.checkpoint_dir):
+    if not 0 <= chosen.checkpoint_seconds < LONGEST_SECONDS or (chosen.checkpoint_seconds and not chosen.checkpoint_dir):
         parser.error("--checkpoint-seconds is a positive number and needs --checkpoint-dir")
     try:
         server = Server(
@@ -77,9 +82,11 @@ def serve_command(argv: Sequence[str]) -> int:
             server.checkpoint()
         except ShoalError as error:  # a full disk today: the tables are served on
             sys.stderr.write(f"{error}\n")
-    if chosen.checkpoint_dir:
-        server.checkpoint()
-    server.close()
+    try:
+        server.close(save_last=True)
+    except ShoalError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
     return 0
 
 

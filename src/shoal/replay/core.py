@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,10 +23,14 @@ from shoal.replay.columns import Column
 from shoal.replay.contents import TableCore
 from shoal.replay.errors import InvalidItem, NotFound
 from shoal.replay.kernels import run_plan
+from shoal.replay.limiters import RateLimiter
 from shoal.replay.pool import Pool
 from shoal.replay.table import Table
 
 __all__ = ["Core", "Pending"]
+
+MOST_SEED = 1 << 63
+_owners: weakref.WeakKeyDictionary[RateLimiter, weakref.ref[Any]] = weakref.WeakKeyDictionary()  # -> the core that it counts for
 
 
 class Pending:
@@ -85,6 +90,9 @@ class Core:
         seed: int = 0,
         first_key: int = 1,
     ) -> None:
+        if not isinstance(seed, (int, np.integer)) or not 0 <= seed < MOST_SEED:
+            raise ConfigError(f"a seed is a whole number from 0 to 2**63 - 1, got {seed!r}")
+        self.closed = False
         self.store = ChunkStore(Pool(storage, directory), compression)
         self.tables: dict[str, TableCore] = {}
         self.writers: dict[int, int] = {}  # writer -> the number of its last item
@@ -94,11 +102,24 @@ class Core:
         for at, table in enumerate(tables):
             if table.name in self.tables:
                 raise ConfigError(f"two tables are called {table.name!r}")
+            self._claim(table)
             self.tables[table.name] = TableCore(table, self.store, seed + 0x9E3779B9 * at, first_key)
             if table.max_bytes is not None:
                 self.chunk_bytes = max(1, min(self.chunk_bytes, table.max_bytes // 8))
         if not self.tables:
             raise ConfigError("a replay server needs at least one table")
+
+    def _claim(self, table: Table) -> None:
+        """A limiter counts for one table of one server. Those of a server that was closed begin anew."""
+        owner = _owners.get(table.limiter)
+        living: Core | None = None if owner is None else owner()
+        if living is not None and not living.closed:
+            raise ConfigError(
+                f"table {table.name!r}: its limiter already counts for another table; give every table a limiter of its own, "
+                "and close a server before its tables are served by another"
+            )
+        _owners[table.limiter] = weakref.ref(self)
+        table.limiter.begin()
 
     def table(self, name: str) -> TableCore:
         try:
@@ -150,6 +171,7 @@ class Core:
         }
 
     def close(self) -> None:
+        self.closed = True
         self.store.pool.close()
 
 

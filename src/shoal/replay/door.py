@@ -20,7 +20,7 @@ import zmq.utils.z85
 
 from shoal.errors import ConfigError
 from shoal.replay.keys import Key
-from shoal.replay.wire import MOST_MESSAGE_BYTES, is_loopback
+from shoal.replay.wire import MOST_MESSAGE_BYTES, check_address, is_loopback
 
 __all__ = ["Door"]
 
@@ -29,8 +29,7 @@ class Door:
     """The sockets of one server. For the thread that serves."""
 
     def __init__(self, address: str, key: Key | None) -> None:
-        if not address.startswith(("tcp://", "ipc://")):
-            raise ConfigError(f"a replay address begins with tcp:// or ipc://, got {address!r}")
+        check_address(address)
         if key is not None and not isinstance(key, Key):
             raise ConfigError(f"a server's key is a replay.Key, not {type(key).__name__}")
         if key is None and not is_loopback(address):
@@ -80,17 +79,20 @@ class Door:
         ready = dict(self._poller.poll(milliseconds))
         if self._zap is not None and self._zap in ready:
             self._answer_zap()
-        ended = []
-        while self._monitor in ready:
-            try:
-                event = zmq.utils.monitor.recv_monitor_message(self._monitor, zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            ended.append(int(event["value"]))
+        ended = self.ended() if self._monitor in ready else []
         woken = self.wake_fd in ready
         if woken:
             os.eventfd_read(self.wake_fd)
         return woken, ended
+
+    def ended(self) -> list[int]:
+        """The connections that have ended and were not told of yet."""
+        found = []
+        while True:
+            try:
+                found.append(int(zmq.utils.monitor.recv_monitor_message(self._monitor, zmq.NOBLOCK)["value"]))
+            except zmq.Again:
+                return found
 
     def _answer_zap(self) -> None:
         """Let in clients whose public key is known."""

@@ -67,7 +67,7 @@ class Expression:
             return np.asarray(OPERATIONS[self.name](*values, **self.parameters))
         except (ValueError, TypeError, IndexError, ArithmeticError, MemoryError) as error:
             shapes = [list(np.shape(value))[1:] for value in values]
-            raise InvalidItem(f"{self.name} of {shapes} with {self.parameters}: {error}") from error
+            raise InvalidItem(f"{self.name} of {shapes} with {str(self.parameters)[:200]}: {error}") from error
 
     def item(self, columns: Mapping[str, Any]) -> npt.NDArray[Any]:
         """The value for one item: [T, ...] columns."""

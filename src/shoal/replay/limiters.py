@@ -54,10 +54,13 @@ class RateLimiter:
                 stacklevel=3,
             )
         self.samples_per_insert, self.min_size, self.min_diff, self.max_diff = spi, int(min_size), lo, hi
-        self.insert_blocked_seconds = 0.0
-        self.sample_blocked_seconds = 0.0
         self._waiting = [0, 0]
         self._since = [0.0, 0.0]
+        self.begin()
+
+    def begin(self) -> None:
+        """A table that is served anew."""
+        self.insert_blocked_seconds = self.sample_blocked_seconds = 0.0
         self.reset()
 
     def reset(self) -> None:

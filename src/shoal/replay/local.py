@@ -64,7 +64,7 @@ class Local:
                 rest = None if deadline is None else deadline - time.monotonic()
                 if rest is not None and rest <= 0:
                     return False
-                self.changed.wait(rest)
+                self.changed.wait(None if rest is None else min(rest, threading.TIMEOUT_MAX))
                 self._check_open()
                 if ready():
                     return True

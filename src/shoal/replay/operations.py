@@ -6,6 +6,7 @@ Axes in parameters are those of one item; `_axis` moves non-negative ones past t
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ def _axes(axes: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
 
 
 def index(x: Values, at: int) -> Values:
-    return x[:, at]
+    return x[:, operator.index(at)]
 
 
 def slice_(x: Values, start: int | None, stop: int | None, step: int | None) -> Values:
@@ -37,7 +38,7 @@ def slice_(x: Values, start: int | None, stop: int | None, step: int | None) -> 
 
 
 def gather(x: Values, indices: Sequence[int]) -> Values:
-    return x[:, list(indices)]
+    return x[:, [operator.index(at) for at in indices]]
 
 
 def window(x: Values, n: int, stride: int) -> Values:

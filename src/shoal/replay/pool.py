@@ -136,7 +136,7 @@ class Pool:
         slab = block.slab
         slab.used -= 1
         self.used_bytes -= slab.size
-        free = self._free[slab.size]
+        free = self._free.setdefault(slab.size, [])  # a reader may end after the pool was closed
         free.append(block)
         if slab.used == 0 and self.mapped_bytes - self.used_bytes > max(SPARE_BYTES, self.used_bytes):
             self._free[slab.size] = [other for other in free if other.slab is not slab]

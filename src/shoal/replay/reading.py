@@ -163,12 +163,16 @@ class Reading:
             raise Refused("consume carries the keys")
         keys, consumed = read_array(buffers[0], np.int64, count), field(header, "consumed", bool)
         _, draws = self.reserved.get(owner, (0.0, {}))
-        if draws.get(name, 0) < count:
-            raise Refused("more was consumed than was drawn")
-        draws[name] -= count
-        self.reserved[owner] = (time.monotonic(), draws)
+        held = draws.get(name, 0)
+        draws[name] = max(0, held - count)
+        if owner in self.reserved:
+            self.reserved[owner] = (time.monotonic(), draws)
         with self._local.lock:
             table = self._local.core.table(name)
+            if held < count:  # batches of an earlier life of the server: nothing may stay reserved for them
+                table.release(held)
+                self._local.wake()
+                raise Refused("more was consumed than was drawn")
             if consumed:
                 table.consume(keys)
             else:

@@ -22,7 +22,7 @@ from shoal.replay.columns import Tree, unflatten
 from shoal.replay.errors import Closed, Refused, Unanswered
 from shoal.replay.expressions import transform_to
 from shoal.replay.keys import Key
-from shoal.replay.wire import MOST_MESSAGE_BYTES, is_loopback, pack, raise_error, unpack
+from shoal.replay.wire import MOST_MESSAGE_BYTES, check_address, is_loopback, pack, raise_error, unpack
 
 __all__ = ["Connection", "RemoteBackend"]
 
@@ -33,7 +33,7 @@ PING_SECONDS = 0.5
 CLOCK_SECONDS = 0.05
 """An answer that quick tells the server's clock well enough."""
 DEAD_SECONDS = 10.0
-"""A server that has not answered anything for so long is taken for dead, also where the timeout is None."""
+"""A server that has not answered anything for so long is taken for dead where the timeout is None; so is a shard among others."""
 MOST_BLOCKS = 6
 IDLE_REFERENCES = 2  # the attribute's and getrefcount's own
 
@@ -41,14 +41,13 @@ IDLE_REFERENCES = 2  # the attribute's and getrefcount's own
 class Connection:
     """One socket to a server. For one thread at a time."""
 
-    def __init__(self, address: str, key: Key | None) -> None:
-        if not address.startswith(("tcp://", "ipc://")):
-            raise ConfigError(f"a replay address begins with tcp:// or ipc://, got {address!r}")
+    def __init__(self, address: str, key: Key | None, patience: float = math.inf) -> None:
+        check_address(address)
         if key is not None and not isinstance(key, Key):
             raise ConfigError(f"a client's key is a replay.Key, not {type(key).__name__}")
         if key is None and not is_loopback(address):
             raise ConfigError(f"{address} is not loopback: give the client a key (shoal replay keys, or Key.generate(server=...))")
-        self.address, self._key = address, key
+        self.address, self._key, self._patience = address, key, patience
         self._number = 0
         self.incarnation: int | None = None
         self.clock_offset, self._round_trip = 0.0, math.inf
@@ -126,15 +125,16 @@ class Connection:
     ) -> tuple[dict[str, Any], list[Any]]:
         """Send and wait for the reply; a server that was restarted meanwhile is asked again.
 
-        The request says when this client gives up, on the server's clock: one that comes later is not applied.
+        The request says when this client gives up, on the server's clock: one that comes later is not applied. Where the server
+        finds it late its clock may have changed (another host at the same address): it is learned, and the server asked once more.
         """
         began = time.monotonic()
         deadline = None if timeout is None else began + timeout + GRACE_SECONDS
-        self.heard = asked = began
+        self.heard, asked, relearned = began, began, False
         number = self.ping() if self.incarnation is None else self._ask(header, buffers, deadline)
         while True:
             now = time.monotonic()
-            if (deadline is not None and now > deadline) or now - self.heard > DEAD_SECONDS:
+            if (deadline is not None and now > deadline) or now - self.heard > self._silence(deadline):
                 raise Unanswered(f"{self.address} does not answer")
             if now - asked > PING_SECONDS:
                 self.ping()
@@ -145,17 +145,26 @@ class Connection:
             fields = reply[0]
             if "incarnation" in fields and fields["incarnation"] != self.incarnation:
                 first, self.incarnation = self.incarnation is None, fields["incarnation"]
-                number = self._ask(header, buffers, deadline, None if first else number)
+                if first or fields["id"] > number:  # a greeting asked for before this request says nothing of it
+                    number = self._ask(header, buffers, deadline, None if first else number)
             elif fields.get("id") == number:
+                if "late" in fields and not relearned:
+                    relearned, self.incarnation, self._clock_of = True, None, None
+                    number = self.ping()
+                    continue
                 raise_error(fields)
                 return reply
 
     def _ask(self, header: dict[str, Any], buffers: Sequence[Any], deadline: float | None, again: int | None = None) -> int:
         """Send a request with its deadline; under the same number again, in case the server has it after all."""
-        silence = time.monotonic() + DEAD_SECONDS
+        silence = time.monotonic() + self._silence(deadline)
         gives_up = silence if deadline is None else min(deadline, silence)
         asked = header | {"until": gives_up - LATE_SECONDS + self.clock_offset}
         return self.send(asked if again is None else asked | {"id": again}, buffers)
+
+    def _silence(self, deadline: float | None) -> float:
+        """Seconds without any answer after which the server is taken for dead."""
+        return DEAD_SECONDS if deadline is None else self._patience
 
     def reopen(self) -> None:
         """Leave what was asked for and not answered: the server forgets who waited through this connection."""
@@ -169,7 +178,7 @@ class Connection:
 class Shared:
     """Memory that this client shares with an ipc server: made by slots/, gone with this process."""
 
-    def __init__(self, connection: Connection, nbytes: int, timeout: float) -> None:
+    def __init__(self, connection: Connection, nbytes: int, timeout: float | None) -> None:
         from shoal.slots.medium import LocalMemory
 
         memory = LocalMemory(nbytes)
@@ -196,7 +205,7 @@ class Line:
         self._blocks: list[Shared] = []
         self._incarnation: int | None = None
 
-    def take(self, timeout: float) -> Shared:
+    def take(self, timeout: float | None) -> Shared:
         """A block that no earlier batch uses any more; a server that was restarted needs new ones."""
         if self._incarnation != self.connection.incarnation:
             self._blocks.clear()
@@ -218,8 +227,8 @@ class Line:
 class RemoteBackend:
     """A server at an address. Threads share a pool of connections; each call has one for itself."""
 
-    def __init__(self, address: str, key: Key | None, timeout: float | None) -> None:
-        self._address, self._key, self._timeout = address, key, timeout
+    def __init__(self, address: str, key: Key | None, timeout: float | None, patience: float = math.inf) -> None:
+        self._address, self._key, self._timeout, self._patience = address, key, timeout, patience
         self._lock = threading.Lock()
         self._idle: list[Line] = []
         self._owner = secrets.randbits(62)
@@ -234,7 +243,7 @@ class RemoteBackend:
                 raise Closed("this client was closed")
             if self._idle:
                 return self._idle.pop()
-            return Line(Connection(self._address, self._key))
+            return Line(Connection(self._address, self._key, self._patience))
 
     def _put(self, line: Line) -> None:
         with self._lock:
@@ -255,7 +264,10 @@ class RemoteBackend:
         finally:
             self._put(line)
 
-    def sink(self, **options: Any) -> Any:
+    def turn(self) -> int:
+        return 0
+
+    def sink(self, turn: int | None = None, **options: Any) -> Any:
         from shoal.replay.delivery import RemoteSink
 
         return RemoteSink(Connection(self._address, self._key), **options)
@@ -287,18 +299,17 @@ class RemoteBackend:
 
     def _shared(self, line: Line, timeout: float | None) -> Shared | None:
         """Memory for a batch; None where the server cannot map it, and batches go through the socket."""
-        patience = DEAD_SECONDS if timeout is None else min(timeout, DEAD_SECONDS)
         if line.connection.incarnation is None:
-            line.connection.request({"op": "hello"}, (), patience)
+            line.connection.request({"op": "hello"}, (), timeout)
         try:
-            return line.take(patience)
+            return line.take(timeout)
         except Refused:
             self._maps = False
             return None
 
     def consume(self, table: str, keys: npt.NDArray[np.int64], consumed: bool) -> None:
         header = {"op": "consume", "table": table, "owner": self._owner, "count": len(keys), "consumed": consumed}
-        self._ask(header, [np.ascontiguousarray(keys)], 5.0)
+        self._ask(header, [np.ascontiguousarray(keys)], min(5.0, DEAD_SECONDS))
 
     def update(self, table: str, keys: npt.NDArray[np.int64], priorities: Any, timeout: float | None) -> int:
         fields, _ = self._ask({"op": "update", "table": table, "count": len(keys)}, [keys, priorities], timeout)

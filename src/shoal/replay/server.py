@@ -76,7 +76,11 @@ class Server:
         first_key = 1 if address is None and self.checkpoint_dir is None else time.time_ns() >> 6
         self.core = Core(tables, storage, directory, compression, seed, first_key)
         if saved is not None:
-            load(self.core, saved)
+            try:
+                load(self.core, saved)
+            except BaseException:
+                self.core.close()
+                raise
         self._local = Local(self.core)
         self._service: Any = None
         self.address: str | None = None
@@ -107,8 +111,11 @@ class Server:
         with self._local.lock:
             return self.core.info()
 
-    def close(self) -> None:
-        """Wake and refuse whoever waits, then let go of the memory."""
+    def close(self, save_last: bool = False) -> None:
+        """Wake and refuse whoever waits, then let go of the memory.
+
+        save_last: with a last checkpoint in between. Nothing is confirmed after it, so it holds all that was.
+        """
         with self._local.lock:
             if self._local.closed:
                 return
@@ -116,7 +123,11 @@ class Server:
             self._local.changed.notify_all()
         if self._service is not None:
             self._service.close()
-        self.core.close()
+        try:
+            if save_last and self.checkpoint_dir is not None:
+                save(self._local, self.checkpoint_dir, self.keep)
+        finally:
+            self.core.close()
 
     def __enter__(self) -> Server:
         return self

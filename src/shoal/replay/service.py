@@ -33,6 +33,8 @@ __all__ = ["Service"]
 LOG = logging.getLogger("shoal.replay")
 SESSION_SECONDS = 60.0
 SWEEP_SECONDS = 1.0
+MOST_WRITERS = 1 << 16
+"""Writers whose last number is remembered although they are away; beyond that the oldest are forgotten."""
 MOST_LOST = 1 << 62  # a client may claim anything; what is reported must stay a number that travels
 
 
@@ -107,6 +109,8 @@ class Service:
         descriptor = came_through(frames)
         known = self._connections.get(descriptor)
         if descriptor >= 0 and (known is None or known.client != frames[0].bytes):
+            for ended in self._door.ended():  # among them the one that had this descriptor before
+                self._safely(self._forget, ended)
             known = self._connections[descriptor] = Connected(frames[0].bytes, set(), set())
         self._speaking = known
 
@@ -155,7 +159,8 @@ class Service:
             self.refused_messages += isinstance(error, Refused)
             if not isinstance(error, (Refused, Timeout)):
                 LOG.debug("request failed", exc_info=True)
-            answer = pack({"id": number if isinstance(number, int) else -1, **error_fields(error)})
+            late = {"late": True} if isinstance(error, Timeout) else {}
+            answer = pack({"id": number if isinstance(number, int) else -1, **error_fields(error), **late})
         if answer is not None:
             self._send(client, answer)
 
@@ -186,11 +191,21 @@ class Service:
                     session = self._sessions[number] = Session(writer, max(0, confirmed - last))
                     core.lost = min(core.lost + session.lost, MOST_LOST)
                     core.writers[writer] = max(last, confirmed)
+                    self._forget_writers()
                 session.seen = time.monotonic()
                 if self._speaking is not None:
                     self._speaking.sessions.add(number)
                 reply |= {"serial": session.serial, "lost": session.lost, "last": core.writers.get(writer, 0)}
             return reply
+
+    def _forget_writers(self) -> None:
+        """Writers that died never say goodbye. One may still come back, so they are forgotten only when there are very many."""
+        writers = self._local.core.writers
+        if len(writers) > MOST_WRITERS + len(self._sessions):
+            present = {session.writer for session in self._sessions.values()}
+            away = [writer for writer in writers if writer not in present]
+            for writer in away[: len(away) // 2]:
+                del writers[writer]
 
     def _share(self, client: bytes, header: dict[str, Any], buffers: list[Any]) -> dict[str, Any]:
         if self._shared is None:
@@ -310,6 +325,8 @@ class Service:
         except Exception as error:
             reply = {"id": number, **error_fields(error)}
         with self._local.lock:
+            if self._closing:
+                return  # the descriptor that wakes the loop may be another file's by now
             self._finished.append((client, reply))
             self._awake = True
             self._door.wake()
@@ -365,8 +382,10 @@ class Service:
         self._reading.refuse_all(closed)
 
     def close(self) -> None:
-        self._closing = True
+        with self._local.lock:
+            self._closing = True
         self._door.wake()
         self._thread.join()
-        self._local.on_change = None
+        with self._local.lock:  # whoever is about to wake the loop has done so
+            self._local.on_change = None
         self._door.close()

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from shoal.errors import ConfigError
 from shoal.replay.batch import Batch, Buffers
 from shoal.replay.columns import Column, Spec, Tree
-from shoal.replay.errors import Closed, NotFound, Timeout, Unanswered
+from shoal.replay.errors import Closed, NotFound, Refused, Timeout, Unanswered
 from shoal.replay.local import joined
 
 __all__ = ["ShardedBackend"]
@@ -31,6 +31,8 @@ __all__ = ["ShardedBackend"]
 SHARD_BIT = 56
 MOST_SHARDS = 64
 SHARES_SECONDS = 0.5
+DEAD_SECONDS = 10.0
+"""A shard that has not answered anything for so long is left out, however long the others may be waited for."""
 PROBE_SECONDS = 0.5
 LOG = logging.getLogger("shoal.replay")
 T = TypeVar("T")
@@ -88,8 +90,9 @@ class ShardedBackend:
             raise ConfigError(f"a sharded client has 1 to {MOST_SHARDS} servers, got {len(backends)}")
         self._backends = list(backends)
         self._names = list(names) if names is not None else [f"shard {i}" for i in range(len(backends))]
-        self._turns = itertools.count()
+        self._turns, self._insert_turns = itertools.count(), itertools.count()
         self._lock = threading.Lock()
+        self._back = threading.Condition(self._lock)  # a shard answers again
         self._rng = np.random.default_rng(seed)
         self._sizes: dict[str, int] = {}  # items on all shards
         self._shares: dict[str, tuple[float, npt.NDArray[np.float64]]] = {}
@@ -101,7 +104,7 @@ class ShardedBackend:
     def connect(cls, addresses: Sequence[str], key: Any, timeout: float | None) -> ShardedBackend:
         from shoal.replay.remote import RemoteBackend
 
-        return cls([RemoteBackend(address, key, timeout) for address in addresses], addresses)
+        return cls([RemoteBackend(address, key, timeout, DEAD_SECONDS) for address in addresses], addresses)
 
     # -- who lives
 
@@ -111,6 +114,13 @@ class ShardedBackend:
             if not living:
                 raise Unanswered(f"none of {len(self._backends)} shards answers: {'; '.join(self._down.values())}")
         return living
+
+    def _await_one(self, deadline: float | None) -> bool:
+        """Whether a shard lives, or comes back in time."""
+        rest = DEAD_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+        with self._lock:
+            self._back.wait_for(lambda: len(self._down) < len(self._backends) or self._closed.is_set(), rest)
+            return len(self._down) < len(self._backends)
 
     def _ask(self, shard: int, question: Callable[[Any], T]) -> T | None:
         """The answer of a shard; None where it does not answer, and is left out from now on."""
@@ -142,6 +152,7 @@ class ShardedBackend:
             with self._lock:
                 del self._down[shard]
                 self._shares.clear()
+                self._back.notify_all()
             LOG.warning("%s answers again", self._names[shard])
             return
 
@@ -156,11 +167,17 @@ class ShardedBackend:
 
     # -- writing and sampling
 
-    def sink(self, **options: Any) -> ShardSink:
-        """Writers take turns over the shards that live."""
+    def turn(self) -> int:
+        """The shard of the next insert: they take turns over the shards that live."""
         living = self._living()
-        shard = living[next(self._turns) % len(living)]
-        return ShardSink(self._backends[shard].sink(**options), shard, self.leave_out)
+        return living[next(self._insert_turns) % len(living)]
+
+    def sink(self, turn: int | None = None, **options: Any) -> ShardSink:
+        """A sink of the shard whose turn it is; writers take turns of their own."""
+        if turn is None:
+            living = self._living()
+            turn = living[next(self._turns) % len(living)]
+        return ShardSink(self._backends[turn].sink(**options), turn, self.leave_out)
 
     def _share(self, table: str) -> npt.NDArray[np.float64]:
         """Every shard's part of the samples."""
@@ -192,7 +209,14 @@ class ShardedBackend:
         parts: list[Batch] = []
         missing = n
         while missing:
-            share = self._share(table)
+            try:
+                share = self._share(table)
+            except Unanswered:  # none lives: one may come back in time
+                if self._await_one(deadline):
+                    continue
+                if parts:
+                    break
+                raise
             with self._lock:
                 counts = self._rng.multinomial(missing, share)
             for shard, count in enumerate(counts.tolist()):
@@ -251,7 +275,19 @@ class ShardedBackend:
 
     def consume(self, table: str, keys: npt.NDArray[np.int64], consumed: bool) -> None:
         """What a shard that is down had reserved has gone with it."""
-        self._each(keys, lambda _, own, backend: backend.consume(table, own, consumed) or 0)
+        refused: list[Refused] = []
+
+        def consume(_: Any, own: npt.NDArray[np.int64], backend: Any) -> int:
+            try:
+                backend.consume(table, own, consumed)
+            except Refused as error:  # restarted: the others' parts are settled all the same
+                refused.append(error)
+                return 0
+            return 1
+
+        settled, _ = self._each(keys, consume)
+        if refused and not settled:
+            raise refused[0]
 
     def update(self, table: str, keys: npt.NDArray[np.int64], priorities: Any, timeout: float | None) -> int:
         refused, missed = self._each(
@@ -294,6 +330,8 @@ class ShardedBackend:
 
     def close(self) -> None:
         self._closed.set()
+        with self._lock:
+            self._back.notify_all()
         for backend in self._backends:
             backend.close()
 

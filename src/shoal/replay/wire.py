@@ -16,17 +16,18 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
-from shoal.errors import ShoalError
+from shoal.errors import ConfigError, ShoalError
 from shoal.replay.columns import Column, Spec
 from shoal.replay.errors import BY_NAME, InvalidItem, Refused, ReplayError, SignatureMismatch
 
-__all__ = ["field", "is_loopback", "pack", "raise_error", "read_array", "unpack"]
+__all__ = ["check_address", "field", "is_loopback", "pack", "raise_error", "read_array", "unpack"]
 
 VERSION = 1
 MOST_HEADER_BYTES = 1 << 22
 MOST_MESSAGE_BYTES = 1 << 30
 MOST_FRAMES = 1 << 16
 MOST_DIMENSIONS = 32
+MOST_PORT = 65535
 MOST_DTYPE = 24  # characters of its name
 
 
@@ -160,6 +161,15 @@ def raise_error(header: dict[str, Any]) -> None:
     name = header.get("error")
     if name is not None:
         raise error_from(name, header.get("reason", name))
+
+
+def check_address(address: str) -> None:
+    """Refuse what is no address; zmq takes a port above 65535 for another one."""
+    if not address.startswith(("tcp://", "ipc://")):
+        raise ConfigError(f"a replay address begins with tcp:// or ipc://, got {address!r}")
+    port = address.rsplit(":", 1)[1]
+    if address.startswith("tcp://") and port.isdecimal() and int(port) > MOST_PORT:
+        raise ConfigError(f"{address}: a port is at most {MOST_PORT}")
 
 
 def is_loopback(address: str) -> bool:

@@ -18,6 +18,7 @@ from shoal.replay.chunks import Group
 from shoal.replay.columns import Column, Spec, Tree, arrays_of, as_array, flatten
 from shoal.replay.errors import Closed, InvalidItem, SignatureMismatch
 from shoal.replay.expressions import Expression
+from shoal.replay.forks import end_at_fork
 from shoal.replay.history import Cells, History, Segment
 from shoal.replay.patterns import Literals, Patterns, Record, chunk_rows, fewest_steps, many_records, one_record
 
@@ -69,7 +70,8 @@ class Writer:
         self._all_envs = np.arange(1)
         self._begun = np.zeros(1, np.int64)  # of every environment: the first step of its episode
         self._begun_last = 0
-        self._closed = False
+        self._closed, self._why = False, "this writer was closed"
+        end_at_fork(self)
 
     @property
     def lost(self) -> int:
@@ -435,7 +437,11 @@ class Writer:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed("this writer was closed")
+            raise Closed(self._why)
+
+    def inherited(self, reason: str) -> None:
+        """The parent process goes on with it."""
+        self._closed, self._why = True, reason
 
     def __enter__(self) -> Writer:
         return self

@@ -28,7 +28,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="shorten all windows, to try it out")
     parser.add_argument("--list", action="store_true", help="print scenes and runners, and stop")
     parser.add_argument("--install-only", action="store_true")
-    parser.add_argument("--no-save", action="store_true", help="do not write docs/results/peers.json")
+    parser.add_argument("--no-save", action="store_true", help="do not write docs/results/peers.json; so is it with --scale")
     given = parser.parse_args(words)
     if given.list:
         say("\n".join([*(f"{name}: {runner.name}" for name, runners in LINEUP.items() for runner in runners),
@@ -59,7 +59,7 @@ def main(words: Sequence[str] | None = None) -> int:
         results["race"] = _race(given.who, able, results["peers"], machine.stamp(results))
     results["seconds"] = round(time.monotonic() - started, 1)
     say("\n" + peer_tables(results) + f"\n\nmeasured in {results['seconds']:.0f} s")
-    if not given.no_save:
+    if machine.kept(given):
         results = with_earlier(results, machine.load("peers.json"))
         say(f"wrote {machine.save('peers.json', results)}; `python -m shoal.bench.report` puts it into docs/performance.md")
     return 0
@@ -85,20 +85,26 @@ class Yard:
 def with_earlier(results: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """This run's rows beside those of earlier ones: scenes, runners and rounds may be measured apart.
 
-    Rounds of the same commit add up, those of another are replaced. A ratio is taken between rows of one scene, so what is to be
+    Rounds of the same commit, with or without uncommitted changes, add up; others are replaced, and so are those of which it is not
+    known. A ratio is taken between rows of one scene, so what is to be
     compared belongs into one run; each run has its date.
     """
     earlier = {scene["name"]: scene["runs"] for scene in before.get("scenes", [])}
     for scene in results["scenes"]:
         rows = dict(earlier.get(scene["name"], {}))
         for who, runs in scene["runs"].items():
-            rows[who] = [run for run in rows.get(who, []) if run["commit"] == results["commit"]] + runs
+            rows[who] = [run for run in rows.get(who, []) if _source(run) == _source(results)] + runs
         scene["runs"] = rows
     joined = {**results, "scenes": machine.merged(before.get("scenes", []), results["scenes"], "name")}
     races = [race for race in (before.get("race"), results.get("race")) if race]
     if races:
         joined["race"] = {**races[-1], "runs": {who: runs for race in races for who, runs in race["runs"].items()}}
     return joined
+
+
+def _source(about: Mapping[str, Any]) -> tuple[str, bool | None]:
+    """Which code was measured."""
+    return about["commit"], about.get("uncommitted_changes")
 
 
 def _run(runner: Runner, able: dict[str, bool], words: dict[str, str], scale: float) -> Outcome:

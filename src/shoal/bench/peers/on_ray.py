@@ -134,7 +134,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--who", default="", help="only rows whose name holds these words")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="shorten all windows, to try it out")
-    parser.add_argument("--no-save", action="store_true", help=f"do not write docs/results/{FILE}")
+    parser.add_argument("--no-save", action="store_true", help=f"do not write docs/results/{FILE}; so is it with --scale")
     given = parser.parse_args(words)
     started, results, before = time.monotonic(), machine.describe(), machine.load(FILE)
     able, about = install(next(peer for peer in PEERS if peer.name == "rllib"), say)
@@ -151,9 +151,10 @@ def main(words: Sequence[str] | None = None) -> int:
             for who, outcomes in alternate(chosen, 1, say).items():
                 runs[who] += [{**outcome.record(), **machine.stamp(results)} for outcome in outcomes]
             results["seconds"] = round(time.monotonic() - started, 1)
-            if not given.no_save:  # after every round: an hour of measuring is not lost with its last minute
+            if machine.kept(given):  # after every round: an hour of measuring is not lost with its last minute
                 machine.save(FILE, with_earlier(deepcopy(results), before))
-    say("\n" + ray_tables(results) + "\n\n`python -m shoal.bench.report` puts it into docs/performance.md")
+    where = "\n\n`python -m shoal.bench.report` puts it into docs/performance.md" if machine.kept(given) else ""
+    say("\n" + ray_tables(results) + where)
     return int(any(run["error"] for scene in results["scenes"] for runs in scene["runs"].values() for run in runs))
 
 

@@ -14,6 +14,7 @@ from shoal.bench.__main__ import say
 from shoal.bench.cases import CARTPOLE, PONG, Scene
 from shoal.bench.measure import Outcome, Spread, alternate, reported
 from shoal.bench.peers.lineup import drive
+from shoal.bench.tables import UNMEASURED
 
 __all__ = ["TRIALS", "main"]
 
@@ -54,6 +55,7 @@ def main(words: Sequence[str] | None = None) -> int:
             found = alternate(runners, given.rounds, say)
             speeds = {who: Spread.of([run.env_steps_per_second for run in runs]).median for who, runs in found.items()}
             say(f"  best: {max(speeds, key=lambda who: speeds[who] if speeds[who] == speeds[who] else 0.0)}")
+    say(UNMEASURED)
     return 0
 
 

@@ -1,0 +1,97 @@
+"""A run directory has one driver at a time, and none after its death."""
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from shoal import cli, runtime, train
+from shoal.errors import ConfigError
+from shoal.experiment.lock import NAME, alone
+
+QUIET = {"runtime": "inline", "actors": 1, "max_env_steps": 200, "eval.enabled": False, "console.mode": "none",
+         "tensorboard": False}
+DRIVER = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from shoal.experiment.lock import alone
+
+with alone(Path(sys.argv[1])):
+    forked = os.fork()
+    if forked == 0:
+        time.sleep(120)
+        os._exit(0)
+    executed = subprocess.Popen(["sleep", "120"], close_fds=False)
+    print(forked, executed.pid, flush=True)
+    signal.pause()
+"""
+
+
+def test_a_killed_driver_leaves_no_lock_though_its_children_live_on(tmp_path):
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    children = [int(word) for word in driver.stdout.readline().split()]
+    try:
+        words = rf"{tmp_path} is running \(pid {driver.pid}\); wait, or stop it with `kill {driver.pid}`"
+        with pytest.raises(ConfigError, match=words), alone(tmp_path):
+            pass
+        driver.kill()
+        driver.wait()
+        for child in children:
+            os.kill(child, 0)  # both are alive
+        with alone(tmp_path):
+            assert (tmp_path / NAME).read_text() == str(os.getpid())
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        driver.kill()
+        driver.communicate()  # to the end of its output, which the children have too
+
+
+def test_a_run_is_resumed_by_nobody_else_while_it_goes_on(tmp_path, capsys):
+    run = tmp_path / "run"
+    train("a2c", "CartPole-v1", run_dir=str(run), **QUIET)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != NAME}
+    command = ["resume", str(run), "--max-env-steps", "400", "--console.mode", "none"]
+    with alone(run):
+        assert cli.main(command) == 2
+        assert capsys.readouterr().err.startswith(f"shoal: {run} is running (pid {os.getpid()}); wait, or stop it with `kill ")
+    assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != NAME}, "something was written"
+    assert cli.main(command) == 0
+
+
+def test_a_new_run_holds_its_directory(tmp_path, monkeypatch):
+    held, run = [], runtime.run
+
+    def look(*arguments, **more):
+        with pytest.raises(ConfigError, match="is running"), alone(tmp_path / "run"):
+            pass
+        held.append(True)
+        return run(*arguments, **more)
+
+    monkeypatch.setattr(runtime, "run", look)
+    train("a2c", "CartPole-v1", run_dir=str(tmp_path / "run"), **QUIET)
+    assert held
+    with alone(tmp_path / "run"):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
+def test_where_there_are_no_locks_a_run_goes_on_without(number, tmp_path, monkeypatch):
+    def unable(fd, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", unable)
+    before = len(os.listdir("/proc/self/fd"))
+    with alone(tmp_path), alone(tmp_path):
+        pass
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_cannot_be_written_is_left_to_whoever_writes_there(tmp_path):
+    with alone(tmp_path / "nowhere"):
+        pass
+    assert not (tmp_path / "nowhere").exists()
