@@ -248,7 +248,7 @@ def test_resuming_on_a_full_disk_is_one_sentence_and_changes_nothing(disk, capsy
     assert cli.main(["resume", str(folder), "--max-env-steps", "2000"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"shoal: {folder} cannot be written: No space left on device") and said.count("\n") == 1
-    assert (folder / "config.json").read_bytes() == before and not list(folder.glob(".*"))
+    assert (folder / "config.json").read_bytes() == before and {path.name for path in folder.glob(".*")} <= {".lock"}
     (disk / "filler").unlink()
     assert cli.main(["resume", str(folder), "--max-env-steps", "2000", "--console.mode", "none"]) == 0
 

@@ -15,7 +15,12 @@ from shoal.experiment.run import interruptible
 
 WORDS = ["train", "a2c", "CartPole-v1", "--runtime", "inline", "--actors", "1", "--eval.no-enabled", "--no-tensorboard",
          "--net.hidden", "8"]
-LEADER = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); p = sys.executable; os.execv(p, [p, *sys.argv[1:]])"
+LEADER = """
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
 
 
 def test_a_closed_terminal_ends_the_run_like_ctrl_c(tmp_path):
