@@ -150,7 +150,7 @@ class Nursery:
 
 
 def import_paths() -> list[str]:
-    return [path or os.getcwd() for path in sys.path]
+    return list(dict.fromkeys(path or os.getcwd() for path in sys.path))
 
 
 def survivors(mark: str) -> list[int]:
