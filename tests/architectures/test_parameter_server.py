@@ -21,7 +21,7 @@ from shoal.experiment.evaluation import published_of
 from shoal.nets import NetConfig
 from tests.architectures.gorila import Poisoned, with_laggard
 from tests.architectures.graphs import Weights, draw, go, train
-from tests.runtime.harness import Files, Killer
+from tests.runtime.harness import Files, Killer, Saver
 
 CATCH, TMAZE = "shoal/Catch-v0", "shoal/TMaze-v0"
 PLAIN = dqn.Config(double=False, epsilon_steps=500, target_period_updates=10, optimiser="adagrad", optimiser_epsilon=1e-8, lr=0.02)
@@ -187,15 +187,11 @@ def test_kill_9_of_the_server_a_shard_and_a_bundle_and_it_goes_on(tmp_path):
                       max_staleness=20)
     program.store = Files()
     killer = Killer(("server-0", "shard_1-0", "bundle-0"), times=3, progress="learner_steps", every=30)
-    due, versions = [0.0], []
+    save, versions = Saver(tmp_path, every=20), []
 
     def act(control):
         versions.append(control.wires()["weights"]["version"])
-        if control.complete() and control.total("learner_steps") >= due[0]:
-            due[0] = control.total("learner_steps") + 20
-            folder = tmp_path / f"save-{int(due[0])}"
-            folder.mkdir()
-            control.checkpoint(folder)
+        save(control)
         killer(control)
 
     watch = go(program, "local", tmp_path, Weights(killer.done, act, seconds=90))

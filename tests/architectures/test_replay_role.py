@@ -21,7 +21,7 @@ from shoal.runtime import Program
 from shoal.runtime.instance import Me
 from shoal.slots import Field, Inline, Layout
 from tests.architectures.graphs import go
-from tests.runtime.harness import RUNTIMES, Files, Killer, Watch, kill
+from tests.runtime.harness import RUNTIMES, Files, Killer, Saver, Watch, kill
 
 ITEM = Layout({"id": Field((1,), "i8"), "nest": {"x": Field((1, 3), "f4")}, "time": Field((1,), "f8")})
 FIRST, UPDATED = 0.25, 0.5  # a priority is its item's id plus one of these
@@ -155,14 +155,11 @@ def test_in_turns_the_learner_has_made_its_updates_before_an_insert_is_answered(
 def test_kill_9_of_any_of_them_mixes_nothing(checkpoint, turns, tmp_path):
     config = ReplayConfig(capacity=300, min_size=60, batch_size=16, insert_batch=10, samples_per_insert=4.0, checkpoint=checkpoint)
     killer = Killer(("replay-0", "producer-0", "consumer-0", "replay-0"), times=4, progress="learner_steps", every=40)
-    saves = [0]
+    save = Saver(tmp_path, every=15)
 
     def act(control):
-        if checkpoint and control.complete() and control.total("learner_steps") >= saves[0]:
-            saves[0] = control.total("learner_steps") + 15
-            folder = tmp_path / f"save-{int(saves[0])}"
-            folder.mkdir()
-            control.checkpoint(folder)
+        if checkpoint:
+            save(control)
         killer(control)
 
     watch = go(program_of(config, turns=turns), "local", tmp_path, Watch(killer.done, act, seconds=90))

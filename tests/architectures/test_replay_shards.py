@@ -17,7 +17,7 @@ from shoal.runtime.instance import Me
 from shoal.slots import Inline
 from tests.architectures.graphs import draw, go, train
 from tests.architectures.test_replay_role import SMALL, FakeParts, done, program_of
-from tests.runtime.harness import Killer, Watch
+from tests.runtime.harness import Killer, Saver, Watch
 
 CATCH = "shoal/Catch-v0"
 
@@ -186,14 +186,11 @@ def test_kill_9_of_a_shard_and_the_others_keep_what_they_have(checkpoint, tmp_pa
     config = ReplayConfig(capacity=3000, min_size=90, batch_size=16, insert_batch=10, samples_per_insert=4.0, shards=3,
                           checkpoint=checkpoint)
     killer = Killer(("replay-1", "replay-2", "consumer-0", "replay-1"), times=4, progress="learner_steps", every=60)
-    saves = [0]
+    save = Saver(tmp_path, every=15)
 
     def act(control):
-        if checkpoint and control.complete() and control.total("learner_steps") >= saves[0]:
-            saves[0] = control.total("learner_steps") + 15
-            folder = tmp_path / f"save-{int(saves[0])}"
-            folder.mkdir()
-            control.checkpoint(folder)
+        if checkpoint:
+            save(control)
         killer(control)
 
     watch = go(program_of(config), "local", tmp_path, Watch(killer.done, act, seconds=120))

@@ -18,7 +18,7 @@ from shoal.architectures.replay_config import ReplayConfig
 from shoal.nets import NetConfig
 from shoal.slots import Field, Layout, map_tree
 from tests.architectures.graphs import Weights, draw, go, train
-from tests.runtime.harness import Files, Killer
+from tests.runtime.harness import Files, Killer, Saver
 
 APEX = dqn.Config(n_step=3, dueling=True, loss="squared", exploration="ladder", epsilon=0.4, target_period_updates=10)
 PLAIN = dqn.Config(double=False, epsilon_steps=500, target_period_updates=10)
@@ -161,14 +161,10 @@ def test_kill_9_of_replay_actor_and_learner_and_it_goes_on(architecture, algorit
     program, _ = draw(algorithm, architecture, CATCH, actors=2, replay=replace(replay, checkpoint=True))
     program.store = Files()
     killer = Killer(("replay-0", "actor-0", "learner-0"), times=3, progress="learner_steps", every=30)
-    due = [0.0]
+    save = Saver(tmp_path, every=20)
 
     def act(control):
-        if control.complete() and control.total("learner_steps") >= due[0]:
-            due[0] = control.total("learner_steps") + 20
-            folder = tmp_path / f"save-{int(due[0])}"
-            folder.mkdir()
-            control.checkpoint(folder)
+        save(control)
         killer(control)
 
     watch = go(program, "local", tmp_path, Weights(killer.done, act, seconds=90))

@@ -142,6 +142,20 @@ class Killer:
         return up(control, *self.victims) and not any(control.children[v].pid in self.pids for v in self.victims)
 
 
+class Saver:
+    """Asks for a checkpoint whenever `progress` has grown by `every` and all roles are up."""
+
+    def __init__(self, folder: Path, every: float, progress: str = "learner_steps") -> None:
+        self.folder, self.every, self.progress, self._at = folder, every, progress, 0.0
+
+    def __call__(self, control: Any) -> None:
+        if control.complete() and control.total(self.progress) >= self._at:
+            self._at = control.total(self.progress) + self.every
+            folder = self.folder / f"save-{int(self._at)}"
+            folder.mkdir()
+            control.checkpoint(folder)
+
+
 def gone(pid: int) -> bool:
     """Whether a process is dead (a zombie is)."""
     try:

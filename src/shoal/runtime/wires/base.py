@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -32,8 +33,8 @@ def int64_words(memory: np.ndarray, offset: int, count: int) -> np.ndarray:
     return memory[offset : offset + 8 * count].view(np.int64)
 
 
-class Wire:
-    """A wire of a Program. Subclasses lay out their memory in `build` and make endpoints in `attach`."""
+class Wire(ABC):
+    """A wire of a Program. Subclasses lay out their memory in `lay_out` and make endpoints in `attach`."""
 
     kind: ClassVar[str] = ""
     ends: ClassVar[tuple[str, ...]] = ()
@@ -75,21 +76,23 @@ class Wire:
         self._kept.clear()
         self.lay_out(medium)
 
+    @abstractmethod
     def lay_out(self, medium: Medium) -> None:
-        raise NotImplementedError
+        """Take from the medium what the members need."""
 
     def release(self) -> None:
         """Let the memory go: the run is over."""
         self._kept.clear()
         self.memory = None
 
+    @abstractmethod
     def attach(self, end: str, member: int, incarnation: int) -> Any:
-        raise NotImplementedError
+        """The endpoint of a member, in its `incarnation`-th life, where it runs."""
 
-    def enlist(self, end: str, member: int, here: bool) -> None:
+    def enlist(self, end: str, member: int, here: bool) -> None:  # noqa: B027 - a hook: most wires need not know
         """The supervisor's word that the graph has this member now (alive or being restarted), or has it no more."""
 
-    def membership(self, end: str, member: int, alive: bool) -> None:
+    def membership(self, end: str, member: int, alive: bool) -> None:  # noqa: B027 - a hook: most wires need not know
         """The supervisor's word that a member has come to life or is dead and reaped."""
 
     def conserved(self) -> bool:
