@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 
 import pytest
 
@@ -58,6 +59,11 @@ def test_more_places_than_fit_into_the_socket_all_start(tmp_path, narrow):
         open_files.append(len(os.listdir("/proc/self/fd")))
     assert held[0] > 0, "the socket holds all orders; this tests nothing"
     assert open_files[0] == open_files[1]
+
+
+def test_import_paths_may_be_longer_than_any_message(tmp_path, narrow, monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path, *(str(tmp_path / f"{number}") for number in range(5000))])
+    assert run(beaters(actor=1), Watch(everybody, seconds=60), "local", tmp_path, nursery=narrow) == "until"
 
 
 def test_a_place_that_cannot_be_forked_is_tried_again(tmp_path, narrow, failures):

@@ -60,7 +60,6 @@ class ForkServer:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._blob = b""
-        self._paths: list[str] = []
         self._children: dict[int, str] = {}  # pid -> place
         self._orphaned = False
         self._pid = os.getpid()
@@ -152,7 +151,7 @@ class ForkServer:
         elif message["op"] == "descriptors":
             medium.FD_NUMBERS.update(zip(message["numbers"], fds, strict=True))
         elif message["op"] == "program":
-            self._blob, self._paths = os.pread(fds[0], message["size"], 0), message["paths"]
+            self._blob = os.pread(fds[0], message["size"], 0)
             os.close(fds[0])
         elif message["op"] == "spawn":
             self._spawn(message, fds[0])
@@ -196,8 +195,9 @@ class ForkServer:
 
             setproctitle.setproctitle(message["title"])
             torch.set_num_threads(message["threads"])
-            sys.path.extend(path for path in self._paths if path not in sys.path)
-            program = cloudpickle.loads(self._blob)
+            paths, blob = cloudpickle.loads(self._blob)  # the program's modules may be found only where its writer finds them
+            sys.path.extend(path for path in paths if path not in sys.path)
+            program = cloudpickle.loads(blob)
             keep_to_core(program.places[message["place"]].core)
         except BaseException as failure:
             report(line, f"{births[0].node}-{births[0].index}", failure)

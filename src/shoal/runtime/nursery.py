@@ -106,12 +106,12 @@ class Nursery:
         for start in range(0, len(numbers), DESCRIPTORS):
             part = numbers[start : start + DESCRIPTORS]
             self.send({"op": "descriptors", "numbers": part}, part)
-        blob = cloudpickle.dumps(program)
+        blob = cloudpickle.dumps((import_paths(), cloudpickle.dumps(program)))
         with open(os.memfd_create("shoal-program"), "wb", buffering=0) as file:
             view = memoryview(blob)
             while view:
                 view = view[file.write(view) :]
-            self.send({"op": "program", "size": len(blob), "paths": import_paths()}, [file.fileno()])
+            self.send({"op": "program", "size": len(blob)}, [file.fileno()])  # however large: no message holds it
 
     def code(self) -> int:
         """How it died."""
