@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from shoal.runtime.ray.config import set_defaults
 from tests.evidence.lines import KEPT, Line, train
 
 __all__ = ["LINES"]
@@ -43,7 +44,7 @@ LOOK_SECONDS = 5.0
 @contextlib.contextmanager
 def cluster(nodes: int, cpus: int = 8) -> Iterator[Any]:
     """A head without CPUs, and so many nodes to work on."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    set_defaults()
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100_000_000}

@@ -1,11 +1,11 @@
 """One fork server and one Ray cluster for all runtime tests: their start is the dearest part of a small run."""
 
 import logging
-import os
 import warnings
 
 import pytest
 
+from shoal.runtime.ray.config import set_defaults
 from tests.runtime.harness import Shared
 
 
@@ -18,8 +18,7 @@ def nursery():
 @pytest.fixture(scope="session")
 def ray_cluster():
     """Two nodes with raylets and object stores of their own; whoever runs on `ray` in this process joins them."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    set_defaults()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import ray

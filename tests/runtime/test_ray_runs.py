@@ -131,6 +131,7 @@ def test_the_command_line_starts_a_cluster_survives_a_kill_stops_with_ctrl_c_and
     try:
         assert wait_for(directory / "metrics.jsonl", lambda row: row.get("learner_steps", 0) > 5, process)
         assert guarded(mark), "Ray's own authentication is not on"
+        assert all(os.getpriority(os.PRIO_PROCESS, pid) == os.nice(0) for pid in marked(mark)), "Ray's workers are niced"
         log = (directory / "logs" / "actor-0.log").read_text()
         os.kill(int(re.search(r"process (\d+)", log)[1]), signal.SIGKILL)
         assert wait_for(directory / "metrics.jsonl", lambda row: row.get("event") == "restart", process)

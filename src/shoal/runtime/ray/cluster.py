@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from shoal.errors import ConfigError
 from shoal.runtime.program import Place, Program
-from shoal.runtime.ray.config import RayConfig
+from shoal.runtime.ray.config import RayConfig, set_defaults
 from shoal.runtime.ray.host import Host, sweep, tail
 
 __all__ = ["Cluster", "Demand", "beside", "connected", "demands", "reachable"]
@@ -71,8 +71,7 @@ def demands(program: Program, config: RayConfig, places: Iterable[Place]) -> lis
 
 def connect(config: RayConfig, cpus: float) -> None:
     """Join the cluster, or start one here: with so many CPUs, since processes share cores here as on the local runtime."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    set_defaults()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True,
                              "namespace": f"shoal-{uuid.uuid4().hex[:12]}"}
