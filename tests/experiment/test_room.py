@@ -125,3 +125,10 @@ def test_the_command_says_it_before_anything_is_written(tmp_path, capsys):
     said = capsys.readouterr().err
     assert said.startswith("shoal: --actors 100000 is too much for this machine: it needs ") and said.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("preset", "name"), [("ga3c", "predictors"), ("ga3c", "trainers"), ("gorila", "shards")])
+def test_other_processes_are_counted_before_they_are_drawn(machine, preset, name):
+    plan = plan_of(preset, "CartPole-v1", None, None, {f"architecture.{name}": 10**8})
+    with pytest.raises(ConfigError, match=rf"--architecture.{name} 100000000 is too .*; give --architecture.{name} \d+ or fewer"):
+        drawn(prepare(plan))

@@ -18,8 +18,10 @@ __all__ = ["SURE", "drawn"]
 
 SURE = 400
 """No larger number of processes is recommended: that there is room for more does not say that they can be started."""
+COUNTS = ("shards", "predictors", "trainers")
+"""Of an architecture: each is so many processes."""
 SIZES = ("batch_slots", "buffer_slots", "envs_per_actor")
-"""Of an architecture: they make what there is larger, not more of it."""
+"""Of an architecture too: they make what there is larger, not more of it."""
 
 
 def drawn(prepared: Prepared, resumed: int = 0) -> Program:
@@ -35,7 +37,8 @@ def drawn(prepared: Prepared, resumed: int = 0) -> Program:
 def _at_least(experiment: Experiment[Any, Any]) -> str:
     """What there is not enough of, as far as the numbers alone say."""
     actors = max(experiment.actor_count, experiment.autoscale.most or 0)
-    return shortage(least(actors + experiment.learners, experiment.runtime))
+    more = sum(getattr(experiment.architecture, name, 0) for name in COUNTS)
+    return shortage(least(actors + experiment.learners + more, experiment.runtime))
 
 
 def _refuse(prepared: Prepared, why: str) -> None:
@@ -55,7 +58,7 @@ def _knobs(prepared: Prepared) -> Iterator[tuple[str, int, int, Mapping[str, Any
     fewest = experiment.learners if getattr(architecture, "one_place", False) else 1  # each learner has an actor in its process
     yield "actors", fewest, experiment.actor_count, {"autoscale.start": None, "autoscale.most": None}
     yield "learners", 1, experiment.learners, {}
-    for name in SIZES:
+    for name in (*COUNTS, *SIZES):
         if value := getattr(architecture, name, 0):
             yield f"architecture.{name}", architecture.batch_slots if name == "buffer_slots" else 1, value, {}
 
@@ -65,7 +68,7 @@ def _largest(prepared: Prepared, name: str, fewest: int, value: int, changes: Ma
     if fewest >= value or not _fits(prepared, {name: fewest, **changes}):
         return 0
     low, high = fewest, value  # there is room with `low`, and none with `high`
-    if not name.startswith("architecture.") and low < SURE < high:
+    if name.rpartition(".")[2] not in SIZES and low < SURE < high:
         if _fits(prepared, {name: SURE, **changes}):
             return SURE
         high = SURE
