@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -242,3 +243,29 @@ def test_the_path_of_a_dead_server_is_free(tmp_path: Path) -> None:
     assert (tmp_path / "s").exists()
     with replay.Server([replay.Table("t")], address=address), replay.Client(address, timeout=30) as client:
         assert client.info()["tables"]["t"]["size"] == 0
+
+
+def test_a_dataset_of_a_dead_server_asks_it_once_when_it_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"ipc://{tmp_path}/s"
+    asked: list[threading.Thread] = []
+    server = subprocess.Popen([sys.executable, "-c", SERVER, address], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None and server.stdout.readline().strip() == address
+    with server.stdout, replay.Client(address, timeout=0.5) as client:
+        client.insert({"x": 1}, {"t": 1.0})
+        dataset = client.dataset("t", 1, prefetch=4)
+        deadline = time.monotonic() + 60
+        while dataset._ready.qsize() < 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert dataset._ready.full()
+        server.kill()
+        server.wait()
+        consume = dataset._backend.consume
+
+        def noted(*values: Any) -> Any:
+            asked.append(threading.current_thread())
+            return consume(*values)
+
+        monkeypatch.setattr(dataset._backend, "consume", noted)
+        monkeypatch.setattr(remote, "DEAD_SECONDS", 0.2)
+        dataset.close()
+        assert asked.count(threading.main_thread()) == 1  # its own thread asks too, for the batch it could not hand over

@@ -409,10 +409,15 @@ class Dataset(Iterator[Batch]):
             if isinstance(batch, BaseException):
                 return
 
-    def _give_back(self, batch: Batch | BaseException) -> None:
+    def _give_back(self, batch: Batch | BaseException) -> bool:
+        """Whether the server is there to take it."""
         if isinstance(batch, Batch):
-            with contextlib.suppress(Refused, Timeout):  # the server has forgotten it
-                self._backend.consume(self._table, batch.info.keys, False)
+            with contextlib.suppress(Refused):  # the server has forgotten it
+                try:
+                    self._backend.consume(self._table, batch.info.keys, False)
+                except Timeout:
+                    return False
+        return True
 
     def __next__(self) -> Batch:
         if self._inherited is not None:
@@ -448,7 +453,8 @@ class Dataset(Iterator[Batch]):
         if self._thread is not None:
             self._thread.join()
         while not self._ready.empty():
-            self._give_back(self._ready.get_nowait())
+            if not self._give_back(self._ready.get_nowait()):
+                break  # a dead server is asked once, not for every batch
 
     def __enter__(self) -> Dataset:
         return self
