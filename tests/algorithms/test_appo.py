@@ -80,7 +80,7 @@ def test_targets_are_v_trace_with_the_newest_values_and_the_ratio_to_the_policy_
     assert (log_prob - tensors.log_prob).abs().max() > 1e-3
     expected = returns.vtrace(log_prob - tensors.log_prob, tensors.reward, 0.99 * tensors.discount, output.value[:-1],
                               model.next_values(tensors, output), keep_t=tensors.keep)
-    got = learn.objective._advantages(tensors)
+    got = learn.objective.advantages(tensors)
     torch.testing.assert_close(got.advantage, expected.pg_advantage)
     torch.testing.assert_close(got.target, expected.vs)
 

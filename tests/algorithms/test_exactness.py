@@ -194,7 +194,7 @@ def test_a_truncated_episode_bootstraps_from_its_true_end(truncated, expected):
     algorithm = scripted(ppo.Config(unroll=3, gamma=0.9, lambda_=0.95))
     learn, actor = algorithm.learn(0), Actor(algorithm, Scripted(truncated), 0)
     learn.learner.model.net = ReadOff(learn.learner.model.net.head)
-    advantages = learn.objective._advantages(learn.learner.batch(join(algorithm.record, [actor.unroll()])))
+    advantages = learn.objective.advantages(learn.learner.batch(join(algorithm.record, [actor.unroll()])))
     np.testing.assert_allclose(advantages.advantage[:, 0], expected, rtol=1e-6)
     np.testing.assert_allclose(advantages.target[:, 0], np.add(expected, [1, 2, 0.5]), rtol=1e-6)
 

@@ -22,20 +22,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from shoal.algorithms.actor_critic import ActorCritic
 from shoal.algorithms.advantages import estimate
-from shoal.algorithms.blueprint import Blueprint, check_numbers
-from shoal.algorithms.learner import Descent, Learner, Totals
+from shoal.algorithms.blueprint import check_numbers
+from shoal.algorithms.learner import Learner, Totals
 from shoal.algorithms.training import OptimiserName, annealed
 from shoal.core import Progress, Tolerance, Tree
 from shoal.ops import losses
-from shoal.slots import Layout
 
 if TYPE_CHECKING:
     from shoal.algorithms.batch import Batch
-    from shoal.algorithms.policy import ActorCriticPolicy
-    from shoal.algorithms.records import Unroll
-    from shoal.envs import EnvSpec
-    from shoal.nets import NetConfig
 
 __all__ = ["A2C", "Config"]
 
@@ -84,34 +80,14 @@ class Config:
         )
 
 
-class A2C:
+class A2C(ActorCritic):
     """See the module."""
 
     name = "a2c"
     tolerates = Tolerance.LAG
-    runs_on_gpu = True
 
-    def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
-        config.validate()
-        self.config = config
-        self.plan = Blueprint.of(self.name, config, spec, net, seats)
-
-    @property
-    def record(self) -> Unroll:
-        return self.plan.record
-
-    def policy(self) -> ActorCriticPolicy:
-        return self.plan.policy()
-
-    def learn(self, seed: int) -> Descent:
-        learner = Learner.of(self.config, self.plan, seed)
-        return Descent(self.config, learner, A2CObjective(self.config, learner))
-
-    def explore(self, index: int, count: int, seats: int, progress: Progress) -> np.ndarray:
-        return np.zeros(seats, np.float32)
-
-    def published_layout(self) -> Layout:
-        return self.plan.published_layout()
+    def objective(self, learner: Learner) -> A2CObjective:
+        return A2CObjective(self.config, learner)
 
 
 @dataclass

@@ -19,27 +19,21 @@ old are masked (by the Learner role, which knows the versions).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-
+from shoal.algorithms.actor_critic import ActorCritic
 from shoal.algorithms.advantages import Advantages, estimate
-from shoal.algorithms.blueprint import Blueprint, check_numbers
-from shoal.algorithms.learner import Descent, Learner
-from shoal.algorithms.proximal import Bounds, Minibatch, Passes, descend
+from shoal.algorithms.blueprint import check_numbers
+from shoal.algorithms.learner import Learner
+from shoal.algorithms.proximal import Bounds, Proximal
 from shoal.algorithms.training import OptimiserName
-from shoal.core import Progress, Tolerance, Tree
+from shoal.core import Tolerance
 from shoal.errors import ConfigError
 from shoal.ops import returns
-from shoal.slots import Layout
 
 if TYPE_CHECKING:
     from shoal.algorithms.batch import Batch
-    from shoal.algorithms.policy import ActorCriticPolicy
-    from shoal.algorithms.records import Unroll
     from shoal.envs import EnvSpec
     from shoal.nets import NetConfig
 
@@ -114,48 +108,24 @@ class Config:
             )
 
 
-class APPO:
+class APPO(ActorCritic):
     """See the module."""
 
     name = "appo"
     tolerates = Tolerance.BOUNDED_REUSE
-    runs_on_gpu = True
 
     def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
-        config.validate()
-        self.config = config
+        super().__init__(config, spec, net, seats)
         self.max_lag = config.max_lag
-        self.plan = Blueprint.of(self.name, config, spec, net, seats)
 
-    @property
-    def record(self) -> Unroll:
-        return self.plan.record
-
-    def policy(self) -> ActorCriticPolicy:
-        return self.plan.policy()
-
-    def learn(self, seed: int) -> Descent:
-        learner = Learner.of(self.config, self.plan, seed)
-        return Descent(self.config, learner, APPOObjective(self.config, learner))
-
-    def explore(self, index: int, count: int, seats: int, progress: Progress) -> np.ndarray:
-        return np.zeros(seats, np.float32)
-
-    def published_layout(self) -> Layout:
-        return self.plan.published_layout()
+    def objective(self, learner: Learner) -> APPOObjective:
+        return APPOObjective(self.config, learner)
 
 
-class APPOObjective:
+class APPOObjective(Proximal):
     """One gradient per minibatch of a batch."""
 
-    captures = True
-
-    def __init__(self, config: Config, learner: Learner) -> None:
-        self.config, self.learner = config, learner
-        self.passes = Passes(config, self.learner, self._advantages)
-
-    @torch.no_grad()
-    def _advantages(self, batch: Batch) -> Advantages:
+    def advantages(self, batch: Batch) -> Advantages:
         """With V and pi as they are now: values that came with the data would be as old as the data."""
         model, config = self.learner.model, self.config
         output = model.unroll(batch)
@@ -168,16 +138,5 @@ class APPOObjective:
         )
         return Advantages(target.pg_advantage, v_tm1, target.vs)
 
-    def sums(self, batch: Tree) -> np.ndarray:
-        return self.passes.sums(batch)
-
-    def minibatches(
-        self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator
-    ) -> Iterator[Minibatch]:
-        return self.passes.minibatches(batch, sums, progress, rng)
-
-    def gradients(self, minibatch: Minibatch, phase: str) -> tuple[np.ndarray, dict[str, float]]:
-        config = self.config
-        upper = 1 + minibatch.clip
-        bounds = Bounds(1 / upper, upper, config.ratio_least, config.ratio_most)
-        return descend(self.learner, minibatch, bounds, config.value_weight, config.value_clip)
+    def bounds(self, clip: float) -> Bounds:
+        return Bounds(1 / (1 + clip), 1 + clip, self.config.ratio_least, self.config.ratio_most)

@@ -17,27 +17,19 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-
+from shoal.algorithms.actor_critic import ActorCritic
 from shoal.algorithms.advantages import Advantages, estimate
-from shoal.algorithms.blueprint import Blueprint, check_numbers
-from shoal.algorithms.learner import Descent, Learner
-from shoal.algorithms.proximal import Bounds, Minibatch, Passes, descend
+from shoal.algorithms.blueprint import check_numbers
+from shoal.algorithms.learner import Learner
+from shoal.algorithms.proximal import Bounds, Proximal
 from shoal.algorithms.training import OptimiserName
-from shoal.core import Progress, Tolerance, Tree
-from shoal.slots import Layout
+from shoal.core import Tolerance
 
 if TYPE_CHECKING:
     from shoal.algorithms.batch import Batch
-    from shoal.algorithms.policy import ActorCriticPolicy
-    from shoal.algorithms.records import Unroll
-    from shoal.envs import EnvSpec
-    from shoal.nets import NetConfig
 
 __all__ = ["PPO", "Config"]
 
@@ -104,58 +96,22 @@ class Config:
         )
 
 
-class PPO:
+class PPO(ActorCritic):
     """See the module."""
 
     name = "ppo"
     tolerates = Tolerance.BOUNDED_REUSE
-    runs_on_gpu = True
 
-    def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
-        config.validate()
-        self.config = config
-        self.plan = Blueprint.of(self.name, config, spec, net, seats)
-
-    @property
-    def record(self) -> Unroll:
-        return self.plan.record
-
-    def policy(self) -> ActorCriticPolicy:
-        return self.plan.policy()
-
-    def learn(self, seed: int) -> Descent:
-        learner = Learner.of(self.config, self.plan, seed)
-        return Descent(self.config, learner, PPOObjective(self.config, learner))
-
-    def explore(self, index: int, count: int, seats: int, progress: Progress) -> np.ndarray:
-        return np.zeros(seats, np.float32)
-
-    def published_layout(self) -> Layout:
-        return self.plan.published_layout()
+    def objective(self, learner: Learner) -> PPOObjective:
+        return PPOObjective(self.config, learner)
 
 
-class PPOObjective:
+class PPOObjective(Proximal):
     """Several gradients per batch."""
 
-    captures = True
+    def advantages(self, batch: Batch) -> Advantages:
+        model = self.learner.model
+        return estimate(model, batch, model.unroll(batch), self.config)
 
-    def __init__(self, config: Config, learner: Learner) -> None:
-        self.config, self.learner = config, learner
-        self.passes = Passes(config, self.learner, self._advantages)
-
-    def _advantages(self, batch: Batch) -> Advantages:
-        with torch.no_grad():
-            output = self.learner.model.unroll(batch)
-        return estimate(self.learner.model, batch, output, self.config)
-
-    def sums(self, batch: Tree) -> np.ndarray:
-        return self.passes.sums(batch)
-
-    def minibatches(
-        self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator
-    ) -> Iterator[Minibatch]:
-        return self.passes.minibatches(batch, sums, progress, rng)
-
-    def gradients(self, minibatch: Minibatch, phase: str) -> tuple[np.ndarray, dict[str, float]]:
-        bounds = Bounds(1 - minibatch.clip, 1 + minibatch.clip)
-        return descend(self.learner, minibatch, bounds, self.config.value_weight, self.config.value_clip)
+    def bounds(self, clip: float) -> Bounds:
+        return Bounds(1 - clip, 1 + clip)

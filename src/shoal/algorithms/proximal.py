@@ -1,12 +1,13 @@
 """What ppo and appo share: passes over one batch in minibatches, and the gradient of a clipped objective.
 
-    Passes    advantages once per batch -> normalised over all learners -> `epochs` times `minibatches` parts
-    descend   -min(ratio A, clip(ratio) A) + c_v value loss - c_e H, of one part
+    minibatches   advantages once per batch -> normalised over all learners -> `epochs` times `minibatches` parts
+    gradients     -min(ratio A, clip(ratio) A) + c_v value loss - c_e H, of one part
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from shoal.algorithms.batch import Batch
     from shoal.algorithms.learner import Learner
 
-__all__ = ["Bounds", "Minibatch", "Passes", "descend"]
+__all__ = ["Bounds", "Minibatch", "Proximal"]
 
 
 @dataclass
@@ -50,13 +51,24 @@ class Bounds:
     """The ratio itself is held below this."""
 
 
-class Passes:
-    """Goes `epochs` times over a batch; `estimate(batch)` gives its advantages with the weights as they are now."""
+class Proximal(ABC):
+    """The objective, gone down `epochs` times over each batch."""
 
-    def __init__(self, config: Any, learner: Learner, estimate: Callable[[Batch], Advantages]) -> None:
-        """`config` has epochs, minibatches, normalise_advantage, clip and entropy, the last two with a `_final`."""
-        self.config, self.learner, self.estimate = config, learner, estimate
+    captures = True
+
+    def __init__(self, config: Any, learner: Learner) -> None:
+        """`config` has epochs, minibatches, normalise_advantage, value_weight, value_clip, clip and entropy, the last two with a
+        `_final`."""
+        self.config, self.learner = config, learner
         self._prepared: tuple[Tree, Batch, Advantages] | None = None
+
+    @abstractmethod
+    def advantages(self, batch: Batch) -> Advantages:
+        """With the weights as they are now."""
+
+    @abstractmethod
+    def bounds(self, clip: float) -> Bounds:
+        """How far the ratio may go."""
 
     def sums(self, batch: Tree) -> np.ndarray:
         self._prepared = None  # a staging buffer comes back with new data in it
@@ -87,11 +99,38 @@ class Passes:
             for index in shuffled(columns, config.minibatches, rng, whole.batch.action.device):
                 yield replace(whole, batch=whole.batch.select(index), advantages=whole.advantages.select(index))
 
+    def gradients(self, minibatch: Minibatch, phase: str) -> tuple[np.ndarray, dict[str, float]]:
+        """The flat gradient of the clipped objective on a minibatch, and what is worth showing of it."""
+        config, learner, bounds = self.config, self.learner, self.bounds(minibatch.clip)
+        batch, advantages, model = minibatch.batch, minibatch.advantages, learner.model
+        output = model.unroll(batch)
+        log_prob, entropy = model.judge(output, batch)
+        ratio = losses.importance_ratio(log_prob, batch.log_prob, bounds.least, bounds.most)
+        valid, weight = batch.valid, minibatch.weight
+        clipped = losses.ppo_clip_loss(ratio, advantages.advantage, bounds.lower, bounds.upper)
+        policy_loss = losses.masked_sum(clipped, valid) * weight
+        errors = losses.value_loss(output.value, advantages.target, advantages.value, config.value_clip)
+        value_loss = losses.masked_sum(errors, valid) * weight
+        bonus = losses.masked_sum(entropy, valid) * weight
+        return learner.descend(
+            policy_loss + config.value_weight * value_loss - minibatch.entropy * bonus,
+            {
+                "policy_loss": policy_loss,
+                "value_loss": value_loss,
+                "entropy": losses.masked_mean(entropy.detach(), valid),
+                "approx_kl": losses.masked_mean(losses.approx_kl(log_prob.detach(), batch.log_prob), valid),
+                "mean_rho": losses.masked_mean(ratio.detach(), valid),
+                "clip_fraction": losses.clip_fraction(ratio.detach(), bounds.lower, bounds.upper, valid),
+                "explained_variance": losses.explained_variance(advantages.value, advantages.target, valid),
+            },
+        )
+
     def _prepare(self, batch: Tree) -> tuple[Tree, Batch, Advantages]:
         """Advantages of a batch with the weights as they are now: once, for `sums` and for `minibatches`."""
         if self._prepared is None or self._prepared[0] is not batch:
             tensors = self.learner.batch(batch)
-            self._prepared = batch, tensors, self.estimate(tensors)
+            with torch.no_grad():
+                self._prepared = batch, tensors, self.advantages(tensors)
         return self._prepared
 
 
@@ -100,31 +139,3 @@ def shuffled(columns: np.ndarray, parts: int, rng: Any, device: torch.device) ->
     if isinstance(rng, torch.Generator):
         return torch.rand(len(columns), generator=rng, device=device).argsort().tensor_split(parts)
     return [torch.from_numpy(part).to(device) for part in np.array_split(rng.permutation(columns), parts)]
-
-
-def descend(
-    learner: Learner, minibatch: Minibatch, bounds: Bounds, value_weight: float, value_clip: float | None
-) -> tuple[np.ndarray, dict[str, float]]:
-    """The flat gradient of the clipped objective on a minibatch, and what is worth showing of it."""
-    batch, advantages, model = minibatch.batch, minibatch.advantages, learner.model
-    output = model.unroll(batch)
-    log_prob, entropy = model.judge(output, batch)
-    ratio = losses.importance_ratio(log_prob, batch.log_prob, bounds.least, bounds.most)
-    valid, weight = batch.valid, minibatch.weight
-    clipped = losses.ppo_clip_loss(ratio, advantages.advantage, bounds.lower, bounds.upper)
-    policy_loss = losses.masked_sum(clipped, valid) * weight
-    errors = losses.value_loss(output.value, advantages.target, advantages.value, value_clip)
-    value_loss = losses.masked_sum(errors, valid) * weight
-    bonus = losses.masked_sum(entropy, valid) * weight
-    return learner.descend(
-        policy_loss + value_weight * value_loss - minibatch.entropy * bonus,
-        {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": losses.masked_mean(entropy.detach(), valid),
-            "approx_kl": losses.masked_mean(losses.approx_kl(log_prob.detach(), batch.log_prob), valid),
-            "mean_rho": losses.masked_mean(ratio.detach(), valid),
-            "clip_fraction": losses.clip_fraction(ratio.detach(), bounds.lower, bounds.upper, valid),
-            "explained_variance": losses.explained_variance(advantages.value, advantages.target, valid),
-        },
-    )

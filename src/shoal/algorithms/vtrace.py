@@ -25,18 +25,16 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
-from shoal.algorithms.blueprint import Blueprint, check_numbers
-from shoal.algorithms.learner import Descent, Learner
+from shoal.algorithms.actor_critic import ActorCritic
+from shoal.algorithms.blueprint import check_numbers
+from shoal.algorithms.learner import Learner
 from shoal.algorithms.training import OptimiserName, annealed
 from shoal.core import Progress, Tolerance, Tree
 from shoal.errors import ConfigError
 from shoal.ops import losses, returns
-from shoal.slots import Layout
 
 if TYPE_CHECKING:
     from shoal.algorithms.batch import Batch
-    from shoal.algorithms.policy import ActorCriticPolicy
-    from shoal.algorithms.records import Unroll
     from shoal.envs import EnvSpec
     from shoal.nets import NetConfig
 
@@ -107,34 +105,17 @@ class Config:
             )
 
 
-class VTrace:
+class VTrace(ActorCritic):
     """See the module."""
 
     name = "vtrace"
     tolerates = Tolerance.REPLAY
-    runs_on_gpu = True
 
     def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
-        config.validate()
-        self.config = config
-        self.plan = Blueprint.of(self.name, config, spec, net, seats, mix=config.behaviour_mix)
+        super().__init__(config, spec, net, seats, config.behaviour_mix)
 
-    @property
-    def record(self) -> Unroll:
-        return self.plan.record
-
-    def policy(self) -> ActorCriticPolicy:
-        return self.plan.policy()
-
-    def learn(self, seed: int) -> Descent:
-        learner = Learner.of(self.config, self.plan, seed)
-        return Descent(self.config, learner, VTraceObjective(self.config, learner))
-
-    def explore(self, index: int, count: int, seats: int, progress: Progress) -> np.ndarray:
-        return np.full(seats, self.config.behaviour_mix, np.float32)
-
-    def published_layout(self) -> Layout:
-        return self.plan.published_layout()
+    def objective(self, learner: Learner) -> VTraceObjective:
+        return VTraceObjective(self.config, learner)
 
 
 @dataclass
