@@ -3,8 +3,8 @@
     game ── frameskip, maximum of two frames ── grey, 84 x 84 by area ── the last 4, older ones black ── uint8[4, 84, 84]
 
 With the same protocol, seed and actions both give the same observations, rewards and ends, byte for byte, as long as nothing is
-drawn at the start (noop_max=1; a test plays both). With more no-ops they still draw from the same distribution but for one
-frame: ALE presses FIRE and then waits, envpool waits and then presses FIRE. docs/atari.md has the whole list.
+drawn at the start (noop_max=1, and use_fire_reset left on; a test plays both). With more no-ops they still draw from the same
+distribution but for one frame: ALE presses FIRE and then waits, envpool waits and then presses FIRE. docs/atari.md has the whole list.
 """
 
 from __future__ import annotations
