@@ -52,8 +52,8 @@ NOTES = (
     "  are not speeds.",
 )
 
-PAGES = ("impala", "impala_throughput", "ppo", "ppo_throughput", "a2c", "a3c", "ga3c", "seed", "appo", "rapid_ppo", "gala", "ppo_quick", "dqn", "double_dqn", "dqn_2013", "apex", "r2d2",
-         "seed_r2d2", "r2d3", "gorila")
+PAGES = ("impala", "impala_throughput", "ppo", "ppo_throughput", "a2c", "a3c", "ga3c", "seed", "appo", "rapid_ppo", "gala",
+         "ppo_quick", "dqn", "double_dqn", "dqn_2013", "apex", "r2d2", "seed_r2d2", "r2d3", "gorila")
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 

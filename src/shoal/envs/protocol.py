@@ -4,7 +4,8 @@
 
 With the same protocol, seed and actions both give the same observations, rewards and ends, byte for byte, as long as nothing is
 drawn at the start (noop_max=1, and use_fire_reset left on; a test plays both). With more no-ops they still draw from the same
-distribution but for one frame: ALE presses FIRE and then waits, envpool waits and then presses FIRE. docs/atari.md has the whole list.
+distribution but for one frame: ALE presses FIRE and then waits, envpool waits and then presses FIRE. docs/atari.md has the
+whole list.
 """
 
 from __future__ import annotations
