@@ -2,7 +2,8 @@
 
 Two workloads in which the number of actors matters on few cores: one that sleeps (environments that wait for a simulator, a
 learner that waits for a device) and one that computes (CartPole: cores are what everybody shares). Learner idle and lag are judged
-where nobody waits for a core: where all do, they hang on whom the kernel serves first, which the model does not know.
+where nobody waits for a core. Where all do, a learner that needs about its share of the cores mostly waits or is always behind, and
+a little decides which.
 """
 
 from __future__ import annotations

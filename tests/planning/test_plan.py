@@ -1,5 +1,11 @@
 """From two runs to costs, and `shoal plan` as it is typed."""
 
+import dataclasses
+import os
+import subprocess
+import sys
+
+import numpy as np
 import pytest
 
 from shoal.bench.tables import UNMEASURED
@@ -29,9 +35,10 @@ def observation(costs, actors, cores=2):
         cpu = sum(inflated.values())
         return {**inflated, where: inflated[where] + wait, "busy": cpu + wait, "cpu": cpu}
 
+    squeezed = costs.unroll.cpu + costs.pull.cpu + costs.turn * simulate(scaled(costs, 1.0, 1.0), Cluster(1), actors, 1, 2, 2).turns
     return Observation(actors, 1, seconds, unrolls * costs.decisions, unrolls, updates, unrolls, updates,
                        role(acting, waits["actor"], "env"), role(learning, waits["learner"], "learn"), said.policy_lag,
-                       said.blocked, costs.slot_bytes, costs.weights_bytes)
+                       said.blocked, costs.slot_bytes, costs.weights_bytes, costs.spread, squeezed)
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.05])
@@ -53,6 +60,41 @@ def test_two_runs_tell_how_fast_busy_cores_are(speed):
     for actors in (4, 8):
         said, would = (simulate(one, Cluster(2), actors, 1, 2, 2).env_steps_per_second for one in (found, true))
         assert said == pytest.approx(would, rel=0.05)
+
+
+def test_one_core_for_all_tells_what_a_turn_costs():
+    true = Costs(**{**vars(TRUE), "turn": 0.0008, "spread": 0.03})
+    found = fitted(observation(true, 1), observation(true, 2), 2, 2, cores=2)
+    assert found.turn == pytest.approx(0.0008, rel=0.2) and found.spread == 0.03
+    for actors in (4, 8):
+        said, would = (simulate(one, Cluster(2), actors, 1, 2, 2).env_steps_per_second for one in (found, true))
+        assert said == pytest.approx(would, rel=0.05)
+    warmer = dataclasses.replace(observation(true, 2), squeezed_unroll=0.001)  # less than alone: cores that are never idle
+    assert fitted(observation(true, 1), warmer, 2, 2, cores=2).turn == 0.0
+
+
+def test_runs_that_hardly_use_their_cores_do_not_tell_how_fast_busy_ones_are():
+    true = Costs(**{**vars(TRUE), "env": Cost(0.004, 0.2)})
+    two = observation(true, 2)
+    noisy = dataclasses.replace(two, actor_seconds={**two.actor_seconds, "cpu": 1.3 * two.actor_seconds["cpu"]})
+    assert fitted(observation(true, 1), noisy, 2, 2, cores=2).full_speed == 1.0
+
+
+def test_the_spread_of_an_unroll_from_moments_in_between():
+    random = np.random.default_rng(0)
+    ends = np.cumsum(random.normal(0.01, 0.001, 5000))
+    steps = np.arange(0, 5001, random.integers(1, 20))
+    ticks = [(float(k), float(ends[k - 1]) if k else 0.0) for k in steps]
+    assert measure.spread_of(ticks) == pytest.approx(0.1, rel=0.15)
+    assert measure.spread_of([(float(k), 0.01 * k) for k in range(50)]) == pytest.approx(0.0, abs=1e-6)
+    assert measure.spread_of([]) == measure.spread_of([(3.0, 0.1)]) == 0.0
+
+
+def test_squeezed_processes_share_one_core():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        measure._squeeze([child.pid])
+        assert os.sched_getaffinity(child.pid) == {min(os.sched_getaffinity(0))}
+        child.communicate(b"\n")
 
 
 def test_in_lock_step_two_runs_tell_what_a_slot_costs():
@@ -80,12 +122,23 @@ def test_shoal_plan_measures_and_answers(capsys):
     (["plan", "impala", "CartPole-v1", "--actors", "20000"], "at most 10000 and 64"),
     (["plan", "impala", "CartPole-v1", "--gigabits", "0"], "--gigabits 0.0 is not possible"),
     (["plan", "impala", "CartPole-v1", "--architecture.one-place"], "--architecture.one-place does not fit"),
+    (["plan", "impala", "CartPole-v1", "--actors", "10", "--nodes", "1000000000"], "give --nodes 11 or fewer"),
     (["plan", "impala"], "which environment"),
     (["plan", "impala", "CartPole-v1", "--nonsense", "3"], "there is no option --nonsense"),
 ])
 def test_what_makes_no_sense_gets_a_sentence(words, match, capsys):
     assert main(words) == 2
     assert match in capsys.readouterr().err
+
+
+def test_that_another_runtime_is_not_looked_at_is_said(monkeypatch, capsys):
+    def never(*_):
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(command, "_measured", never)
+    for words, said in ((["--runtime", "ray"], "--runtime ray is not looked at"), ([], "")):
+        assert main(["plan", "impala", "CartPole-v1", *words]) == 2
+        assert capsys.readouterr().out.startswith(said) and bool(said) == bool(words)
 
 
 def test_a_run_that_never_learns_is_said_to_be_so(monkeypatch):
@@ -124,18 +177,17 @@ def test_a_benchmark_draws_the_same_curve_from_its_summaries():
 
     true = scaled(TRUE, 1.0, 0.8)
     architecture = {"name": "actor_learner", "one_place": False, "batch_slots": 2, "slots_per_actor": 2}
-    rows = {n: [{"observed": _observed(summary_of(observation(true, n)), architecture), "limit": {"cores": 2}}]
+    rows = {n: [{"observed": _observed(summary_of(observation(true, n)), architecture), "limit": {"cores": 2}, "error": None}]
             for n in (1, 2, 4, 8)}
     points = predicted(rows)
     assert [n for n, _ in points] == [1, 2, 4, 8]
     for n, steps in points:
         assert steps == pytest.approx(simulate(true, Cluster(2), int(n), 1, 2, 2).env_steps_per_second, rel=0.05)
-    assert predicted({n: [{"observed": None}] for n in (1, 2)}) == [] == predicted({1: rows[1]})
+    assert predicted({n: [{"observed": None, "error": None}] for n in (1, 2)}) == [] == predicted({1: rows[1]})
     assert _observed(summary_of(observation(true, 1)), {"name": "central_inference"}) is None
 
 
 def test_the_page_is_written_from_the_results(tmp_path, monkeypatch):
-    import dataclasses
     import json
 
     from shoal.planning import page

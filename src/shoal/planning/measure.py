@@ -2,7 +2,8 @@
 
 A run's telemetry says how long each phase took, the kernel says how much of that was computing: the rest is time in which an
 environment (or a learner) waited for something that needs no core. What a second actor does to the processor time of all
-tells how much slower cores are when all of them are busy. Nothing else is fitted.
+tells how much slower cores are when all of them are busy. At the end of its run all are put on one core, and what an unroll then
+takes tells what it costs to take turns. Nothing else is fitted.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,13 @@ from shoal.planning.terms import Cluster, Cost, Costs
 from shoal.runtime import Program, run
 from shoal.runtime.local import Nursery
 
-__all__ = ["Observation", "both", "costs_of", "fitted", "observe", "reduce_cost", "summarised"]
+__all__ = ["Observation", "both", "costs_of", "fitted", "observe", "reduce_cost", "spread_of", "summarised"]
 
 WARM_UPDATES = 3
 START_SECONDS = 120.0
 WAITING = 0.1        # of a role's time: less than that is a core it did not get at once, not a wait
+SQUEEZED_SECONDS = 1.0  # after which all have found their place on one core
+SEEN_BUSY = 0.5      # of the cores, with two actors: less says nothing about their speed when all are busy
 WAKE_SECONDS = 1e-4  # assumed: from a learner's last gradient to the others' hearing of it
 SPEEDS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 FINER = (-0.075, -0.05, -0.025, 0.0, 0.025, 0.05, 0.075)
@@ -55,6 +59,10 @@ class Observation:
     blocked: float
     slot_bytes: float
     weights_bytes: float
+    spread: float = 0.0
+    """Of an unroll's time: standard deviation over mean."""
+    squeezed_unroll: float = 0.0
+    """Processor seconds that an actor takes for an unroll while all share one core; 0: nobody looked."""
 
     @property
     def env_steps_per_second(self) -> float:
@@ -70,19 +78,23 @@ class Observation:
 
 
 class Meter:
-    """A session that looks at a stretch of a run and keeps nothing."""
+    """A session that looks at a stretch of a run, at a second one on a single core if it is to `squeeze`, and keeps nothing."""
 
-    def __init__(self, warm_seconds: float, seconds: float) -> None:
+    def __init__(self, warm_seconds: float, seconds: float, squeeze: bool = False) -> None:
         self.warm_seconds, self.seconds = warm_seconds, seconds
+        self.stretches = 1 + squeeze
         self._started, self._warm = time.monotonic(), 0.0
         self._before: Any = None
-        self.seen: Any = None
+        self.seen: list[Any] = []
+        self.ticks: list[dict[str, tuple[float, float]]] = []
 
     def begin(self, control: Any) -> None:
         """Nothing to prepare."""
 
     def tick(self, control: Any) -> None:
         now = time.monotonic()
+        if len(self.seen) == self.stretches:
+            return
         if not self._warm:
             if control.total("learner_steps") >= WARM_UPDATES:
                 self._warm = now + self.warm_seconds
@@ -91,9 +103,15 @@ class Meter:
         elif self._before is None:
             if now >= self._warm:
                 self._before = self._look(control, now)
-        elif now - self._before[0] >= self.seconds and self.seen is None:
-            self.seen = (self._before, self._look(control, now))
-            control.stop("measured")
+        elif now - self._before[0] >= self.seconds:
+            self.seen.append((self._before, self._look(control, now)))
+            if len(self.seen) == self.stretches:
+                control.stop("measured")
+            else:
+                _squeeze(child.pid for child in control.children.values() if child.pid)
+                self._before, self._warm = None, now + SQUEEZED_SECONDS
+        elif not self.seen:
+            self.ticks.append({name: (page["steps"], page["busy_seconds"]) for name, page in control.snapshot().items()})
 
     @staticmethod
     def _look(control: Any, now: float) -> tuple[float, dict[str, dict[str, float]], dict[str, dict[str, float]], dict[str, float]]:
@@ -112,17 +130,40 @@ class Meter:
         """Nothing to write."""
 
 
-def observe(program: Program, nursery: Nursery, warm_seconds: float = 2.0, seconds: float = 5.0) -> Observation:
+def _squeeze(processes: Iterable[int]) -> None:
+    """All their threads onto one core."""
+    import psutil
+
+    core = min(os.sched_getaffinity(0))
+    for process in processes:
+        for thread in psutil.Process(process).threads():
+            with suppress(ProcessLookupError):  # it has ended since
+                os.sched_setaffinity(thread.id, {core})
+
+
+def spread_of(ticks: Sequence[tuple[float, float]]) -> float:
+    """Standard deviation over mean of a step's seconds, from (steps, busy seconds) at some moments: between two of them, the
+    deviations of k steps have added up to one with k times the variance."""
+    steps, busy = np.diff(np.array(ticks, float).reshape(-1, 2), axis=0).T
+    count = steps.sum()
+    if count < 2:
+        return 0.0
+    mean = busy.sum() / count
+    return float(np.sqrt(np.square(busy - mean * steps).sum() / count) / max(mean, 1e-9))
+
+
+def observe(program: Program, nursery: Nursery, warm_seconds: float = 2.0, seconds: float = 5.0,
+            squeeze: bool = False) -> Observation:
     """Run a program of actors and learners, each in a process of its own, and look at it."""
-    meter = Meter(warm_seconds, seconds)
+    meter = Meter(warm_seconds, seconds, squeeze)
     with tempfile.TemporaryDirectory(prefix="shoal-plan-") as folder:
         reason = run(program, meter, "local", Path(folder), nursery=nursery)
     if reason == "interrupt":
         raise KeyboardInterrupt
-    if meter.seen is None:
+    if len(meter.seen) < meter.stretches:
         raise ShoalError(f"{WARM_UPDATES} updates were not made within {START_SECONDS:g} s, so there is nothing to plan with; look "
                          "at a run of its own with `shoal train`")
-    (began, pages, wires, cpu), (ended, later, after, spent) = meter.seen
+    (began, pages, wires, cpu), (ended, later, after, spent) = meter.seen[0]
     elapsed = ended - began
 
     def grown(role: str, word: str) -> float:
@@ -137,12 +178,22 @@ def observe(program: Program, nursery: Nursery, warm_seconds: float = 2.0, secon
     acts, learns = ("actor", "learner") if "actor" in program.nodes else ("worker", "trainer")
     actors, learners = program.nodes[acts].start, program.nodes[learns].start
     lags = grown(learns, "policy_lag/count")
+    spreads = [spread_of([tick[name] for tick in meter.ticks]) for name in later if name.rpartition("-")[0] == acts]
     return Observation(
         actors, learners, elapsed, grown(acts, "env_steps"), grown(acts, "steps"), grown(learns, "steps") / learners,
         after["unrolls"]["consumed"] - wires["unrolls"]["consumed"], grown(learns, "learner_steps"), seconds_of(acts),
         seconds_of(learns), grown(learns, "policy_lag/sum") / lags if lags else 0.0,
         grown(acts, "wait_seconds/unrolls") / elapsed / actors, after["unrolls"]["slot_bytes"],
-        float(program.wires["weights"].layout.nbytes))  # type: ignore[attr-defined]
+        float(program.wires["weights"].layout.nbytes),  # type: ignore[attr-defined]
+        sum(spreads) / len(spreads), _squeezed(meter.seen[1], acts) if squeeze else 0.0)
+
+
+def _squeezed(seen: tuple[Any, Any], acts: str) -> float:
+    """Processor seconds of an unroll, in a stretch."""
+    (_, pages, _, cpu), (_, later, _, spent) = seen
+    names = [name for name in later if name.rpartition("-")[0] == acts]
+    unrolls = sum(later[name]["steps"] - pages[name]["steps"] for name in names)
+    return sum(spent[name] - cpu[name] for name in names) / max(1.0, unrolls)
 
 
 def summarised(summary: Mapping[str, Any]) -> Observation | None:
@@ -222,12 +273,26 @@ def per_slot(one: Cost, two: Cost) -> tuple[Cost, Cost]:
     return Cost(one.cpu - more.cpu, one.wait - more.wait), more
 
 
+def turn_cost(costs: Costs, seen: Observation, batch: int, depth: int, lockstep: bool) -> float:
+    """What an actor loses with every turn: what an unroll took on one core beyond what it takes alone, by the turns it then has."""
+    if not seen.squeezed_unroll:
+        return 0.0
+    pulls = min(1.0, seen.actors * seen.updates / max(seen.unrolls, 1.0))
+    alone = costs.unroll.cpu + pulls * costs.pull.cpu
+    turn = 0.0
+    for _ in range(2):  # what is lost makes for more turns
+        tight = replace(scaled(costs, 1.0, 1.0), turn=turn)
+        turns = simulate(tight, Cluster(1), seen.actors, seen.learners, batch, depth, lockstep=lockstep).turns
+        turn = max(0.0, seen.squeezed_unroll - alone) / max(turns, 1.0)
+    return turn
+
+
 def fitted(one: Observation, two: Observation, batch: int, depth: int, cores: int | None = None, lockstep: bool = False) -> Costs:
     """Costs from the run with one actor, the speed of busy cores from what two of them did to it. In lock step a batch grows with
     the actors, so two runs tell what a slot costs, too."""
     cluster = Cluster(cores or len(os.sched_getaffinity(0)))
     rounds = 1 + one.optimiser_steps / max(one.updates, 1e-9)
-    raw = costs_of(one, reduce_cost(one.weights_bytes, rounds))
+    raw = replace(costs_of(one, reduce_cost(one.weights_bytes, rounds)), spread=one.spread)
     if lockstep:
         update, update_slot = per_slot(raw.update, costs_of(two).update)
         raw = replace(raw, update=update, update_slot=update_slot)
@@ -236,11 +301,14 @@ def fitted(one: Observation, two: Observation, batch: int, depth: int, cores: in
     def misfit(speed: float) -> tuple[float, Costs]:
         known = scaled(raw, 1.0, speed)
         known = scaled(raw, 1 / simulate(known, cluster, 1, 1, batch, depth, lockstep=lockstep).inflation, speed)
+        known = replace(known, turn=turn_cost(known, two, batch, depth, lockstep))
         said = [simulate(known, cluster, seen.actors, seen.learners, batch, depth, lockstep=lockstep) for seen in (one, two)]
         off = [np.log(one_.env_steps_per_second / seen.env_steps_per_second) for one_, seen in zip(said, (one, two), strict=True)]
         off.append(np.log(said[1].inflation / said[0].inflation) - np.log(per_step[1] / per_step[0]))
         return float(np.square(off).sum()), known
 
+    if two.actor_seconds["cpu"] + two.learner_seconds["cpu"] < SEEN_BUSY * cluster.cores_per_node * two.seconds:
+        return misfit(1.0)[1]
     near = min(SPEEDS, key=lambda speed: misfit(speed)[0])
     return min((misfit(near + step) for step in FINER if near + step <= 1.0), key=lambda pair: pair[0])[1]
 
@@ -249,7 +317,8 @@ def both(draw: Callable[[int, int], Program], nursery: Nursery, seconds: float, 
     """The two runs: `draw(actors, learners)` makes their programs."""
     seen = []
     for actors in (1, 2):
-        seen.append(observe(draw(actors, 1), nursery, seconds / 2, seconds))
+        squeeze = actors == 2 and len(os.sched_getaffinity(0)) > 1
+        seen.append(observe(draw(actors, 1), nursery, seconds / 2, seconds, squeeze))
         say(f"measured with {actors} actor{'s' * (actors > 1)}: {seen[-1].env_steps_per_second:,.0f} env steps/s, learner idle "
             f"{100 * seen[-1].learner_idle:.0f} %, lag {seen[-1].policy_lag:.1f}")
     return seen

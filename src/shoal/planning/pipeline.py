@@ -7,9 +7,10 @@
 In lock step (synchronous) a batch has one slot of every actor, and an actor that has served every learner waits for new weights.
 The rules are those of the wires: `depth` slots for each pair of actor and learner, an actor serves learners in turns and blocks
 when none has a free slot, slots are freed as soon as they are copied, weights are fetched once per node and version and the
-latest wins. A node's cores are shared in equal parts by whoever computes there (with n > cores each gets cores / n), and all
-are slower when all are busy (`full_speed`). Work is simulated an unroll at a time: of the queues that matter here only the
-sums count. Nothing in here measures anything: see measure.py.
+latest wins. A node's cores go to whoever there has computed least, for a slice of time at most, as kernels share them: a learner
+that mostly waits is served before actors that always compute. Whoever gets a core after somebody else finds its caches cold
+(`turn`), and all are slower when all are busy (`full_speed`). An unroll is computed and waited for in pieces, since an actor that
+waits for its environments leaves its core to others many times in an unroll. Nothing in here measures anything: see measure.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from shoal.planning.terms import Cluster, Cost, Costs, Forecast, bottleneck
 
 __all__ = ["simulate"]
 
-JITTER = 0.05            # spread of an unroll's time, so that actors do not march in step
+JITTER = 0.005           # spread of an unroll's time at the least, so that actors do not march in step
+SLICE = 0.004            # s; how long a process keeps a core that others want: Linux looks at every tick, 250 times a second
+DONE = 1e-9              # s; work that is left because numbers are rounded
+PIECES = 8               # in which an unroll computes and waits in turns, where cores are short
 LINK_LATENCY = 2e-4      # s; between nodes
 FULL_AT = 1.1            # supply over demand, from which the queues are taken to be full at the beginning
 LEARNER = ("get", "update", "reduce", "publish")
@@ -32,36 +36,127 @@ COMPUTED, WAITED, ARRIVED, FETCHED = range(4)
 
 
 class Node:
-    """Cores in equal shares. Virtual time runs at the speed that each job gets, so a job ends when that has grown by its work."""
+    """Cores that go round. Virtual time runs at the speed of a busy core, so a job ends when that has grown by its work."""
 
-    def __init__(self, cores: int, full_speed: float) -> None:
-        self.cores, self.full_speed = cores, full_speed
-        self.jobs: list[tuple[float, int]] = []  # (virtual time of its end, who)
-        self.virtual = self.last = self.rate = 0.0
-        self.stamp = 0
+    def __init__(self, cores: int, full_speed: float, turn: float = 0.0) -> None:
+        self.cores, self.full_speed, self.turn = cores, full_speed, min(turn, SLICE / 2)  # or nobody would ever get on
+        self.running: list[tuple[float, int]] = []  # (virtual time at which it ends, or has to look up, who)
+        self.ready: list[tuple[float, int, int]] = []  # (what it has computed so far, order of coming, who): least first
+        self.left: dict[int, float] = {}            # work, when it went on
+        self.since: dict[int, float] = {}           # virtual time of that
+        self.began: dict[int, float] = {}           # virtual time at the beginning of its slice
+        self.holder: int | None = None              # has a core and has just done its work
+        self.computed: dict[int, float] = {}        # in all; whoever has slept is not owed for that, but level with the next
+        self.asked: dict[int, float] = {}           # when, of those that have not had a core since
+        self.late: dict[int, float] = {}            # how long it then took
+        self.place: dict[int, int] = {}             # its core, now or lately
+        self.free = list(range(cores))
+        self.warm: list[int | None] = [None] * cores  # whose caches these are
+        self.virtual = self.last = self.rate = self.least = 0.0
+        self.stamp = self.count = 0
         self.version = 0
         self.fetching = False
         self.used = self.waiting = self.work = 0.0  # core seconds, seconds of all jobs together, work done
+        self.turns = 0                              # of actors that got a core after somebody else
 
     def advance(self, now: float) -> None:
-        elapsed, n = now - self.last, len(self.jobs)
+        elapsed, n = now - self.last, len(self.running)
         if n and elapsed > 0:
             self.virtual += self.rate * elapsed
-            self.used += min(n, self.cores) * elapsed
-            self.waiting += n * elapsed
-            self.work += n * self.rate * elapsed
+            self.used += n * elapsed
+            self.waiting += (n + len(self.ready)) * elapsed
         self.last = now
 
+    def add(self, who: int, work: float) -> None:
+        """Work that begins now: at once if a core is free or still its own, else when it is its turn."""
+        self.left[who] = work
+        self.work += work
+        if who == self.holder:
+            self.holder = None
+            self._go_on(who)
+            return
+        self.computed.setdefault(who, 0.0)
+        if self.free:
+            self._run(who)
+            return
+        if not self.ready:
+            self._level()
+        self.computed[who] = max(self.computed[who], self.least)
+        self.asked[who] = self.last
+        self._queue(who)
+
+    def _level(self) -> None:
+        """The first one to wait: nobody was held back until now, and those that run had no reason to look up."""
+        self.least = max([self.least, *(self.computed[one] + self.virtual - self.since[one] for _, one in self.running)])
+        for _, one in self.running:
+            self.computed[one] = self.least - (self.virtual - self.since[one])
+        self.running = [(min(end, max(self.virtual, self.began[one] + SLICE)), one) for end, one in self.running]
+        heapq.heapify(self.running)
+
+    def _queue(self, who: int) -> None:
+        self.count += 1
+        heapq.heappush(self.ready, (self.computed[who], self.count, who))
+
+    def pop(self) -> int | None:
+        """Whoever is due: its work is done, and it keeps its core until release() in case it has more. None: its slice is over."""
+        _, who = heapq.heappop(self.running)
+        done = self.virtual - self.since[who]
+        self.left[who] -= done
+        self.computed[who] += done
+        if self.left[who] <= DONE:
+            self.holder = who
+            return who
+        if self.ready and self.ready[0][0] <= self.computed[who]:
+            self._queue(who)
+            self._leave(who)
+        else:
+            self.began[who] = self.virtual
+            self._go_on(who)
+        return None
+
+    def release(self) -> None:
+        """Whoever had its work done has had time to begin more: the next one."""
+        if self.holder is not None:
+            who, self.holder = self.holder, None
+            self._leave(who)
+
+    def _leave(self, who: int) -> None:
+        self.free.append(self.place[who])
+        if self.ready:
+            computed, _, following = heapq.heappop(self.ready)
+            self.least = max(self.least, computed)
+            if following in self.asked:
+                self.late[following] = self.last - self.asked.pop(following)
+            self._run(following)
+
+    def _run(self, who: int) -> None:
+        """On the core whose caches know it, if that is free; else rather on one that has been nobody's."""
+        core = self.place.get(who, -1)
+        if core not in self.free:
+            core = next((one for one in self.free if self.warm[one] is None), self.free[-1])
+        self.free.remove(core)
+        if self.warm[core] not in (None, who):
+            self.left[who] += self.turn
+            self.turns += who >= 0
+        self.place[who], self.warm[core], self.began[who] = core, who, self.virtual
+        self._go_on(who)
+
+    def _go_on(self, who: int) -> None:
+        self.since[who] = self.virtual
+        due = self.virtual + self.left[who]
+        if self.ready:
+            due = min(due, max(self.virtual, self.began[who] + SLICE))
+        heapq.heappush(self.running, (due, who))
+
     def reprice(self) -> float:
-        """After a change: the speed of each job, and when the next one will be done."""
-        n = len(self.jobs)
+        """After a change: the speed of a busy core, and when the next one will be done."""
+        busy = len(self.running)
         self.stamp += 1
-        if not n:
+        if not busy:
             return math.inf
-        busy = min(n, self.cores)
         crowded = (busy - 1) / (self.cores - 1) if self.cores > 1 else 1.0
-        self.rate = busy / n * (1 - (1 - self.full_speed) * crowded)
-        return self.last + max(0.0, self.jobs[0][0] - self.virtual) / self.rate
+        self.rate = 1 - (1 - self.full_speed) * crowded
+        return self.last + max(0.0, self.running[0][0] - self.virtual) / self.rate
 
 
 class Simulation:
@@ -74,7 +169,7 @@ class Simulation:
         self.rng = random.Random(seed)
         apart = cluster.nodes > 1
         own = min(math.ceil(learners / cluster.cores_per_node), cluster.nodes - 1) if apart else 0
-        self.nodes = [Node(cluster.cores_per_node, costs.full_speed) for _ in range(cluster.nodes)]
+        self.nodes = [Node(cluster.cores_per_node, costs.full_speed, costs.turn) for _ in range(cluster.nodes)]
         self.actor_node = [own + a % (cluster.nodes - own) for a in range(actors)]
         self.learner_node = [k % max(1, own) for k in range(learners)]
         self.remote = [apart] * actors
@@ -82,16 +177,19 @@ class Simulation:
         self.free = [depth] * (actors * learners)
         self.turn = [a % learners for a in range(actors)]
         self.target, self.held_version, self.used_version = [0] * actors, [-1] * actors, [0] * actors
+        crowd = math.ceil(actors / (cluster.nodes - own)) + (0 if apart else learners)
+        self.pieces = PIECES if costs.unroll.wait and crowd > cluster.cores_per_node else 1  # nobody cares where cores are free
+        self.pace, self.piece = [1.0] * actors, [0] * actors
         self.stalled = [False] * actors
         self.stalled_count = 0
         self.sent = [0] * actors  # with these weights, in lock step
-        self.patient: list[int] = []  # actors that wait for the next
+        self.patient: list[list[int]] = [[] for _ in self.nodes]  # actors that wait for the next
         # learners
         self.queue: list[deque[tuple[int, int]]] = [deque() for _ in range(learners)]
         self.taking: list[list[tuple[int, int]]] = [[] for _ in range(learners)]
         self.taken: list[list[int]] = [[] for _ in range(learners)]
         self.stage = ["idle"] * learners
-        self.since = [0.0] * learners
+        self.since, self.woken = [0.0] * learners, [True] * learners
         self.spent = dict.fromkeys((*LEARNER, "idle", "meet"), 0.0)
         self.arrived = 0  # learners at the barrier
         self.version = 1
@@ -113,7 +211,7 @@ class Simulation:
     def compute(self, node_number: int, who: int, work: float) -> None:
         node = self.nodes[node_number]
         node.advance(self.now)
-        heapq.heappush(node.jobs, (node.virtual + work, who))
+        node.add(who, work)
         self.push(node.reprice(), COMPUTED, node_number, node.stamp)
 
     def account(self) -> None:
@@ -132,17 +230,21 @@ class Simulation:
                 if what != node.stamp:
                     continue  # somebody has come or gone since
                 node.advance(self.now)
-                _, job = heapq.heappop(node.jobs)
+                job = node.pop()
+                if job is not None:
+                    self._computed(job)
+                    node.release()
                 when = node.reprice()
                 if when < math.inf:
                     self.push(when, COMPUTED, who, node.stamp)
-                self._computed(job)
             elif kind == WAITED:
                 self._done(who)
             elif kind == ARRIVED:
-                self._arrive(self.target[who], who, what)
+                actor, learner = divmod(who, self.L)  # which has long since begun an unroll for another one
+                self._arrive(learner, actor, what)
             else:
                 self.nodes[who].version, self.nodes[who].fetching = what, False
+                self._resume(who)
 
     # ------------------------------------------------------------------ actors (jobs 0 .. N - 1)
     def begin(self, actor: int) -> None:
@@ -164,12 +266,22 @@ class Simulation:
         self.begun += 1
         version = self._weights(actor)
         self.stale += self.version - version
-        work = self.costs.unroll.cpu * self._spread()
+        self.pace[actor], self.piece[actor] = self._spread(), self.pieces
+        work = self._part(actor, self.costs.unroll.cpu)
         if version != self.held_version[actor]:
             self.held_version[actor] = version
             work += self.costs.pull.cpu
         self.used_version[actor] = version
         self.compute(self.actor_node[actor], actor, work)
+
+    def _resume(self, number: int) -> None:
+        """In lock step, all of a node that wait for new weights: as soon as they are there."""
+        patient = self.patient[number]
+        if patient and self._weights(patient[0]) == self.version:
+            self.patient[number] = []
+            for actor in patient:
+                self.sent[actor] = 0
+                self.begin(actor)
 
     def _weights(self, actor: int) -> int:
         """The newest version on the actor's node; one that is behind has it sent, for all who live there."""
@@ -188,7 +300,12 @@ class Simulation:
         return node.version
 
     def _spread(self) -> float:
-        return max(0.5, self.rng.gauss(1.0, JITTER))
+        """How long one unroll takes, compared with the others."""
+        shape = max(self.costs.spread, JITTER) ** -2
+        return self.rng.gammavariate(shape, 1 / shape)
+
+    def _part(self, actor: int, seconds: float) -> float:
+        return seconds * self.pace[actor] / self.pieces
 
     def _computed(self, job: int) -> None:
         if job < 0:
@@ -196,7 +313,7 @@ class Simulation:
             if self.stage[-job - 1] == "get":
                 wait *= len(self.taking[-job - 1])
         else:
-            wait = self.costs.unroll.wait * self._spread()
+            wait = self._part(job, self.costs.unroll.wait)
         if wait > 0:
             self.push(self.now + wait, WAITED, job)
         else:
@@ -206,18 +323,22 @@ class Simulation:
         if job < 0:
             self._learned(-job - 1)
             return
+        self.piece[job] -= 1
+        if self.piece[job] > 0:
+            self.compute(self.actor_node[job], job, self._part(job, self.costs.unroll.cpu))
+            return
         version, learner = self.used_version[job], self.target[job]
         if self.remote[job]:
             link, seconds = self.learner_node[learner], self.cluster.seconds(self.costs.slot_bytes)
             self.link_in[link] = max(self.link_in[link], self.now) + seconds
             self.link_in_used[link] += seconds
-            self.push(self.link_in[link] + LINK_LATENCY, ARRIVED, job, version)
+            self.push(self.link_in[link] + LINK_LATENCY, ARRIVED, job * self.L + learner, version)
             # A slot on its way is not written to: the next unroll waits for its own turn with another slot.
         else:
             self._arrive(learner, job, version)
         self.sent[job] += 1
         if self.lockstep and self.sent[job] >= self.L:
-            self.patient.append(job)
+            self.patient[self.actor_node[job]].append(job)
         else:
             self.begin(job)
 
@@ -229,6 +350,7 @@ class Simulation:
 
     def _enter(self, learner: int, stage: str) -> None:
         self.spent[self.stage[learner]] += self.now - self.since[learner]
+        self.woken[learner] = self.stage[learner] in ("idle", "meet")
         self.stage[learner], self.since[learner] = stage, self.now
 
     def _gather(self, learner: int) -> None:
@@ -241,8 +363,12 @@ class Simulation:
         self.compute(self.learner_node[learner], -learner - 1, self.costs.get.cpu * len(self.taking[learner]))
 
     def _learned(self, learner: int) -> None:
-        """The end of a stage."""
+        """The end of a stage. Whoever was woken for it and did not get a core at once was idle until then."""
         stage = self.stage[learner]
+        late = self.nodes[self.learner_node[learner]].late.pop(-learner - 1, 0.0)
+        if self.woken[learner]:
+            self.spent[stage] -= late
+            self.spent["idle"] += late
         if stage == "get":
             self._got(learner)
         elif stage == "update":
@@ -251,10 +377,8 @@ class Simulation:
             self._meet(learner, "publish")
         else:
             self.version += 1
-            patient, self.patient = self.patient, []
-            for actor in patient:
-                self.sent[actor] = 0
-                self.begin(actor)
+            for number in range(len(self.nodes)):
+                self._resume(number)
             self._gather(learner)
 
     def _got(self, learner: int) -> None:
@@ -316,6 +440,7 @@ class Simulation:
         for node in self.nodes:
             node.advance(self.now)
             node.used = node.waiting = node.work = 0.0
+            node.turns = 0
 
 
 def simulate(costs: Costs, cluster: Cluster, actors: int, learners: int = 1, batch: int = 2, depth: int = 2, *,
@@ -378,5 +503,6 @@ def _forecast(sim: Simulation, seconds: float, unrolls: int) -> Forecast:
     work = sum(node.work for node in acting)
     made = Forecast(sim.N, sim.L, sim.cluster.nodes, rate * sim.costs.decisions, idle, lag, "", sim.area_stalled / seconds / sim.N,
                     used / seconds / sum(node.cores for node in acting), waiting / used if used else 1.0, shares,
-                    max(sim.link_in_used) / seconds, sim.link_out_used / seconds, used / work if work else 1.0)
+                    max(sim.link_in_used) / seconds, sim.link_out_used / seconds, used / work if work else 1.0,
+                    sum(node.turns for node in acting) / unrolls)
     return replace(made, bottleneck=bottleneck(made, sim.costs, sim.lockstep))

@@ -48,6 +48,10 @@ class Costs:
     """Adding one more learner's gradients, for one update."""
     full_speed: float = 1.0
     """Speed of a core while all are busy, compared with one that is alone."""
+    turn: float = 0.0
+    """Seconds on a core that a process loses when another one had it before: its caches are cold."""
+    spread: float = 0.0
+    """Of an unroll's time: standard deviation over mean."""
     slot_bytes: float = 0.0
     weights_bytes: float = 0.0
 
@@ -103,6 +107,8 @@ class Forecast:
     """Use of the link through which weights leave."""
     inflation: float = 1.0
     """Seconds on a core, per second that the same work would take alone."""
+    turns: float = 0.0
+    """How often an actor gets a core that somebody else has had, per unroll."""
 
 
 def bottleneck(seen: Forecast, costs: Costs, lockstep: bool = False) -> str:
