@@ -29,7 +29,7 @@ bench: setup
 	$(BIN)/python -m shoal.bench
 
 bench-quick: setup
-	$(BIN)/shoal bench throughput --suite quick --out docs/results/throughput-quick
+	$(BIN)/shoal bench throughput --suite quick --again --out docs/results/throughput-quick
 	$(BIN)/python -m shoal.bench.readme
 
 bench-peers: setup

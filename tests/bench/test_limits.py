@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import pytest
 
-from shoal.bench import limits
-from shoal.bench.cases import CARTPOLE, Case, Grid
+from shoal.bench import limits, probe
+from shoal.bench.cases import CARTPOLE, PONG, Case, Grid
 from shoal.bench.limits import Cell, Layout, Limit, Probes, composed, layouts
 
 
@@ -20,6 +21,7 @@ def test_times_of_a_frame_add_up():
 def test_a_gpu_works_beside_the_environments():
     assert composed(e=10.0, i=4.0, l=4.0, gpu=True) == pytest.approx(2.0)  # the device is the limit
     assert composed(e=1.0, i=4.0, l=4.0, gpu=True) == pytest.approx(1.0)  # the environments are
+    assert composed(e=3.0, i=math.inf, l=math.inf, gpu=True) == pytest.approx(3.0)
 
 
 def test_figures_of_the_issue():
@@ -44,6 +46,47 @@ def test_the_limit_uses_the_passes():
     rates = [Cell(what, 1, Layout(1, 1), frames_per_second=rate) for what, rate in (("env", 4.0), ("act", 4.0), ("learn", 2.0))]
     assert Limit(*rates, passes=3).env_steps_per_second == pytest.approx(0.5)
     assert Limit(*rates, passes=3).record()["e"]["frames_per_second"] == 4.0
+    beside = Limit(*rates, passes=1, gpu=True)
+    assert beside.env_steps_per_second == pytest.approx(4 / 3) and beside.record()["gpu"] is True  # 1/4 + 1/2 on the GPU
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_workload_of_a_gpu_has_its_policy_and_learner_measured_there(device, monkeypatch):
+    """The device is chosen as a run's would be; here by a driver that claims to have a GPU, or not."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: int(device == "cuda"))
+    speeds, asked = {"env": 1000.0, "act": 800.0, "learn": 800.0}, []
+
+    class Stub(Probes):
+        def rate(self, workload, cell, seconds=0.0):
+            asked.append(cell)
+            return speeds[cell.what]
+
+    case, said = Case("images", PONG, "impala", {"net.torso": "nature"}), []
+    probe.prepared.cache_clear()
+    found = limits.measure(case, Stub(), say=said.append)
+    again = limits.measure(case, Stub(), known=found)
+    probe.prepared.cache_clear()
+    gpu = device == "cuda"
+    assert found.gpu == again.gpu == gpu
+    assert found.env_steps_per_second == again.env_steps_per_second == pytest.approx(400.0 if gpu else 1000 / 3.5)
+    assert ("min(e, 1 / (1/i + 1/l))" in said[-1]) == gpu
+    computing = {cell.layout for cell in asked if cell.what != "env"}
+    assert computing == ({Layout(1, 1)} if gpu else {cell.layout for cell in asked if cell.what == "env"})
+
+
+@pytest.mark.gpu
+def test_probes_compute_on_a_gpu():
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    case = Case("images", PONG, "impala", {"net.torso": "nature"})
+    workload = json.dumps(case.arguments())
+    on_cpu = json.dumps(case.arguments(device="cpu"))
+    with Probes() as probes:
+        for what, batch in (("act", 1024), ("learn", 8192)):
+            cell = Cell(what, batch, Layout(1, 1))
+            assert probes.rate(workload, cell, 1.0) > 10 * probes.rate(on_cpu, cell, 1.0)
 
 
 def test_probes_measure_each_part(monkeypatch):
@@ -51,13 +94,15 @@ def test_probes_measure_each_part(monkeypatch):
     grid = Grid((16,), (16,), (64,), ("compiled", "raw:gymnasium"))
     scene = CARTPOLE.__class__(CARTPOLE.env, CARTPOLE.reference, grid, 0.0, 0.1)
     case = Case("tiny", scene, "ppo", {"algorithm.unroll": 8, "algorithm.epochs": 2})
-    monkeypatch.setattr(limits, "cells", lambda case, cores: [
+    monkeypatch.setattr(limits, "cells", lambda case, cores, gpu: [
         Cell("env", 16, Layout(2, 1), "compiled"), Cell("env", 16, Layout(2, 1), "raw:gymnasium"),
         Cell("act", 16, Layout(2, 1)), Cell("learn", 64, Layout(2, 1))])
     lines: list[str] = []
     with Probes() as probes:
         limit = limits.measure(case, probes, seconds=0.05, say=lines.append)
         again = limits.measure(case, probes, known=limit, seconds=0.05)
+        sessions = {os.getsid(one.pid) for one in probes._all()}
+    assert os.getsid(0) not in sessions and len(sessions) == 2  # Ctrl-C is ours alone
     assert limit.passes == 2 and len(limit.grid) == 4 and len(lines) == 5
     assert all(cell.frames_per_second > 0 for cell in limit.grid)
     assert 0 < again.env_steps_per_second < min(again.e.frames_per_second, again.i.frames_per_second)

@@ -1,44 +1,22 @@
-"""What is made of results.jsonl: tables, the offline report, and comparisons that know noise when they see it."""
+"""What is made of results.jsonl: tables and the offline report."""
 
 from __future__ import annotations
 
 import re
-from itertools import chain
-from pathlib import Path
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
 
 from shoal.bench import html
-from shoal.bench.columns import results_table
-from shoal.bench.compare import comparison, differences
+from shoal.bench.columns import results_table, where_line
 from shoal.bench.html import modelled, page
 from shoal.bench.ledger import Ledger
-from shoal.bench.svg import Line, lines, nice_ticks
+from shoal.bench.report_files import write_files
+from shoal.bench.svg import Line, lines, log_ticks, nice_ticks
+from tests.bench.rows import SESSION, learning, ledger, row
 
 LIMIT = {"env_steps_per_second": 1000.0, "e": 4000.0, "i": 4000.0, "l": 2000.0, "passes": 1, "cores": 2}
-SESSION = {"suite": "t", "title": "A <title>", "date": "2026-01-01T00:00:00Z", "commit": "0123456789abcdef",
-           "uncommitted_changes": False, "machine": {"cores": 2, "cpu": "A CPU", "load": [0.1, 0.1, 0.1]},
-           "versions": {"torch": "2.13.0", "ale-py": "not installed"}}
-
-
-def row(group, seed, **values):
-    return {"key": f"{group} {seed}", "group": group, "case": group, "seed": seed, "env": "E-v0", "error": None,
-            "until_return": None, "asked_actors": None, "load": 0.5, **values}
-
-
-def ledger(folder: Path, rows) -> Ledger:
-    book = Ledger(folder)
-    book.append("session", SESSION)
-    for one in rows:
-        book.append("row", one)
-    return book
-
-
-def learning(group, seed, steps, goal=475.0):
-    reached = {"env_steps_to_threshold": steps, "seconds_to_threshold": None if steps is None else steps / 1000}
-    return row(group, seed, until_return=goal, final_return=480.0 if steps else 100.0,
-               curve=[[100, 1.0, 50.0], [900, 2.0, 300.0]], **reached)
 
 
 def test_the_table_marks_misses_and_says_what_failed(tmp_path):
@@ -97,58 +75,86 @@ def test_ticks_are_round_and_inside():
     assert nice_ticks(-300.0, 0.0) == [-300, -200, -100, 0]
     assert lines("empty", [Line("a", [])], "x", "y") == ""
     ElementTree.fromstring(lines("one point", [Line("a", [(0.0, 0.0)], dots=True)], "x", "y", threshold=-5.0))
+    assert log_ticks(3.2, 6.5) == [1e4, 1e5, 1e6] and log_ticks(3.2, 4.4) == [2e3, 5e3, 1e4, 2e4]
+    assert log_ticks(3.01, 3.02) == [10**3.01, 10**3.02]
 
 
-# ---------------------------------------------------------------------------------------------- compare
-def speeds(group, values):
-    return [row(group, seed, env_steps_per_second=value, startup_seconds=2.0) for seed, value in enumerate(values)]
+# ---------------------------------------------------------------------------------------------- what must not count
+def test_what_a_failed_run_left_behind_does_not_count(tmp_path):
+    """Neither in a cell nor in a plot: it may have stopped at any moment."""
+    broken = {"error": "stopped", "env_steps_per_second": 9e6, "limit": LIMIT, "observed": {"batch": 1}}
+    rows = [row("a", 1, env_steps_per_second=1000.0), row("a", 2, **broken), learning("b", 1, 5000),
+            {**learning("b", 2, 50), "error": "stopped"}, row("buffer", 1, rates={"insert": 1e3}),
+            row("buffer", 2, rates={"insert": 7e6}, error="stopped")]
+    groups = ledger(tmp_path, rows).groups()
+    for text in (results_table(groups), page("T", "where", groups)):
+        assert "9 M" not in text and "7 M" not in text and "3.5 M" not in text and "4.5 M" not in text
+        assert "1 k" in text and "5 k" in text and " k (" not in text
+    assert "1 of 2 runs reach it" in page("T", "where", groups) and "seed 2</title>" not in page("T", "where", groups)
 
 
-def judged(a, b):
-    return {(d.group, d.column.name): d.judgement() for d in differences(a, b)}
+def test_a_replay_buffer_that_failed_is_in_the_table_of_replay_buffers(tmp_path):
+    """A peer that could not be installed has no rates; it has no preset and no peer either."""
+    gone = row("small, cpprb", 1, preset=None, peer=None, error="could not be installed")
+    groups = ledger(tmp_path, [row("small, shoal", 1, preset=None, peer=None, rates={"insert": 1e6}), gone]).groups()
+    text = results_table(groups)
+    assert "| small, cpprb | -" in text and "| runs" not in text and "could not be installed" in text
+    text = page("T", "where", groups)
+    assert text.count("<table>") == 1 and "class=bad>small, cpprb<" in text
+    groups = ledger(tmp_path / "all", [gone]).groups()
+    assert "| small, cpprb |" in results_table(groups) and "<table>" in page("T", "where", groups)
 
 
-def test_a_difference_is_noise_better_or_worse(tmp_path):
-    a = {"calm": speeds("calm", [100.0, 101.0, 99.0]), "wild": speeds("wild", [50.0, 100.0, 150.0]),
-         "few": speeds("few", [1.0, 2.0]), "gone": speeds("gone", [1.0] * 3)}
-    b = {"calm": speeds("calm", [120.0, 121.0, 119.0]), "wild": speeds("wild", [60.0, 110.0, 160.0]),
-         "few": speeds("few", [9.0, 9.0]), "new": speeds("new", [1.0] * 3)}
-    found = judged(a, b)
-    assert found["calm", "env_steps_per_second"] == "better" and found["wild", "env_steps_per_second"] == "noise"
-    assert found["calm", "startup_seconds"] == "noise"  # the very same
-    assert found["few", "env_steps_per_second"].startswith("too few runs")
-    assert judged(b, a)["calm", "env_steps_per_second"] == "WORSE"
-    text = comparison(ledger(tmp_path / "a", chain(*a.values())), ledger(tmp_path / "b", chain(*b.values())))
-    assert "1.20 (1.1" in text and "Only in A: gone." in text and "Only in B: new." in text and "geometric mean" in text
+def test_a_bar_in_a_name_does_not_end_the_cell(tmp_path):
+    head, _, body = results_table(ledger(tmp_path, [row("a|b", 1, env_steps_per_second=5.0)]).groups()).splitlines()[:3]
+    assert body.startswith("| a\\|b |") and head.count("|") == body.replace("\\|", "").count("|")
 
 
-def test_with_few_runs_the_ranges_must_not_overlap():
-    """Three runs of which one overlaps: the bootstrap alone would call it a difference."""
-    a, b = {"c": speeds("c", [100.0, 101.0, 111.0])}, {"c": speeds("c", [110.0, 121.0, 120.0])}
-    (difference,) = [d for d in differences(a, b) if d.column.name == "env_steps_per_second"]
-    assert difference.ratio().excludes(1.0) and difference.judgement() == "noise"
+# ---------------------------------------------------------------------------------------------- when and where
+def test_every_machine_commit_and_date_is_named(tmp_path):
+    """A suite that was interrupted went on elsewhere."""
+    book = ledger(tmp_path, [row("a", 1), row("b", 1)])
+    book.append("session", {**SESSION, "date": "2026-02-02T00:00:00Z"})
+    book.append("row", row("a", 2))
+    line = where_line(book.sessions(), book.rows())
+    assert line.startswith("2026-01-01T00:00:00Z and 2026-02-02T00:00:00Z, commit 0123456789, 2 cores of A CPU")
+    other = {"cores": 64, "cpu": "Other CPU", "gpus": ["H200"], "load": [0.1]}
+    book.append("session", {**SESSION, "date": "2027-01-01T00:00:00Z", "commit": "f" * 40, "machine": other})
+    book.append("row", row("b", 2))
+    book.append("row", row("b", 3))
+    first, second = where_line(book.sessions(), book.rows()).splitlines()
+    assert first.startswith("- 3 runs (a; b): 2026-01-01") and "0123456789" in first and "2 cores of A CPU" in first
+    assert second.startswith("- 2 runs (b): 2027-01-01") and "ffffffffff, 64 cores of Other CPU, H200" in second
+    table = write_files(book)
+    assert "64 cores of Other CPU" in table and "64 cores of Other CPU" in (tmp_path / "report.html").read_text()
+    book.append("session", {**SESSION, "again": ["a", "b"]})
+    book.append("row", row("a", 1))
+    assert where_line(book.sessions(), book.rows()).startswith("2026-01-01T00:00:00Z, commit")  # what still counts
 
 
-def test_less_is_better_where_it_is_and_failed_runs_do_not_count():
-    a = {"c": [learning("c", s, 5000 + s) for s in range(3)]}
-    b = {"c": [*(learning("c", s, 2500 + s) for s in range(3)), row("c", 9, error="x", env_steps_to_threshold=10**9)]}
-    assert judged(a, b)["c", "env_steps_to_threshold"] == "better"
+def test_results_without_a_session_say_so(tmp_path):
+    book = Ledger(tmp_path / "results")
+    book.append("row", row("a", 1, env_steps_per_second=5.0))
+    assert "not written down" in write_files(book) and (tmp_path / "results" / "results.md").read_text().startswith("# results\n")
 
 
-def test_negative_returns_are_compared_without_a_ratio():
-    a = {"p": [row("p", s, final_return=-300.0 - s) for s in range(4)]}
-    b = {"p": [row("p", s, final_return=-150.0 - s) for s in range(4)]}
-    (difference,) = differences(a, b)
-    assert difference.ratio() is None and difference.judgement() == "better"
+# ---------------------------------------------------------------------------------------------- plots
+def test_the_profile_has_cases_of_all_sizes(tmp_path):
+    """On a linear axis a case of ten million steps would push one of ten thousand to the edge."""
+    rows = [learning("small", 1, 10_000), learning("middle", 1, 100_000), learning("large", 1, 10**7)]
+    text = page("T", "where", ledger(tmp_path, rows).groups())
+    (drawing,) = [one for one in re.findall(r"<svg.*?</svg>", text, re.S) if "all cases and seeds" in one]
+    points = [tuple(map(float, one.split(","))) for one in re.search(r'points="(.*?)"', drawing)[1].split()]
+    left, right = points[0][0], points[-1][0]
+    steps = [x for (x, y), (_, after) in pairwise(points) if after != y]
+    assert [(x - left) / (right - left) for x in steps] == [0.0, *(pytest.approx(share, abs=0.02) for share in (0.33, 0.99))]
+    assert ">10 k<" in drawing and ">10 M<" in drawing
 
 
-def test_nothing_in_common_is_said(tmp_path):
-    text = comparison(ledger(tmp_path / "a", speeds("x", [1.0])), ledger(tmp_path / "b", speeds("y", [1.0])))
-    assert "nothing that both have measured" in text
+def test_a_curve_without_the_model_says_why(tmp_path):
+    def curve(*counts, **values):
+        rows = [row(f"c, {n} actors", 1, case="c", asked_actors=n, env_steps_per_second=9.0 * n, **values) for n in counts]
+        return page("T", "where", ledger(tmp_path / str(counts), rows).groups())
 
-
-@pytest.mark.parametrize("operation", ["insert", "sample"])
-def test_replay_operations_are_compared(operation):
-    a = {"r": [row("r", s, rates={operation: 1e6 + s}) for s in range(3)]}
-    b = {"r": [row("r", s, rates={operation: 2e6 + s}) for s in range(3)]}
-    assert judged(a, b) == {("r", operation): "better"}
+    assert "there is no finished run of 2." in curve(1, 4, 8) and "no finished run of 1 or 2." in curve(4, 8)
+    assert "tell nothing to calibrate it with" in curve(1, 2)

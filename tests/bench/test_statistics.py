@@ -14,6 +14,7 @@ from shoal.bench.statistics import (
     geometric_mean,
     interquartile_mean,
     performance_profile,
+    permutation_test,
     probability_of_improvement,
 )
 
@@ -55,13 +56,39 @@ def test_the_interval_of_improvement_is_rliables():
 def test_the_bootstrap_is_stratified():
     """Each task's runs are equal, so drawing within tasks changes nothing; drawing across them would."""
     scores = np.repeat(np.array([[1.0, 10.0, 100.0]]), 4, 0)
-    assert bootstrap(lambda s: float(s.mean()), scores, repeats=50) == Interval(37.0, 37.0, 37.0)
+    assert bootstrap(lambda s: s.mean((-2, -1)), scores, repeats=50) == Interval(37.0, 37.0, 37.0)
 
 
 def test_tasks_may_have_different_numbers_of_runs():
     runs = [np.array([1.0, 2.0, 3.0]), np.array([10.0])]
-    found = bootstrap(lambda tasks: float(np.mean([task.mean() for task in tasks])), runs, repeats=500)
+    found = bootstrap(lambda tasks: np.mean([task.mean(-1) for task in tasks], 0), runs, repeats=500)
     assert found.value == 6.0 and found.low < 6.0 < found.high and found.high <= 6.5
+
+
+def test_many_matrices_at_once_are_each_for_itself():
+    """The bootstrap's draws: what one call says of all of them is what it says of each."""
+    rng = np.random.default_rng(3)
+    x, y = rng.random((6, 5, 4)), rng.random((6, 7, 4))
+    assert interquartile_mean(x).tolist() == [interquartile_mean(one) for one in x]
+    assert geometric_mean(x).tolist() == [[geometric_mean(row) for row in one] for one in x]
+    assert probability_of_improvement(x, y).tolist() == [probability_of_improvement(*pair) for pair in zip(x, y, strict=True)]
+
+
+def test_permutations_by_hand():
+    """Of the 20 ways to deal six runs, the one that was seen and its mirror image are the farthest apart."""
+    low, high = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0])
+    assert permutation_test([low], [high]) == permutation_test([high], [low], np.log) == 2 / 20
+    assert permutation_test([np.array([1.0, 2.0, 4.0])], [np.array([3.0, 5.0, 6.0])]) == 4 / 20  # one more, with its mirror image
+    assert permutation_test([low], [low]) == 1.0
+    assert permutation_test([np.array([1.0])], [np.array([9.0])]) == 1.0  # two runs are in no order that says anything
+
+
+def test_permutations_stay_within_their_task():
+    """Ten tasks that all went up by a little: sure together, though each alone is not, and though tasks differ by far more."""
+    ones = [10.0**k * np.array([1.0, 1.1, 1.2]) for k in range(10)]
+    more = [1.06 * runs for runs in ones]
+    assert permutation_test(ones[:1], more[:1], np.log) > 0.1 and permutation_test(ones, more, np.log) < 0.05
+    assert permutation_test(ones, ones, np.log) == 1.0
 
 
 def test_noise_is_what_the_interval_does_not_exclude():

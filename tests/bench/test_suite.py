@@ -127,10 +127,13 @@ def test_the_readme_gets_the_quick_table(tmp_path):
 
 # ---------------------------------------------------------------------------------------------- reading
 def test_cases_take_defaults_and_the_quick_variant_overrides_both():
-    table = {"title": "T", "defaults": {"seeds": [1, 2], "overrides": {"a": 1, "b": 1}}, "quick": {"seeds": [7]},
-             "case": [{**CASE, "actors": [1, 2], "overrides": {"b": 2}}, {**CASE, "name": "other", "quick": False}]}
+    lr, gamma = "algorithm.lr", "algorithm.gamma"
+    table = {"title": "T", "defaults": {"seeds": [1, 2], "overrides": {lr: 1.0, gamma: 0.5}},
+             "quick": {"seeds": [7], "overrides": {lr: 2.0}},
+             "case": [{**CASE, "actors": [1, 2], "overrides": {gamma: 0.9}}, {**CASE, "name": "other", "quick": False}]}
     full, quick = parse_suite("t", table), parse_suite("t", table, "quick")
-    assert full.cases[0].overrides == {"a": 1, "b": 2} and full.cases[0].seeds == (1, 2)
+    assert full.cases[0].overrides == {lr: 1.0, gamma: 0.9} and full.cases[0].seeds == (1, 2)
+    assert quick.cases[0].overrides == {lr: 2.0, gamma: 0.9}
     assert [case.name for case in quick.cases] == ["impala CartPole-v1"] and quick.cases[0].seeds == (7,)
     order = [(job.seed, job.case.name, job.actors) for job in full.jobs()]
     first = [(1, "impala CartPole-v1", 1), (1, "impala CartPole-v1", 2), (1, "other", None)]
@@ -198,7 +201,7 @@ def test_an_interruption_costs_one_run(tmp_path, monkeypatch):
     assert (tmp_path / "results.jsonl").read_text().startswith(before)
     assert [len(rows) for rows in Ledger(tmp_path).groups().values()] == [2, 2]
     assert command.run_suite(suite, Ledger(tmp_path)) == 0 and len(ran) == 6
-    edited = parse_suite("t", {"case": [{**CASE, "name": "a", "seeds": [1, 2], "warm_seconds": 1.0}]})
+    edited = parse_suite("t", {"case": [{**CASE, "name": "a", "seeds": [1, 2], "warm_seconds": 0.5}]})
     assert command.run_suite(edited, Ledger(tmp_path)) == 0 and ran[6:] == ["a1", "a2"]
     assert [len(rows) for rows in Ledger(tmp_path).groups().values()] == [2, 2]  # the new ones replace the old ones
     assert len(Ledger(tmp_path).sessions()) == 3
@@ -230,7 +233,7 @@ def ended(process: psutil.Process) -> bool:
 
 def test_so_many_at_once_and_who_measures_speed_alone(tmp_path, monkeypatch):
     """Rows come as runs end; the table has the suite's order."""
-    timed = {**CASE, "name": "timed", "warm_seconds": 1.0, "seeds": [1]}
+    timed = {**CASE, "name": "timed", "warm_seconds": 0.5, "seeds": [1]}
     suite = parse_suite("t", {"case": [timed, *({**CASE, "name": name, "seeds": [1]} for name in "abc")]})
     now: set[str] = set()
     seen: dict[str, set[str]] = {}
@@ -307,7 +310,7 @@ def test_a_peer_that_cannot_be_installed_is_a_row_that_says_why(monkeypatch):
 
 def test_a_limit_that_cannot_be_measured_costs_the_efficiency_only(tmp_path, monkeypatch):
     """A real probe that dies: there is no such environment back-end."""
-    monkeypatch.setattr(limits, "cells", lambda case, cores: [limits.Cell("env", 4, limits.Layout(1, 1), "no such back-end")])
+    monkeypatch.setattr(limits, "cells", lambda case, cores, gpu: [limits.Cell("env", 4, limits.Layout(1, 1), "no such back-end")])
     said: list[str] = []
     with Yardstick(Ledger(tmp_path), said.append) as yardstick:
         job = Job(SuiteCase("c", preset="impala", env="CartPole-v1", max_seconds=1.0, limit=True), 1)

@@ -111,9 +111,20 @@ def test_where_nothing_can_be_measured_the_cores_decide_and_it_is_said(monkeypat
 @pytest.mark.parametrize(("layout", "words"), [
     (Layout(1, 16, True, 2), "1 actor of 16 environments in the learner's process, learner with 2 threads"),
     (Layout(2, 8, True, 1, 2), "2 processes, each with a learner and 1 actor of 8 environments"),
-    (Layout(4, 8, False, 1, 2), "4 actors of 8 environments in processes of their own, 2 learners")])
+    (Layout(4, 8, False, 1, 2), "4 actors of 8 environments in processes of their own, 2 learners"),
+    (Layout(2, 8, False, 1, inline=True), "2 actors of 8 environments in one thread"),
+    (Layout(0, 1024, False, 2), "no actors: the learner itself acts in 1024 environments, learner with 2 threads")])
 def test_a_layout_in_words(layout, words):
     assert str(layout) == words
+
+
+@pytest.mark.parametrize(("preset", "runtime", "words"), [
+    ("anakin", "local", "no actors: the learner itself acts in 1024 environments, as the architecture has it"),
+    ("impala", "inline", "in one thread, by the number of cores")])
+def test_where_nothing_is_tried_the_layout_is_told_as_it_is(preset, runtime, words):
+    plan = plan_of(preset, "CartPole-v1", None, None, {"actors": "auto", "runtime": runtime})
+    found = layouts.laid_out(plan, lambda line: None).found
+    assert f"{found.chosen}, {found.how}".endswith(words)
 
 
 def test_what_was_asked_for_stays(monkeypatch):

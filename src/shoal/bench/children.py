@@ -1,4 +1,5 @@
-"""Processes that a benchmark starts and that must not outlive it: each leads a process group of its own, which is ended as a whole.
+"""Processes that a benchmark starts and that must not outlive it: each leads a process group of its own, which is ended as a whole,
+and is told by the kernel if the benchmark is killed.
 
 Several threads may have one running each. `end()` ends them all, and none is started after it.
 """
@@ -13,6 +14,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from shoal.bench.bound import bound
+
 __all__ = ["Children"]
 
 Beside = Callable[[int, threading.Event], None]
@@ -23,13 +26,13 @@ class Children:
     def __init__(self) -> None:
         self._lock, self._running, self._over = threading.Lock(), set[int](), False
 
-    def run(self, words: Sequence[str], seconds: float, beside: Beside, cwd: Path | None = None,
+    def run(self, words: Sequence[str], seconds: float, beside: Beside = lambda pid, over: None, cwd: Path | None = None,
             env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run a command; one that takes longer than `seconds` is ended with all it started, as exit code 124."""
         with self._lock:
             if self._over:
                 return subprocess.CompletedProcess(list(words), 130, "", "interrupted")
-            process = subprocess.Popen(list(words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
+            process = subprocess.Popen(bound(words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
                                        env=None if env is None else dict(env), start_new_session=True)
             self._running.add(process.pid)
         over = threading.Event()

@@ -1,4 +1,5 @@
-"""The columns of the unified benchmark and how a group of runs fills them: median (lowest - highest) over its seeds."""
+"""The columns of the unified benchmark and how a group of runs fills them: median (lowest - highest) over its seeds. What a failed
+run has left behind does not count."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 
 from shoal.bench.tables import layouts, markdown, short, spread
 
-__all__ = ["COLUMNS", "Column", "failed", "missed", "results_table", "where_line"]
+__all__ = ["COLUMNS", "Column", "failed", "missed", "rates_of", "results_table", "stored_groups", "where_line"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -24,12 +25,13 @@ class Column:
     """1: more is better, -1: less is, 0: neither."""
 
     def values(self, rows: Rows) -> list[float]:
-        return [value for row in rows if (value := self._value(row)) is not None]
+        """Of the runs that did not fail."""
+        return [value for row in rows if not row["error"] and (value := self._value(row)) is not None]
 
-    def _value(self, row: Any) -> Any:
+    def _value(self, row: Any) -> float | None:
         for key in self.name.split("."):
-            row = (row or {}).get(key)
-        return row
+            row = row.get(key) if isinstance(row, Mapping) else None
+        return row if isinstance(row, int | float) else None
 
     def cell(self, rows: Rows) -> str:
         found = self.values(rows)
@@ -86,10 +88,24 @@ def verdict_of(rows: Rows) -> str:
     return f"🔴 missed {goal:g}: {len(gone)} of {len(rows)}" if gone else f"reached {goal:g}: {len(rows)} of {len(rows)}"
 
 
+def stored_groups(groups: Mapping[str, Rows]) -> dict[str, Rows]:
+    """Those of replay buffers, which have rates instead of columns; one that failed has neither, nor a preset or a peer."""
+    return {name: rows for name, rows in groups.items()
+            if any("rates" in row or (row.get("preset", "") is None and row.get("peer", "") is None) for row in rows)}
+
+
+def rates_of(groups: Mapping[str, Rows]) -> dict[str, dict[str, list[float]]]:
+    """Group -> operation -> items/s of its runs; every group has every operation that somebody did."""
+    good = {name: [row.get("rates") or {} for row in rows if not row["error"]] for name, rows in groups.items()}
+    operations = dict.fromkeys(operation for found in good.values() for rates in found for operation in rates)
+    return {name: {operation: [rates[operation] for rates in found if operation in rates] for operation in operations}
+            for name, found in good.items()}
+
+
 def results_table(groups: Mapping[str, Rows], names: Sequence[str] = ()) -> str:
     """Markdown: one line per group, the columns that somebody fills (or only `names`), then what failed."""
-    trained = {name: rows for name, rows in groups.items() if not any("rates" in row for row in rows)}
-    stored = {name: rows for name, rows in groups.items() if name not in trained}
+    stored = stored_groups(groups)
+    trained = {name: rows for name, rows in groups.items() if name not in stored}
     parts = []
     if trained:
         wanted = [column for column in COLUMNS if not names or column.name in names]
@@ -101,9 +117,9 @@ def results_table(groups: Mapping[str, Rows], names: Sequence[str] = ()) -> str:
         parts.append(markdown(head, body))
         parts += _remarks(trained)
     if stored:
-        operations = list(dict.fromkeys(name for rows in stored.values() for row in rows for name in row.get("rates") or {}))
-        body = [[name, *(_rate(rows, operation) for operation in operations)] for name, rows in stored.items()]
-        parts.append(markdown(["items/s", *operations], body))
+        rates = rates_of(stored)
+        parts.append(markdown(["items/s", *next(iter(rates.values()))],
+                              [[name, *map(spread, found.values())] for name, found in rates.items()]))
     broken = [f"- {row['group']}, seed {row['seed']}: {row['error']}" for rows in groups.values() for row in rows if row["error"]]
     if broken:
         parts.append("Not run, or failed:\n\n" + "\n".join(broken))
@@ -112,7 +128,7 @@ def results_table(groups: Mapping[str, Rows], names: Sequence[str] = ()) -> str:
 
 def _remarks(groups: Mapping[str, Rows]) -> list[str]:
     """Whose env steps/s have no limit beside them, and what `--actors auto` chose."""
-    fast = {name: [row for row in rows if row.get("env_steps_per_second")] for name, rows in groups.items()}
+    fast = {name: [row for row in rows if not row["error"] and row.get("env_steps_per_second")] for name, rows in groups.items()}
     bare = [name for name, rows in fast.items() if any(not row.get("limit") for row in rows)]
     where = f" beside: {', '.join(bare)}" if any(row.get("limit") for rows in fast.values() for row in rows) else ""
     told = [f"The composed limit was not measured in this run{where}."] if bare else []
@@ -121,21 +137,42 @@ def _remarks(groups: Mapping[str, Rows]) -> list[str]:
     return told + (["`--actors auto` chose:\n\n" + "\n".join(chosen)] if chosen else [])
 
 
-def _rate(rows: Rows, operation: str) -> str:
-    found = [row["rates"][operation] for row in rows if operation in (row.get("rates") or {})]
-    return spread(found) if found else "-"
-
-
 def where_line(sessions: Sequence[Mapping[str, Any]], rows: Rows) -> str:
-    """Date, commit, machine, versions; the load that was there before each run."""
-    first = sessions[0]
-    machine = first["machine"]
+    """Date, commit, machine, versions; the load that was there before each run. Rows of several commits or machines, as after
+    an interruption, have a line for each, with what is from there."""
+    origins: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        origins.setdefault(_origin(sessions, row), []).append(row)
+    if len(origins) < 2:
+        return next((_about(sessions, *both) for both in origins.items()), "Nothing was measured yet.")
+    return "\n".join(f"- {count(len(found), 'run')} ({'; '.join(dict.fromkeys(row['group'] for row in found))}): "
+                     f"{_about(sessions, origin, found)}" for origin, found in origins.items())
+
+
+def count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("s" if number != 1 else "")
+
+
+def _origin(sessions: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Commit, machine and versions, in words: what a number depends on. Nothing where the session's line is lost."""
+    if row.get("sitting") is None:
+        return ()
+    session = sessions[row["sitting"]]
+    machine = session["machine"]
+    changed = " with uncommitted changes" if session.get("uncommitted_changes") else ""
+    cores = ", ".join([f"{machine.get('cores', '?')} cores of {machine.get('cpu', 'an unknown CPU')}", *machine.get("gpus", [])])
+    versions = ", ".join(f"{name} {version}" for name, version in session["versions"].items() if version != "not installed")
+    return f"commit {session['commit'][:10]}{changed}", cores, versions
+
+
+def _about(sessions: Sequence[Mapping[str, Any]], origin: tuple[str, ...], rows: Rows) -> str:
+    """Rows of one origin."""
     loads = [row["load"] for row in rows if row.get("load") is not None]
     load = f", load before the runs {short(min(loads))} to {short(max(loads))}" if loads else ""
-    commits = sorted({one["commit"][:10] + (" with uncommitted changes" if one["uncommitted_changes"] else "") for one in sessions})
-    again = f", {len(sessions)} sittings" if len(sessions) > 1 else ""
-    many = max(one.get("jobs", 1) for one in sessions)
-    again += f", {many} runs at once" if many > 1 else ""
-    versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items() if version != "not installed")
-    cores = ", ".join([f"{machine['cores']} cores of {machine['cpu']}", *machine.get("gpus", [])])
-    return f"{first['date']}{again}, commit {' and '.join(commits)}, {cores}{load}; {versions}."
+    if not origin:
+        return f"When and where is not written down: the line of the session is lost{load}."
+    mine = [sessions[number] for number in sorted({row["sitting"] for row in rows})]
+    many = max(one.get("jobs", 1) for one in mine)
+    once = f", {many} runs at once" if many > 1 else ""
+    commit, cores, versions = origin
+    return f"{' and '.join(one['date'] for one in mine)}{once}, {commit}, {cores}{load}; {versions}."

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +18,18 @@ from shoal.bench.ledger import Ledger
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.bench.suite import Job, Suite
+    from shoal.bench.suite import Job, Suite, SuiteCase
 
 __all__ = ["bench_command", "run_suite"]
 
 USAGE = """\
-shoal bench SUITE [--suite quick] [--only WORDS] [--jobs N] [--out FOLDER]    run a suite, or go on with it
-shoal bench compare A B                                                       two folders of results: ratios, and which are noise
+shoal bench SUITE [--suite quick] [--only WORDS] [--jobs N] [--out FOLDER] [--again]    run a suite, or go on with it
+shoal bench compare A B    two folders of results: ratios, and which are noise
 
 Suites: {suites}, or the path of a TOML file.
 A suite's cases are run one after the other; with --jobs N so many at once of those that do not measure speed. FOLDER
 (runs/bench/SUITE) gets results.jsonl, results.md and report.html; give it again after an interruption, and what is finished is
-not run again.
+not run again, unless with --again.
 """
 
 
@@ -45,6 +45,8 @@ class Options:
     """Runs at once, of cases that do not measure speed; those that do always run alone."""
     out: str | None = None
     """The folder of the results; runs/bench/SUITE by default."""
+    again: bool = False
+    """Measure again what is finished. What was there stays in results.jsonl, and does not count."""
 
 
 def bench_command(arguments: list[str]) -> int:
@@ -64,7 +66,8 @@ def bench_command(arguments: list[str]) -> int:
         raise ConfigError(f"--jobs {options.jobs} is not possible: give 1 or more")
     suite = load_suite(positionals[0], options.suite)
     default = Path("runs") / "bench" / (suite.name + ("-quick" if options.suite == "quick" else ""))
-    return run_suite(suite, Ledger(Path(options.out) if options.out else default), options.only, options.jobs)
+    ledger = Ledger(Path(options.out) if options.out else default)
+    return run_suite(suite, ledger, options.only, options.jobs, options.suite, options.again)
 
 
 def say(text: str) -> None:
@@ -72,26 +75,36 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def run_suite(suite: Suite, ledger: Ledger, only: str = "", many: int = 1) -> int:
+def run_suite(suite: Suite, ledger: Ledger, only: str = "", many: int = 1, variant: str = "full", again: bool = False) -> int:
     """Every job that is not finished yet; the table and the report are written anew after each."""
-    from shoal.bench import machine
-    from shoal.bench.columns import failed
-    from shoal.bench.report_files import write_files
-
-    everything = suite.jobs()
-    jobs = [job for job in everything if only.lower() in job.group.lower()]
+    jobs = [job for job in suite.jobs() if only.lower() in job.group.lower()]
     if not jobs:
         raise ConfigError(f"--only {only!r} fits no case of {suite.name}; there are {', '.join(case.name for case in suite.cases)}")
-    finished = ledger.finished()
+    with ledger.held():
+        return _run_jobs(suite, jobs, ledger, only, many, variant, again)
+
+
+def _run_jobs(suite: Suite, jobs: Sequence[Job], ledger: Ledger, only: str, many: int, variant: str, again: bool) -> int:
+    from shoal.bench import machine
+    from shoal.bench.columns import count, failed
+    from shoal.bench.report_files import write_files
+
+    ledger.belongs(suite.title, variant)
+    if torn := ledger.torn():
+        say(f"{count(torn, 'line')} of {ledger.path} cannot be read: what stood there does not count")
+    finished = set() if again else ledger.finished()
     waiting = [job for job in jobs if job.key not in finished]
     at_once = many if any(not job.case.alone for job in waiting) else 1
     if waiting:
-        ledger.append("session", {"suite": suite.name, "title": suite.title, "jobs": at_once, **machine.describe()})
-    say(f"{suite.title}: {len(jobs)} runs" + (f", {len(jobs) - len(waiting)} of them finished before" if finished else ""))
+        void = [group for group in ledger.groups() if only.lower() in group.lower()] if again else None
+        ledger.append("session", {"suite": suite.name, "title": suite.title, "variant": variant, "jobs": at_once, "again": void,
+                                  **machine.describe()})
+    done = len(jobs) - len(waiting)
+    say(f"{suite.title}: {count(len(jobs), 'run')}" + (f", {done} of them finished before" if done else ""))
     if many > at_once:
         say("they measure speed, so they run one after the other")
     started = time.monotonic()
-    places = {group: place for place, group in enumerate(dict.fromkeys(job.group for job in everything))}
+    places = {group: place for place, group in enumerate(dict.fromkeys(job.group for job in suite.jobs()))}
     try:
         with _stoppable():
             _run_all(waiting, places, ledger, at_once)
@@ -101,8 +114,9 @@ def run_suite(suite: Suite, ledger: Ledger, only: str = "", many: int = 1) -> in
     table = write_files(ledger)
     say(f"\n{table}\n\n{time.monotonic() - started:.0f} s; {ledger.folder} has results.jsonl, results.md and report.html")
     if not waiting:
-        say("everything was finished before; give another --out to measure again")
-    return int(bool(failed(ledger.rows())))
+        say("everything was finished before; --again measures again, or give another --out")
+    asked = {(job.group, job.seed) for job in jobs}
+    return int(bool(failed([row for row in ledger.rows() if (row["group"], row["seed"]) in asked])))
 
 
 @contextlib.contextmanager
@@ -126,7 +140,7 @@ def _run_all(waiting: Sequence[Job], places: dict[str, int], ledger: Ledger, man
         for number, (job, columns) in enumerate(found, 1):
             row = {"key": job.key, "group": job.group, "place": places[job.group], "seed": job.seed, "case": job.case.name,
                    "preset": job.case.preset, "peer": job.case.peer, "env": job.case.env, "runtime": job.case.runtime,
-                   "asked_actors": job.actors, "until_return": job.case.until_return, **columns}
+                   "asked_actors": job.actors, "until_return": job.case.until_return, "settings": settings(job.case), **columns}
             if not row["error"]:
                 row["limit"] = yardstick.beside(job)
                 if row["limit"] and row.get("env_steps_per_second"):
@@ -134,6 +148,14 @@ def _run_all(waiting: Sequence[Job], places: dict[str, int], ledger: Ledger, man
             ledger.append("row", row)
             say(f"  {number}/{len(waiting)}  {job.group}, seed {job.seed}: {_words(row)}")
             write_files(ledger)
+
+
+def settings(case: SuiteCase) -> dict[str, Any]:
+    """What a case is given that others are not, but for what names it: `shoal bench compare` says where two differ in it."""
+    usual, apart = asdict(type(case)("")), ("name", "actors", "seeds", "who", "quick")
+    given = {name: value for name, value in asdict(case).items() if name not in apart and value != usual[name]}
+    tables = {name: given.pop(name) for name in ("overrides", "order") if name in given}
+    return {**given, **{f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}}
 
 
 def _columns(waiting: Sequence[Job], many: int) -> Iterator[tuple[Job, dict[str, Any]]]:

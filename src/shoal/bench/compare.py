@@ -1,130 +1,249 @@
 """Two folders of results against each other: ratios B / A with intervals, and which differences are noise.
 
-Only groups that both have are compared, and only runs that did not fail. A ratio is that of the means over seeds; its interval
-is a stratified bootstrap over the runs of both (bench/statistics.py). A difference is noise when the interval holds 1. A bootstrap
-of three or four runs is too sure of itself (of two equal programs it tells apart 21 % and 15 %), so with fewer than five runs on
-a side the ranges must not overlap either (11 % and 3 %); with fewer than three nothing is said.
+A ratio is that of the means over the runs that did not fail; its interval is a stratified bootstrap over the runs of both
+(bench/statistics.py). A difference is noise when the interval holds 1, or when the same runs, dealt to the two sides by lot, differ
+as much in more than a tenth of all ways (a permutation test). A bootstrap of a few runs is too sure of itself: alone it tells two
+equal programs apart in 20.3 % of all cases with three runs a side and in 12.4 % with five; with the test in 10.1 % and 9.1 %
+(tests/bench/false_alarms.py). With fewer than three runs on a side there is neither an interval nor a judgement.
+
+Runs that failed or missed their threshold are not in those means, so they are told: how many runs there are, and how many reached
+it. Steps and seconds to the threshold are not judged where somebody did not get there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from shoal.bench.columns import COLUMNS, Column
+from shoal.bench.columns import COLUMNS, Column, count, missed, where_line
 from shoal.bench.ledger import Ledger
-from shoal.bench.statistics import Interval, bootstrap, geometric_mean, interquartile_mean, probability_of_improvement
+from shoal.bench.statistics import (
+    Interval,
+    bootstrap,
+    geometric_mean,
+    interquartile_mean,
+    permutation_test,
+    probability_of_improvement,
+)
 from shoal.bench.tables import markdown, short
 
 __all__ = ["Difference", "comparison", "differences"]
 
-FEWEST, FEW = 3, 5
+FEWEST = 3
+LEVEL = 0.1
 COMPARED = ("env_steps_per_second", "efficiency", "learner_idle", "policy_lag_mean", "data_age_mean", "bytes_per_env_step",
             "cpu_seconds_per_million", "peak_memory_mb", "startup_seconds", "env_steps_to_threshold", "seconds_to_threshold",
             "final_return")
+TO_THRESHOLD = ("env_steps_to_threshold", "seconds_to_threshold")
+OTHER = " (other settings)"
+
+Rows = Sequence[Mapping[str, Any]]
+Groups = Mapping[str, Rows]
 
 
 class Difference:
-    """One column of one group, in A and in B."""
+    """One column of one group, in A and in B. `survivors` says who is not in it because it did not get that far; `remark` follows
+    the judgement."""
 
-    def __init__(self, group: str, column: Column, a: Sequence[float], b: Sequence[float]) -> None:
-        self.group, self.column, self.a, self.b = group, column, np.array(a, float), np.array(b, float)
+    def __init__(self, group: str, column: Column, a: Sequence[float], b: Sequence[float], survivors: str = "",
+                 remark: str = "") -> None:
+        self.group, self.column, self.survivors, self.remark = group, column, survivors, remark
+        self.a, self.b = np.array(a, float), np.array(b, float)
+        self.few = min(len(a), len(b)) < FEWEST
+        self.comparable = not survivors and bool(min(self.a.min(), self.b.min()) > 0)  # a return may be negative: no ratio
 
+    @cached_property
     def ratio(self) -> Interval | None:
-        """B / A; None where a mean is not above zero (returns may be negative)."""
-        if min(self.a.min(), self.b.min()) <= 0:
+        """B / A; None where there is none, or where its interval would say nothing."""
+        if self.few or not self.comparable:
             return None
-        return bootstrap(lambda a, b: float(b.mean() / a.mean()), self.a[:, None], self.b[:, None])
+        return bootstrap(lambda a, b: b.mean((-2, -1)) / a.mean((-2, -1)), self.a[:, None], self.b[:, None])
+
+    def cell(self) -> str:
+        return f"{self.b.mean() / self.a.mean():.2f}" if self.few and self.comparable else _interval(self.ratio)
 
     def judgement(self) -> str:
-        if min(len(self.a), len(self.b)) < FEWEST:
+        if self.survivors:
+            return f"not judged: {self.survivors}"
+        if self.few:
             return f"too few runs ({len(self.a)} and {len(self.b)}; {FEWEST} are needed)"
-        ratio = self.ratio()
-        if ratio is None:
-            better = bootstrap(probability_of_improvement, self.b[:, None], self.a[:, None])
-            sure, up = better.excludes(0.5), better.value > 0.5
-        else:
-            sure, up = ratio.excludes(1.0), ratio.value > 1
-        if min(len(self.a), len(self.b)) < FEW:
-            sure = sure and (self.a.max() < self.b.min() or self.b.max() < self.a.min())
-        if not sure:
-            return "noise"
-        if not self.column.better:
-            return "differs"
-        return "better" if up == (self.column.better > 0) else "WORSE"
+        sure = self.ratio is None or self.ratio.excludes(1.0)
+        if sure:
+            sure = permutation_test([self.a], [self.b], np.log if self.comparable else np.positive) <= LEVEL
+        return _judged(self.column, sure, self.b.mean() > self.a.mean()) + self.remark
 
 
-def differences(a: Mapping[str, Sequence[Mapping[str, Any]]], b: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Difference]:
+def _judged(column: Column, sure: bool, up: bool) -> str:
+    if not sure:
+        return "noise"
+    if not column.better:
+        return "differs"
+    return "better" if up == (column.better > 0) else "WORSE"
+
+
+def differences(a: Groups, b: Groups) -> list[Difference]:
     """Everything that both measured."""
     found = []
     for group in (name for name in a if name in b):
-        good = [[row for row in side[group] if not row["error"]] for side in (a, b)]
+        sides = a[group], b[group]
+        remark = OTHER if unlike(*sides) else ""
+        gone = _reached(*sides) if any(missed(rows) for rows in sides) else None
         for column in (one for one in COLUMNS if one.name in COMPARED):
-            values = [column.values(rows) for rows in good]
+            values = [column.values(rows) for rows in sides]
             if all(values):
-                found.append(Difference(group, column, *values))
-        found += _rates(group, *good)
+                survivors = f"reached {gone[0]} and {gone[1]}" if gone and column.name in TO_THRESHOLD else ""
+                found.append(Difference(group, column, *values, survivors, remark))
+        rates = [_rates(rows) for rows in sides]
+        found += [Difference(group, Column(name, f"{name} items/s", "", better=1), rates[0][name], rates[1][name], remark=remark)
+                  for name in rates[0] if name in rates[1]]
     return found
 
 
-def _rates(group: str, a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> list[Difference]:
+def _rates(rows: Rows) -> dict[str, list[float]]:
     """Replay: every operation is a column."""
-    names = dict.fromkeys(name for row in (*a, *b) for name in row.get("rates") or {})
-    found = []
-    for name in names:
-        values = [[row["rates"][name] for row in rows if name in (row.get("rates") or {})] for rows in (a, b)]
-        if all(values):
-            found.append(Difference(group, Column(name, f"{name} items/s", "", better=1), *values))
+    found: dict[str, list[float]] = {}
+    for row in (row for row in rows if not row["error"]):
+        for name, value in (row.get("rates") or {}).items():
+            found.setdefault(name, []).append(value)
     return found
 
 
+# ---------------------------------------------------------------------------------------------- what the means do not show
+def _reached(*sides: Rows) -> list[str]:
+    """How many of how many reached their threshold."""
+    wanted = [[row for row in rows if not row.get("skipped")] for rows in sides]
+    return [f"{len(rows) - len(missed(rows))} of {len(rows)}" for rows in wanted]
+
+
+def _threshold(group: str, a: Rows, b: Rows) -> list[str]:
+    """A line of the table: a run that failed has not reached it either."""
+    shares = [1 - len(missed(rows)) / max(sum(not row.get("skipped") for row in rows), 1) for rows in (a, b)]
+    goals = [f"{rows[0]['until_return']:g}" for rows in (a, b)]
+    if any(all(row.get("skipped") for row in rows) for rows in (a, b)):
+        judged = "not run"
+    else:
+        judged = "same" if shares[0] == shares[1] else "better" if shares[1] > shares[0] else "WORSE"
+        judged += OTHER if unlike(a, b) else ""
+    return [group, f"reached {' and '.join(dict.fromkeys(goals))}", *_reached(a, b), "-", judged]
+
+
+def _broken(group: str, a: Rows, b: Rows) -> str:
+    """Whose runs are not all there, and why."""
+    parts = []
+    for name, rows in (("A", a), ("B", b)):
+        errors = dict.fromkeys(str(row["error"]) for row in rows if row["error"])
+        if errors:
+            good = sum(not row["error"] for row in rows)
+            parts.append(f"{good} of {count(len(rows), 'run')} in {name} ({'; '.join(errors)})")
+    return f"- {group}: {', '.join(parts)}" if parts else ""
+
+
+def unlike(a: Rows, b: Rows) -> str:
+    """In what the settings of a case are not the same, as far as rows tell: older ones have only a hash of them, in their key."""
+    told = [[row.get("settings") for row in rows] for rows in (a, b)]
+    if any(one is None for side in told for one in side):
+        hashes = [{row["key"].rpartition("#")[2] for row in rows if "#" in row["key"]} for rows in (a, b)]
+        return "not the same; an older results.jsonl does not say in what" if all(hashes) and hashes[0] != hashes[1] else ""
+    left, right = ({tuple(sorted((name, str(value)) for name, value in one.items())) for one in side} for side in told)
+    if left == right:
+        return ""
+    last = [side[-1] for side in told]
+    found = [f"{name} {last[0].get(name, 'not given')} and {last[1].get(name, 'not given')}"
+             for name in dict.fromkeys([*last[0], *last[1]]) if last[0].get(name) != last[1].get(name)]
+    return ", ".join(found) or "not the same for all seeds"
+
+
+# ---------------------------------------------------------------------------------------------- the answer
 def comparison(a: Ledger, b: Ledger) -> str:
     """The whole answer, as Markdown."""
     one, other = a.groups(), b.groups()
+    both = [group for group in one if group in other]
     found = differences(one, other)
-    parts = [f"A is {a.folder}: {_about(a)}\nB is {b.folder}: {_about(b)}"]
-    for name, theirs, ours in (("A", one, other), ("B", other, one)):
-        lonely = [group for group in theirs if group not in ours]
-        if lonely:
-            parts.append(f"Only in {name}: {'; '.join(lonely)}.")
-    if not found:
+    goals = [group for group in both if all(side[group][0].get("until_return") is not None for side in (one, other))]
+    rows = []
+    for group in both:
+        rows += [_threshold(group, one[group], other[group])] if group in goals else []
+        rows += [[group, d.column.head, short(float(d.a.mean())), short(float(d.b.mean())), d.cell(), d.judgement()]
+                 for d in found if d.group == group]
+    parts = _preface(a, b)
+    if not rows:
         return "\n\n".join([*parts, "There is nothing that both have measured."])
-    rows = [[d.group, d.column.head, short(float(d.a.mean())), short(float(d.b.mean())), _interval(d.ratio()), d.judgement()]
-            for d in found]
     parts.append(markdown(("case", "what", "A", "B", "B / A (95 %)", ""), rows))
+    if goals:
+        sums = _reached(*([row for group in goals for row in side[group]] for side in (one, other)))
+        parts.append(f"Thresholds reached in these cases: {sums[0]} in A, {sums[1]} in B.")
     parts.append(_overall(found))
     return "\n\n".join(part for part in parts if part)
 
 
+def _preface(a: Ledger, b: Ledger) -> list[str]:
+    """Who they are, and in what they are not alike."""
+    one, other = a.groups(), b.groups()
+    parts = [_about(name, ledger) for name, ledger in (("A", a), ("B", b))]
+    suites = [_suite(ledger) for ledger in (a, b)]
+    if all(suites) and suites[0] != suites[1]:
+        parts.append(f"These are different suites: A is {suites[0]}, B is {suites[1]}.")
+    for name, theirs, ours in (("A", one, other), ("B", other, one)):
+        lonely = [group for group in theirs if group not in ours]
+        if lonely:
+            parts.append(f"Only in {name}: {'; '.join(lonely)}.")
+    pairs = {group: (rows, other[group]) for group, rows in one.items() if group in other}
+    changed = [f"- {group}: {words}" for group, pair in pairs.items() if (words := unlike(*pair))]
+    if changed:
+        parts.append("Settings in A and B that are not the same, so a difference may come from them:\n\n" + "\n".join(changed))
+    broken = [words for group, pair in pairs.items() if (words := _broken(group, *pair))]
+    if broken:
+        parts.append("Runs that are missing below:\n\n" + "\n".join(broken))
+    return parts
+
+
 def _overall(found: Sequence[Difference]) -> str:
-    """Per column over all groups: ratio, interquartile means of B's scores over A's, probability that a run of B beats one of A."""
-    lines = []
-    for name in dict.fromkeys(d.column.name for d in found):
-        same = [d for d in found if d.column.name == name and d.a.min() > 0 and d.b.min() > 0]
-        if len(same) < 2:
-            continue
-        ratio = bootstrap(lambda a, b: geometric_mean(np.array([y.mean() / x.mean() for x, y in zip(a, b, strict=True)])),
-                          [d.a for d in same], [d.b for d in same])
-        scores = [d.b / d.a.mean() for d in same]
-        middle = bootstrap(lambda tasks: interquartile_mean(np.concatenate(tasks)), scores)
-        wins = float(np.mean([probability_of_improvement(d.b[:, None], d.a[:, None]) for d in same]))
-        lines.append([same[0].column.head, str(len(same)), _interval(ratio), _interval(middle), f"{wins:.2f}",
-                      "differs" if ratio.excludes(1.0) else "noise"])
-    if not lines:
-        return ""
+    """A line for each column that two cases have."""
+    columns = [[d for d in found if d.column.name == name and d.comparable] for name in dict.fromkeys(d.column.name for d in found)]
+    lines = [together(measured) for measured in columns if len(measured) > 1]
     head = ("over all cases", "cases", "geometric mean of B / A", "interquartile mean of B over A's mean", "P(B > A)", "")
-    return markdown(head, lines)
+    return markdown(head, lines) if lines else ""
+
+
+def together(measured: Sequence[Difference]) -> list[str]:
+    """One column over several cases: ratio, interquartile means of B's scores over A's, probability that a run of B beats one of A.
+    Cases with too few runs count only where all but one have too few, and then nothing is judged."""
+    enough = [d for d in measured if not d.few]
+    used = enough if len(enough) > 1 else measured
+    a, b, scores = [d.a for d in used], [d.b for d in used], [d.b / d.a.mean() for d in used]
+    wins = float(np.mean([probability_of_improvement(d.b[:, None], d.a[:, None]) for d in used]))
+    if used is enough:
+        ratio, middle = bootstrap(_ratios, a, b), bootstrap(_middle, scores)
+        cells = [_interval(ratio), _interval(middle)]
+        sure = ratio.excludes(1.0) and permutation_test(a, b, np.log) <= LEVEL
+        judged = _judged(used[0].column, sure, ratio.value > 1)
+    else:
+        cells, judged = [f"{_ratios(a, b):.2f}", f"{_middle(scores):.2f}"], f"too few runs ({FEWEST} are needed)"
+    cases = str(len(used)) + (f" of {len(measured)}" if len(used) < len(measured) else "")
+    return [used[0].column.head, cases, *cells, f"{wins:.2f}", judged]
+
+
+def _ratios(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> np.ndarray:
+    return geometric_mean(np.stack([theirs.mean(-1) / ours.mean(-1) for ours, theirs in zip(a, b, strict=True)], -1))
+
+
+def _middle(tasks: Sequence[np.ndarray]) -> np.ndarray:
+    return interquartile_mean(np.concatenate(tasks, -1)[..., None])
 
 
 def _interval(interval: Interval | None) -> str:
     return "-" if interval is None else f"{interval.value:.2f} ({interval.low:.2f} - {interval.high:.2f})"
 
 
-def _about(ledger: Ledger) -> str:
+def _about(name: str, ledger: Ledger) -> str:
+    where, torn = where_line(ledger.sessions(), ledger.rows()), ledger.torn()
+    words = f"{name} is {ledger.folder}:{chr(10) if where.startswith('- ') else ' '}{where}"
+    return words + (f"\n{count(torn, 'line')} of {ledger.path} cannot be read and does not count." if torn else "")
+
+
+def _suite(ledger: Ledger) -> str:
     sessions = ledger.sessions()
-    if not sessions:
-        return "it does not say when and where"
-    first = sessions[0]
-    return f"{first['date']}, commit {first['commit'][:10]}, {first['machine']['cores']} cores of {first['machine']['cpu']}"
+    return "" if not sessions else sessions[-1]["title"] + (f" ({variant})" if (variant := sessions[-1].get("variant")) else "")

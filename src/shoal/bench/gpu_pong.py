@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import signal
 import statistics
@@ -25,17 +26,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shoal.bench import machine
 from shoal.bench.cases import NATURE, PONG, Case
-from shoal.bench.limits import Cell, Layout, Probes
-from shoal.bench.measure import phases
+from shoal.bench.limits import Cell, Layout, Probes, composed
+from shoal.bench.measure import phases, snapshots
 from shoal.runtime.forkserver import PR_SET_PDEATHSIG, prctl
-from shoal.telemetry.sinks import read_lines
 
 __all__ = ["main"]
 
@@ -74,8 +74,7 @@ class Held:
                                          preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL))  # it never outlives us
 
     def snapshots(self) -> list[dict[str, Any]]:
-        path = self._run / "metrics.jsonl"
-        return [row for row in read_lines(path) if row.get("kind") == "snapshot"] if path.exists() else []
+        return snapshots(self._run / "metrics.jsonl")
 
     def begin(self, warm_seconds: float) -> None:
         """Until the learner is warm and all actors have been at work for a while: they begin some seconds apart."""
@@ -148,10 +147,7 @@ def turn(case: Case, held: Held, probes: Probes, gpu: Gpu | None, workload: str,
         elif gpu is not None:
             row |= gpu.rates(seconds / 4)
     row["env_steps_per_second"] = held.rate(seconds)
-    if gpu is not None:
-        row["limit"] = min(row["e"], 1 / (1 / row["i"] + 1 / row["l"]))
-    else:
-        row["limit"] = 1 / (1 / row["e"] + 1 / row["i"]) if "i" in row else row["e"]
+    row["limit"] = composed(row["e"], row.get("i", math.inf), row.get("l", math.inf), gpu=gpu is not None)
     row["share"] = row["env_steps_per_second"] / row["limit"]
     return {name: round(value, 3 if name == "share" else None) for name, value in row.items()}
 
@@ -174,16 +170,20 @@ def measured(case: Case, probes: Probes, workload: str, turns: int, seconds: flo
             "phases": phases(last.get("roles") or {}), "begin_seconds": first["seconds"]}
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--only", default="", help="cases, with commas; without it the first four kinds")
+    parser.add_argument("--only", default="", metavar="CASES",
+                        help=f"which, with commas: {', '.join(case.name for case in CASES)}; without it {', '.join(USUAL)}")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=JSON", help="further settings of all cases")
     parser.add_argument("--seconds", type=float, default=5.0)
-    options = parser.parse_args()
+    options = parser.parse_args(words)
+    chosen = options.only.split(",") if options.only else USUAL
+    unknown = [name for name in chosen if name not in {case.name for case in CASES}]
+    if unknown:
+        parser.error(f"--only has {unknown[0]!r}; there are {', '.join(case.name for case in CASES)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is stopped must go on, or it could not end
     more = {name: json.loads(value) for name, _, value in (word.partition("=") for word in options.set)}
-    chosen = options.only.split(",") if options.only else USUAL
     cases = [replace(case, overrides={**case.overrides, **more}) for case in CASES if case.name in chosen]
     workload = json.dumps({**next(case for case in CASES if case.name == "impala").arguments(), "device": "cpu"})
     found: list[dict[str, Any]] = []

@@ -23,26 +23,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 
-from shoal import algorithms
-from shoal.algorithms import vtrace
 from shoal.algorithms.hardware import GpuConfig, Hardware
-from shoal.algorithms.serving import Counter
-from shoal.bench import machine
-from shoal.bench.learner_limit import fill
+from shoal.bench import learner_limit, machine
+from shoal.bench.learner_limit import FRAMES, Requests, fill
 from shoal.bench.switch_tables import switch_rows
-from shoal.core import Progress, StepView
-from shoal.envs import EnvSpec
-from shoal.nets import NetConfig
+from shoal.core import Progress
 
 __all__ = ["main"]
 
 UNROLL, SEATS, SLOTS = 20, 16, 8  # a batch of the Pong benchmark
 ROWS = (256, 32)
-FRAMES = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
 LEARNER = ("bf16", "channels_last", "graphs", "pinned", "fused")
 SERVER = ("bf16", "channels_last", "graphs")
 LINES = [*((switch, "learner", 0) for switch in LEARNER), *((switch, "inference", rows) for switch in SERVER for rows in ROWS),
@@ -50,8 +43,7 @@ LINES = [*((switch, "learner", 0) for switch in LEARNER), *((switch, "inference"
 
 
 def algorithm_of(torso: str) -> Any:
-    spec = EnvSpec("frames", FRAMES, gym.spaces.Discrete(6), 27_000, 4, 1, False, "none", "", 6)
-    return algorithms.make(vtrace.Config(unroll=UNROLL), spec, NetConfig(torso=torso), SEATS)
+    return learner_limit.algorithm_of(torso, UNROLL, SEATS, FRAMES)
 
 
 def hardware_of(switch: str, on: bool, device: str) -> Hardware:
@@ -92,21 +84,15 @@ class Learning:
                 before()
 
 
-class Serving:
-    """Requests that are answered, with the copies to the GPU and back."""
+class Serving(Requests):
+    """Requests that are answered, beside a learner with the same weights."""
 
     def __init__(self, torso: str, hardware: Hardware, rows: int) -> None:
         algorithm = algorithm_of(torso)
-        self.policy, self.unit, self.learn = algorithm.policy(), rows, algorithm.learn(0)
+        super().__init__(algorithm, hardware, rows)
+        self.learn = algorithm.learn(0)
         if hardware.on_gpu:
-            self.policy.to(hardware)
             self.learn.to(hardware)
-        self.counter = Counter(self.policy, hardware, torch.Generator(hardware.device).manual_seed(0))
-        frames = np.random.default_rng(0).integers(256, size=(rows, *FRAMES.shape), dtype=np.uint8)
-        self._view, self._still = StepView(frames, np.zeros(rows, bool)), np.zeros(rows, np.float32)
-
-    def once(self) -> None:
-        self.counter.act([self._view], [{}], self._still)
 
 
 class Renewing(Serving):

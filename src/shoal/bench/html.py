@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.bench.columns import COLUMNS, failed, missed, verdict_of
+from shoal.bench.columns import COLUMNS, failed, missed, rates_of, stored_groups, verdict_of
 from shoal.bench.statistics import bootstrap, interquartile_mean, performance_profile
 from shoal.bench.svg import COLOURS, Bar, Line, bars, lines
 from shoal.bench.tables import spread
@@ -27,15 +27,15 @@ STYLE = """
 body{font:14px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:2rem auto;max-width:1200px;padding:0 1rem}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;white-space:nowrap}
 th,td{border-bottom:1px solid var(--grid);padding:.25rem .6rem;text-align:right}th:first-child,td:first-child{text-align:left}
-.bad{color:var(--bad);font-weight:600}.dim{color:var(--dim)}svg{font:11px system-ui,sans-serif;max-width:100%}
+.bad{color:var(--bad);font-weight:600}.dim{color:var(--dim);white-space:pre-line}svg{font:11px system-ui,sans-serif;max-width:100%}
 .plots{display:flex;flex-wrap:wrap;gap:1.5rem}figure{margin:0}figcaption{font-weight:600}
 """
 
 
 def page(title: str, where: str, groups: Groups) -> str:
     """Everything in one string."""
-    trained = {name: rows for name, rows in groups.items() if not any("rates" in row for row in rows)}
-    stored = {name: rows for name, rows in groups.items() if name not in trained}
+    stored = stored_groups(groups)
+    trained = {name: rows for name, rows in groups.items() if name not in stored}
     body = [f"<h1>{escape(title)}</h1><p class=dim>{escape(where)}</p>"]
     if trained:
         body += [_table(trained), _efficiency(trained), _figures("Environment steps per second", _speeds(trained)),
@@ -68,10 +68,10 @@ def _table(groups: Groups) -> str:
 
 
 def _stored(groups: Groups) -> str:
-    operations = list(dict.fromkeys(name for rows in groups.values() for row in rows for name in row.get("rates") or {}))
-    body = [[(name, False), *((spread([row["rates"][one] for row in rows if one in (row.get("rates") or {})]), False)
-                              for one in operations)] for name, rows in groups.items()]
-    return "<h2>Replay buffers, items per second</h2>" + _grid(["case", *operations], body)
+    rates = rates_of(groups)
+    body = [[(name, bool(failed(groups[name]))), *((spread(values), False) for values in found.values())]
+            for name, found in rates.items()]
+    return "<h2>Replay buffers, items per second</h2>" + _grid(["case", *next(iter(rates.values()))], body)
 
 
 def _figures(title: str, plots: Mapping[str, str]) -> str:
@@ -89,7 +89,7 @@ def _efficiency(groups: Groups) -> str:
     scores = [np.array(found) for rows in groups.values() if (found := _values(rows, "efficiency"))]
     if not scores:
         return ""
-    middle = bootstrap(lambda tasks: interquartile_mean(np.concatenate(tasks)), scores)
+    middle = bootstrap(lambda tasks: interquartile_mean(np.concatenate(tasks, -1)[..., None]), scores)
     return (f"<p>Interquartile mean of the efficiency over all cases and runs: <b>{middle.value:.2f}</b> "
             f"(95 % stratified bootstrap interval {middle.low:.2f} to {middle.high:.2f}).</p>")
 
@@ -100,7 +100,7 @@ def _speeds(groups: Groups) -> dict[str, str]:
     for name, rows in groups.items():
         found = _values(rows, "env_steps_per_second")
         if found:
-            limits = [row["limit"]["env_steps_per_second"] for row in rows if row.get("limit")]
+            limits = [row["limit"]["env_steps_per_second"] for row in rows if not row["error"] and row.get("limit")]
             mark = statistics.median(limits) if limits else None
             bar = Bar(name.replace(f" {rows[0]['env']}", ""), statistics.median(found), min(found), max(found), mark)
             charts.setdefault(rows[0]["env"], []).append(bar)
@@ -119,20 +119,32 @@ def modelled(limit: Mapping[str, Any], actors: int) -> float:
     return float(min(actors / (1 / e + 1 / i), l / limit["passes"], limit["env_steps_per_second"]))
 
 
+def _observed(rows: Rows) -> dict[str, Any] | None:
+    return next((dict(row["observed"]) for row in rows if not row["error"] and row.get("observed")), None)
+
+
 def predicted(by_actors: Mapping[int, Rows]) -> list[tuple[float, float]]:
     """The discrete-event model (planning/), calibrated with the runs of one and two actors; nothing where there are none."""
     from shoal.planning.measure import Observation, fitted
     from shoal.planning.pipeline import simulate
     from shoal.planning.terms import Cluster
 
-    seen = [next((dict(row["observed"]) for row in by_actors.get(n, ()) if row.get("observed")), None) for n in (1, 2)]
-    if seen[0] is None or seen[1] is None:
+    one, two = (_observed(by_actors.get(n, ())) for n in (1, 2))
+    if one is None or two is None:
         return []
-    (batch, depth), _ = ((one.pop("batch"), one.pop("depth")) for one in seen)  # type: ignore[union-attr]
+    (batch, depth), _ = ((seen.pop("batch"), seen.pop("depth")) for seen in (one, two))
     cores = next((row["limit"]["cores"] for rows in by_actors.values() for row in rows if row.get("limit")), None)
-    costs = fitted(Observation(**seen[0]), Observation(**seen[1]), batch, depth, cores)
+    costs = fitted(Observation(**one), Observation(**two), batch, depth, cores)
     cluster = Cluster(cores or len(os.sched_getaffinity(0)))
     return [(float(n), simulate(costs, cluster, n, 1, batch, depth).env_steps_per_second) for n in sorted(by_actors)]
+
+
+def _unmodelled(by_actors: Mapping[int, Rows]) -> str:
+    """Why the model's curve is not there."""
+    gone = [str(n) for n in (1, 2) if all(row["error"] for row in by_actors.get(n, ()))]
+    why = (f"there is no finished run of {' or '.join(gone)}" if gone else
+           "these runs tell nothing to calibrate it with, as it knows actors that send unrolls to learners")
+    return f"<p class=dim>Without the model's curve: it is calibrated with runs of 1 and 2 actors, and {why}.</p>"
 
 
 def _scaling(groups: Groups) -> dict[str, str]:
@@ -148,14 +160,16 @@ def _scaling(groups: Groups) -> dict[str, str]:
             continue
         measured, alone = [], []
         for n, rows in sorted(by_actors.items()):
-            limits = [row["limit"] for row in rows if row.get("limit")]
+            limits = [row["limit"] for row in rows if not row["error"] and row.get("limit")]
             if found := _values(rows, "env_steps_per_second"):
                 measured.append((float(n), statistics.median(found)))
             if limits:
                 alone.append((float(n), statistics.median(modelled(limit, n) for limit in limits)))
+        model = predicted(by_actors)
         chart = [Line("measured", measured, COLOURS[0], dots=True), Line("parts alone", alone, COLOURS[1], dashed=True),
-                 Line("model", predicted(by_actors), COLOURS[2], dashed=True)]
-        plots[name] = lines(name, chart, "actors", "env steps/s", x_ticks=sorted(by_actors))
+                 Line("model", model, COLOURS[2], dashed=True)]
+        plot = lines(name, chart, "actors", "env steps/s", x_ticks=sorted(by_actors))
+        plots[name] = plot + ("" if model or not plot else _unmodelled(by_actors))
     return plots
 
 
@@ -165,23 +179,25 @@ def _learning(groups: Groups) -> dict[str, str]:
     plots = {}
     for name, rows in groups.items():
         chart = [Line(f"seed {row['seed']}", [(x, y) for x, _, y in row["curve"]], COLOURS[k % len(COLOURS)], dots=True)
-                 for k, row in enumerate(rows) if row.get("curve")]
+                 for k, row in enumerate(rows) if not row["error"] and row.get("curve")]
         if chart and rows[0].get("until_return") is not None:
             plots[name] = lines(name, chart, "env steps", "evaluation", rows[0]["until_return"])
     return plots
 
 
 def _profile(groups: Groups) -> str:
-    """The share of all runs, over cases and seeds, that have reached their threshold after so many env steps."""
+    """The share of all runs, over cases and seeds, that have reached their threshold after so many env steps. Cases differ a
+    thousandfold in what they need, so the axis is logarithmic."""
     rows = [row for found in groups.values() for row in found if row.get("until_return") is not None and not row.get("skipped")]
-    steps = np.array([row["env_steps_to_threshold"] if row.get("env_steps_to_threshold") is not None else math.inf for row in rows])
-    if not len(rows) or not np.isfinite(steps).any():
+    steps = np.array([(row.get("env_steps_to_threshold") if not row["error"] else None) or math.inf for row in rows])
+    reached = steps[np.isfinite(steps)]
+    if not len(reached):
         return ""
-    taus = np.linspace(0.0, float(steps[np.isfinite(steps)].max()) * 1.05, 60)
+    taus = np.geomspace(float(reached.min()), 1.05 * float(reached.max()), 120)
     share = performance_profile(-steps, -taus)
-    plot = lines("profile", [Line("all cases and seeds", list(zip(taus.tolist(), share.tolist(), strict=True)))], "env steps",
-                 "share of runs that have reached their threshold")
-    return _figures("Performance profile", {f"{int(np.isfinite(steps).sum())} of {len(rows)} runs reach it": plot})
+    plot = lines("profile", [Line("all cases and seeds", list(zip(taus.tolist(), share.tolist(), strict=True)))],
+                 "env steps, logarithmic", "share of runs that have reached their threshold", x_log=True)
+    return _figures("Performance profile", {f"{len(reached)} of {len(rows)} runs reach it": plot})
 
 
 def _failures(groups: Groups) -> str:

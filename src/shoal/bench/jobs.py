@@ -15,14 +15,17 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.bench.children import Children
-from shoal.bench.measure import last_json, rate, tail
+from shoal.bench.measure import last_json, rate, snapshots, tail
 from shoal.bench.suite import Job
 from shoal.bench.watch import Watch, kill_on_the_way
+
+if TYPE_CHECKING:
+    from shoal.bench.peers.install import Peer
 
 __all__ = ["run_job"]
 
@@ -36,7 +39,7 @@ def run_job(job: Job, children: Children) -> dict[str, Any]:
     if job.case.gpu and not _has_gpu():
         row = {"error": "needs a GPU, and there is none here", "skipped": True}
     elif job.case.workload:
-        row = _replay(job)
+        row = _replay(job, children)
     elif job.case.peer:
         row = _peer(job, children)
     else:
@@ -59,7 +62,7 @@ def _shoal(job: Job, children: Children) -> dict[str, Any]:
             arguments["demos"] = str(Path(folder) / "demos")
             record = [sys.executable, "-m", "shoal.cli", "data", "record", job.case.expert, job.case.env, "--episodes", "20",
                       "--seed", str(job.seed), "--out", arguments["demos"]]
-            done = children.run(record, RECORD_SECONDS, lambda pid, over: None)
+            done = children.run(record, RECORD_SECONDS)
             if done.returncode:
                 return {"error": f"no demonstrations: {tail(done.stderr)}"}
         words = [sys.executable, "-m", "shoal.bench.training", json.dumps(arguments)]
@@ -70,18 +73,25 @@ def _shoal(job: Job, children: Children) -> dict[str, Any]:
         if done.returncode or not (directory / "summary.json").exists():
             return {"error": f"exit code {done.returncode}: {tail(done.stderr)}"}
         summary, config = (json.loads((directory / f"{name}.json").read_text(encoding="utf-8")) for name in ("summary", "config"))
-        shots = _snapshots(directory / "metrics.jsonl")
+        shots = snapshots(directory / "metrics.jsonl")
     row = {**summary_columns(summary), "startup_seconds": startup(shots, began), "curve": curve(shots), "kills": kills}
     if job.case.warm_seconds:
         marks = [(shot["seconds"], shot["env_steps"]) for shot in shots if shot["seconds"] and not shot.get("last")]
         row["env_steps_per_second"] = _finite(rate(marks, job.case.warm_seconds))
     if len(job.case.actors) > 1:
         row["observed"] = _observed(summary, config["architecture"])
+    row["error"] = unrated(job, row)
     if summary["stopped_by"] == "interrupt":
         row["error"] = "it was stopped from outside"
     elif len(kills) < len(job.case.kill):
         row["error"] = f"the run ended before {job.case.kill[len(kills)]} could be killed"
     return row
+
+
+def unrated(job: Job, row: Mapping[str, Any]) -> str | None:
+    """What is wrong with a run that was to be timed and has no rate."""
+    timed = job.case.warm_seconds and row["env_steps_per_second"] is None
+    return f"it was too short to have a rate after {job.case.warm_seconds:g} s of warm-up; give more max_seconds" if timed else None
 
 
 def summary_columns(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,24 +138,17 @@ def curve(shots: list[dict[str, Any]]) -> list[list[float]]:
     return points
 
 
-def _snapshots(path: Path) -> list[dict[str, Any]]:
-    from shoal.telemetry.sinks import read_lines
-
-    return [row for row in read_lines(path) if row.get("kind") == "snapshot"]
-
-
 def _patience(job: Job) -> float:
     """Longer than any run takes: one that has no limit of time is given ten minutes."""
     return (job.case.max_seconds or 600.0) + 120.0
 
 
 # ---------------------------------------------------------------------------------------------- peers
-@lru_cache
-def _installed(peer: str) -> tuple[bool, str]:
+@cache
+def _installed(peer: Peer) -> tuple[bool, str]:
     from shoal.bench.peers.install import install
-    from shoal.bench.peers.more import peer_named
 
-    return install(peer_named(peer), lambda text: None)
+    return install(peer, lambda text: None)
 
 
 def _peer(job: Job, children: Children) -> dict[str, Any]:
@@ -154,12 +157,10 @@ def _peer(job: Job, children: Children) -> dict[str, Any]:
     from shoal.bench.peers.more import peer_named
 
     peer = peer_named(str(job.case.peer))
-    able, words = _installed(peer.name)
+    able, words = _installed(peer)
     if not able:
         return {"error": words}
-    scene = next((case.scene.reference for case in CASES if case.scene.env == job.case.env), None)
-    if scene is None:
-        return {"error": f"the drivers of peers know {', '.join(sorted({c.scene.env for c in CASES}))}, not {job.case.env}"}
+    scene = next(case.scene.reference for case in CASES if case.scene.env == job.case.env)
     seconds = job.case.max_seconds or 600.0
     order = {"scene": scene, "seconds": seconds, "seed": job.seed, **job.case.order}
     if job.case.until_return is not None:
@@ -172,7 +173,8 @@ def _peer(job: Job, children: Children) -> dict[str, Any]:
         return {"error": f"exit code {done.returncode}: {tail(done.stderr)}"}
     if job.case.until_return is not None and "seconds" not in report:
         return {"error": f"the driver of {peer.name} cannot train to a threshold; leave until_return out"}
-    return {"version": report.get("version"), **peer_columns(report, job, watch, began)}
+    row = {"version": report.get("version"), **peer_columns(report, job, watch, began)}
+    return {**row, "error": unrated(job, row)}
 
 
 def peer_columns(report: Mapping[str, Any], job: Job, watch: Watch, began: float) -> dict[str, Any]:
@@ -199,28 +201,22 @@ def _finite(value: float) -> float | None:
 
 
 # ---------------------------------------------------------------------------------------------- replay
-def _replay(job: Job) -> dict[str, Any]:
+def _replay(job: Job, children: Children) -> dict[str, Any]:
     from shoal.bench import replay
 
     case, who = job.case, str(job.who)
     seconds = case.max_seconds or 1.0
-    able: list[Any] = []
-    if not who.startswith("shoal"):
-        peer = next((one for one in replay.PEERS if one.name == who), None)
-        if peer is None:
-            return {"error": f"there is no replay buffer {who!r}; there are shoal inline, shoal ipc, shoal tcp, "
-                             f"{', '.join(one.name for one in replay.PEERS)}"}
-        words = replay.install(peer)
-        if words.startswith("could not"):
+    peers = [peer for peer in replay.PEERS if peer.name == who]
+    for able, words in map(_installed, peers):
+        if not able:
             return {"error": words}
-        able = [peer]
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         recording: Path | None = Path(folder) / "pong.npy"
         if case.workload == "small" or not replay.record_pong(Path(folder) / "pong.npy"):
             recording = None
-        command = replay.runners(str(case.workload), case.size, able, seconds, recording).get(who)
+        command = replay.runners(str(case.workload), case.size, peers, seconds, recording).get(who)
         if command is None:
             return {"error": f"{who} has no driver for {case.workload} with capacity {case.size}"}
-        rates = replay.measure(command, seconds)
+        rates = replay.measure(command, seconds, children)
     error = rates.pop("error", None)
     return {"error": error, "rates": rates}

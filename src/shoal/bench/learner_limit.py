@@ -42,6 +42,13 @@ __all__ = ["main"]
 UNROLL, SEATS, PRODUCERS = 31, 32, 4  # a slot has 32 rows of 32 frames
 WARM_UPDATES = 5  # the first one may compile
 SETTLE_SECONDS = 1.0
+FRAMES = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+
+
+def algorithm_of(torso: str, unroll: int, seats: int, frames: gym.spaces.Box) -> Any:
+    """V-trace over frames and Atari's number of actions; there is no environment."""
+    spec = EnvSpec("frames", frames, gym.spaces.Discrete(6), 27_000, 4, 1, False, "none", "", 6)
+    return algorithms.make(vtrace.Config(unroll=unroll), spec, NetConfig(torso=torso), seats)
 
 
 class Replayer:
@@ -98,18 +105,29 @@ class Bare:
         return done * self._frames / (time.perf_counter() - began)
 
 
+class Requests:
+    """An inference server's forward passes, with the copies to the GPU and back: the same rows again and again."""
+
+    def __init__(self, algorithm: Any, hardware: Hardware, rows: int) -> None:
+        self.policy, self.unit = algorithm.policy(), rows
+        if hardware.on_gpu:
+            self.policy.to(hardware)
+        self.counter = Counter(self.policy, hardware, torch.Generator(hardware.device).manual_seed(0))
+        frames = np.random.default_rng(0).integers(256, size=(rows, *algorithm.record.observation_space.shape), dtype=np.uint8)
+        self._view, self._still = StepView(frames, np.zeros(rows, bool)), np.zeros(rows, np.float32)
+
+    def once(self) -> None:
+        self.counter.act([self._view], [{}], self._still)
+
+
 def inference(algorithm: Any, hardware: Hardware, seconds: float, rows: int = 256) -> float:
-    """Frames/s of an inference server's forward passes, with the copies to the GPU and back."""
-    policy = algorithm.policy()
-    policy.to(hardware)
-    counter = Counter(policy, hardware, torch.Generator(hardware.device).manual_seed(0))
-    frames = np.random.default_rng(0).integers(256, size=(rows, *algorithm.record.observation_space.shape), dtype=np.uint8)
-    view, still = StepView(frames, np.zeros(rows, bool)), np.zeros(rows, np.float32)
+    """Frames/s that are answered."""
+    requests = Requests(algorithm, hardware, rows)
     for _ in range(5):
-        counter.act([view], [{}], still)
+        requests.once()
     began, done = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
-        counter.act([view], [{}], still)
+        requests.once()
         done += rows
     return done / (time.perf_counter() - began)
 
@@ -204,9 +222,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is stopped must go on, or it could not end
     hardware = Hardware(options.device, GpuConfig(bf16=not options.no_bf16, compile=options.compile, pinned=not options.no_pinned,
                                                   graphs=not options.no_graphs))
-    frames = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    spec = EnvSpec("frames", frames, gym.spaces.Discrete(6), 27_000, 4, 1, False, "none", "", 6)
-    algorithm = algorithms.make(vtrace.Config(unroll=UNROLL), spec, NetConfig(torso=options.torso), SEATS)
+    algorithm = algorithm_of(options.torso, UNROLL, SEATS, FRAMES)
     slots = max(1, options.batch // ((UNROLL + 1) * SEATS))
     bare = Bare(algorithm, hardware, slots)
     line: dict[str, Any] = {"torso": options.torso, "frames_per_batch": slots * SEATS * (UNROLL + 1), "bf16": hardware.gpu.bf16,

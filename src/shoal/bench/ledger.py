@@ -1,21 +1,33 @@
 """results.jsonl: what a suite has measured so far. Only ever appended to, so that an interruption costs one run at most.
 
-    {"kind": "session", ...}    at every start: commit, machine, versions, load, date
+    {"kind": "session", ...}    at every start: suite, variant, commit, machine, versions, load, date
     {"kind": "limit", ...}      the composed limit of a workload with its whole grid, once
     {"kind": "row", ...}        one job; a failed one is tried again at the next start, and the newest row of a job counts
+
+A session with "again" is one of `--again`: of the groups that it names, rows before it do not count, nor do limits. A line that was
+torn by a kill is passed over; one that is whole but none of these is another program's, and the folder is left alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import ConfigError
-from shoal.telemetry.sinks import jsonable, read_lines
+from shoal.telemetry.sinks import jsonable
 
 __all__ = ["Ledger"]
+
+WANTED: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "session": {"title": str, "date": str, "commit": str, "machine": dict, "versions": dict},
+    "limit": {"workload": str, "env": str},
+    "row": {"key": str, "group": str, "seed": int, "error": (str, type(None))},
+}
+"""What every line of a kind has."""
+STOPPED = "it ends with what it has measured, and the same command goes on from there"
 
 
 class Ledger:
@@ -33,25 +45,95 @@ class Ledger:
             raise ConfigError(f"{place} has no results.jsonl; give the folder that `shoal bench SUITE --out FOLDER` wrote")
         return cls(folder)
 
-    def append(self, kind: str, values: Mapping[str, Any]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        torn = self.path.exists() and self.path.stat().st_size > 0 and self.path.read_bytes()[-1:] != b"\n"
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(("\n" if torn else "") + json.dumps(jsonable({"kind": kind, **values}), separators=(",", ":")) + "\n")
+    # ------------------------------------------------------------------------------------------ writing
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Alone in the folder: two at once would run everything twice and slow each other down."""
+        from shoal.experiment.lock import alone
 
-    def _all(self, kind: str) -> list[dict[str, Any]]:
-        return [line for line in read_lines(self.path) if line.get("kind") == kind]
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            what = "it is a file" if self.folder.is_file() else error.strerror
+            raise ConfigError(f"results cannot be written to {self.folder}: {what}; give another folder with --out") from None
+        with alone(self.folder, STOPPED):
+            yield
+
+    def append(self, kind: str, values: Mapping[str, Any]) -> None:
+        line = json.dumps(jsonable({"kind": kind, **values}), separators=(",", ":")) + "\n"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            torn = self.path.exists() and self.path.stat().st_size > 0 and self.path.read_bytes()[-1:] != b"\n"
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(("\n" if torn else "") + line)
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be written: {error.strerror}; give another folder with --out") from None
+
+    # ------------------------------------------------------------------------------------------ reading
+    def _lines(self) -> tuple[list[dict[str, Any]], int]:
+        """Whole lines, and how many are torn."""
+        try:
+            raw = self.path.read_bytes()
+        except FileNotFoundError:
+            return [], 0
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be read: {error.strerror}; give another folder") from None
+        found, torn = [], 0
+        for number, line in enumerate(raw.split(b"\n"), 1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line.decode("utf-8"))
+            except ValueError:
+                torn += 1
+                continue
+            found.append(self._checked(number, value))
+        if torn and not found and not raw.startswith(b'{"kind":'):
+            raise ConfigError(f"{self.path} has no line that `shoal bench` wrote; give another folder, or remove it")
+        return found, torn
+
+    def _checked(self, number: int, line: Any) -> dict[str, Any]:
+        kind = line.get("kind") if isinstance(line, dict) else None
+        wanted = WANTED.get(kind) if isinstance(kind, str) else None
+        bad = [name for name, hint in (wanted or {}).items() if name not in line or not isinstance(line[name], hint)]
+        if wanted is not None and not bad:
+            return line  # type: ignore[no-any-return]
+        what = "is no session, limit or row" if wanted is None else f"is a {kind} without {' and '.join(bad)}"
+        raise ConfigError(f"{self.path}, line {number}: {json.dumps(line)[:80]} {what}, so `shoal bench` did not write it; "
+                          "take the line out, or give another folder")
+
+    def torn(self) -> int:
+        """How many lines a kill, or a damaged disk, has made unreadable."""
+        return self._lines()[1]
+
+    def _read(self) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]], list[dict[str, Any]]]:
+        """Sessions, limits by workload, and the rows that count."""
+        sessions: list[dict[str, Any]] = []
+        limits: dict[str, dict[str, Any]] = {}
+        rows: dict[tuple[str, int], dict[str, Any]] = {}
+        for line in self._lines()[0]:
+            if line["kind"] == "limit":
+                limits[line["workload"]] = line
+            elif line["kind"] == "row":
+                rows[line["group"], line["seed"]] = {**line, "sitting": len(sessions) - 1 if sessions else None}
+            else:
+                sessions.append(line)
+                if line.get("again") is not None:
+                    limits.clear()
+                    rows = {job: row for job, row in rows.items() if row["group"] not in line["again"]}
+        return sessions, limits, list(rows.values())
 
     def sessions(self) -> list[dict[str, Any]]:
-        return self._all("session")
+        return self._read()[0]
 
     def limits(self) -> dict[str, dict[str, Any]]:
         """Workload -> its limit."""
-        return {line["workload"]: line for line in self._all("limit")}
+        return self._read()[1]
 
     def rows(self) -> list[dict[str, Any]]:
-        """The newest row of every group and seed, in the order in which they came first: an edited case replaces what it was."""
-        return list({(line["group"], line["seed"]): line for line in self._all("row")}.values())
+        """The newest row of every group and seed, in the order in which they came first: an edited case replaces what it was.
+        "sitting" is the session that it is from."""
+        return self._read()[2]
 
     def finished(self) -> set[str]:
         return {row["key"] for row in self.rows() if not row["error"]}
@@ -62,3 +144,11 @@ class Ledger:
         for row in sorted(self.rows(), key=lambda row: (row.get("place", 0), row["seed"])):
             found.setdefault(row["group"], []).append(row)
         return found
+
+    def belongs(self, title: str, variant: str) -> None:
+        """A folder has the results of one suite: a table with those of two would mix what was not measured alike."""
+        for session in self.sessions():
+            theirs = session["title"], session.get("variant") or variant  # those of before did not say which
+            if theirs != (title, variant):
+                raise ConfigError(f"{self.folder} has the results of {theirs[0]} ({theirs[1]}), not of {title} ({variant}); "
+                                  "give another folder with --out")

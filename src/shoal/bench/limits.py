@@ -6,7 +6,8 @@
 e is env steps/s of the fastest back-end with random actions, i the frames/s of the policy, l those of the learner
 (forward, backward, optimiser) on data in memory, r the passes over the data. Each is measured alone with all cores, as
 the best over a grid of batch sizes and of layouts (P processes of t threads with P x t = cores), and the grid is kept:
-a bad batch size must not be able to lower the limit. efficiency = env steps/s / limit, both from the same run.
+a bad batch size must not be able to lower the limit. Where the workload computes on a GPU (--device, as a run would take it),
+i and l are measured there, by one process. efficiency = env steps/s / limit, both from the same run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
+from shoal.bench.bound import bound
 from shoal.bench.cases import Case
 
 __all__ = ["PARTS", "Cell", "Layout", "Limit", "Probes", "cells", "composed", "layouts", "measure"]
@@ -28,12 +30,13 @@ __all__ = ["PARTS", "Cell", "Layout", "Limit", "Probes", "cells", "composed", "l
 PARTS = {"env": "e", "act": "i", "learn": "l"}
 WARM_SECONDS = 0.25
 SECONDS = 0.75
+GPU_FRAMES, GPU_LEARN_FRAMES = (1024, 4096), (8192,)  # beside those of the case: a GPU wants more at once
 
 
 def composed(e: float, i: float, l: float, r: float = 1.0, gpu: bool = False) -> float:  # noqa: E741  the issue's names
-    """Frames/s that the parts allow together."""
-    device = 1 / (1 / i + r / l)
-    return min(e, device) if gpu else 1 / (1 / e + 1 / device)
+    """Frames/s that the parts allow together; a part that costs nothing is infinite."""
+    stepping, computing = 1 / e, 1 / i + r / l
+    return 1 / max(stepping, computing) if gpu else 1 / (stepping + computing)
 
 
 @dataclass(frozen=True)
@@ -77,14 +80,20 @@ class Limit:
     l: Cell  # noqa: E741
     passes: int
     grid: list[Cell] = field(default_factory=list)
+    gpu: bool = False
+    """Whether i and l are those of a GPU."""
 
     @property
     def env_steps_per_second(self) -> float:
-        return composed(*(cell.frames_per_second for cell in (self.e, self.i, self.l)), self.passes)
+        return composed(*(cell.frames_per_second for cell in (self.e, self.i, self.l)), self.passes, self.gpu)
+
+    @property
+    def formula(self) -> str:
+        return f"min(e, 1 / (1/i + {self.passes}/l))" if self.gpu else f"1 / (1/e + 1/i + {self.passes}/l)"
 
     def record(self) -> dict[str, Any]:
         """For the JSON file."""
-        return {"env_steps_per_second": self.env_steps_per_second, "passes": self.passes,
+        return {"env_steps_per_second": self.env_steps_per_second, "passes": self.passes, "gpu": self.gpu,
                 **{name: asdict(cell) for name, cell in (("e", self.e), ("i", self.i), ("l", self.l))},
                 "grid": [asdict(cell) for cell in self.grid]}
 
@@ -134,8 +143,8 @@ class Probes:
             env = {**os.environ, **{name: str(layout.threads) for name in
                                     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}}
             self._teams[layout] = [
-                subprocess.Popen([sys.executable, "-m", "shoal.bench.probe"], env=env, text=True,
-                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(layout.processes)]
+                subprocess.Popen(bound([sys.executable, "-m", "shoal.bench.probe"]), env=env, text=True, stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE, start_new_session=True) for _ in range(layout.processes)]  # no Ctrl-C
         return self._teams[layout]
 
 
@@ -153,14 +162,15 @@ def _hear(probe: subprocess.Popen[str], cell: Cell) -> str:
     return line
 
 
-def cells(case: Case, cores: int) -> list[Cell]:
+def cells(case: Case, cores: int, gpu: bool = False) -> list[Cell]:
     """The whole grid of a case."""
     grid = case.scene.grid
     out: list[Cell] = []
     for layout in layouts(cores):
         out += [Cell("env", batch, layout, backend) for backend in grid.backends for batch in grid.envs]
-        out += [Cell("act", batch, layout) for batch in grid.frames]
-        out += [Cell("learn", batch, layout) for batch in grid.learn_frames]
+    for layout in [Layout(1, 1)] if gpu else layouts(cores):
+        out += [Cell("act", batch, layout) for batch in grid.frames + GPU_FRAMES * gpu]
+        out += [Cell("learn", batch, layout) for batch in grid.learn_frames + GPU_LEARN_FRAMES * gpu]
     return out
 
 
@@ -175,15 +185,16 @@ def measure(case: Case, probes: Probes, *, known: Limit | None = None, same_env:
     workload = json.dumps(case.arguments())
     if known is not None:
         again = [replace(cell, frames_per_second=probes.rate(workload, cell, seconds)) for cell in (known.e, known.i, known.l)]
-        return Limit(*again, known.passes)
-    started = time.monotonic()
+        return Limit(*again, known.passes, gpu=known.gpu)
+    started, ready = time.monotonic(), prepared(workload)
+    gpu = ready.hardware().on_gpu
     grid = [] if same_env is None else [cell for cell in same_env.grid if cell.what == "env"]
-    for cell in cells(case, len(os.sched_getaffinity(0))):
+    for cell in cells(case, len(os.sched_getaffinity(0)), gpu):
         if same_env is None or cell.what != "env":
             grid.append(replace(cell, frames_per_second=probes.rate(workload, cell, seconds)))
             say(f"  {grid[-1]}")
     best = [max((cell for cell in grid if cell.what == what), key=lambda cell: cell.frames_per_second) for what in PARTS]
-    limit = Limit(*best, passes(prepared(workload).plan.experiment), grid)
-    say(f"  limit of {case.name}: {limit.env_steps_per_second:,.0f} env steps/s = 1 / (1/e + 1/i + {limit.passes}/l), "
+    limit = Limit(*best, passes(ready.plan.experiment), grid, gpu)
+    say(f"  limit of {case.name}: {limit.env_steps_per_second:,.0f} env steps/s = {limit.formula}, "
         f"found in {time.monotonic() - started:.0f} s")
     return limit

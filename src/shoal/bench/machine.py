@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import time
 from collections.abc import Mapping
@@ -23,11 +24,12 @@ PACKAGES = ("shoal", "torch", "numpy", "gymnasium", "numba", "ale-py")
 
 
 def describe() -> dict[str, Any]:
-    """Commit, machine, versions, date."""
+    """Commit, machine, versions, date. Of a commit and its changes only a checkout of shoal's can tell."""
+    changes = _git("status", "--porcelain", "--untracked-files=no")
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "commit": _git("rev-parse", "HEAD") or "unknown",
+        "uncommitted_changes": None if changes is None else bool(changes),
         "machine": {"cores": len(os.sched_getaffinity(0)), "cpu": _cpu(), "memory_gb": _memory_gb(), "gpus": _gpus(),
                     "load": [round(x, 2) for x in os.getloadavg()],
                     "system": platform.platform(), "python": platform.python_version()},
@@ -75,9 +77,12 @@ def merged(before: list[dict[str, Any]], now: list[dict[str, Any]], key: str) ->
     return kept + list(new.values())
 
 
-def _git(*words: str) -> str:
+def _git(*words: str) -> str | None:
+    """What git says of this checkout; None where there is none: a repository around an installed copy is somebody else's."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        return None
     done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else "unknown"
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _version(name: str) -> str:

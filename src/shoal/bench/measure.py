@@ -21,9 +21,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from shoal.bench.bound import bound
 from shoal.bench.cases import Case, Scene
 
-__all__ = ["Outcome", "Spread", "alternate", "last_json", "rate", "run_reference", "run_shoal", "start", "tail"]
+__all__ = ["Outcome", "Spread", "alternate", "last_json", "rate", "run_reference", "run_shoal", "snapshots", "start", "tail"]
 
 Marks = Sequence[Sequence[float]]
 REFERENCE = (sys.executable, "-m", "shoal.bench.reference_loop")
@@ -76,9 +77,9 @@ def rate(marks: Marks, warm_seconds: float) -> float:
 
 def start(command: Sequence[str], seconds: float, cwd: str | Path | None = None,
           env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command; one that takes far longer than it should is ended with all it started, as exit code 124."""
+    """Run a command; one that takes far longer than it should is ended with all it started, as exit code 124. So is it with us."""
     words = list(command)
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
+    process = subprocess.Popen(bound(words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
                                env=None if env is None else dict(env), start_new_session=True)
     try:
         out, err = process.communicate(timeout=seconds + SLACK_SECONDS)
@@ -86,6 +87,10 @@ def start(command: Sequence[str], seconds: float, cwd: str | Path | None = None,
         os.killpg(process.pid, signal.SIGKILL)  # a group of our own making
         out, err = process.communicate()
         return subprocess.CompletedProcess(words, 124, out, f"{err}\nnot done after {late.timeout:.0f} s")
+    except BaseException:  # Ctrl-C, which a group of its own does not hear
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
@@ -144,7 +149,7 @@ def run_shoal(case: Case, scale: float = 1.0, **more: Any) -> Outcome:
         if done.returncode:
             return Outcome(error=f"exit code {done.returncode}: {tail(done.stderr)}")
         summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-        shots = _snapshots(directory / "metrics.jsonl")
+        shots = snapshots(directory / "metrics.jsonl")
     marks = [(shot["seconds"], shot["env_steps"]) for shot in shots if shot["seconds"] and not shot.get("last")]
     speed = rate(marks, warm)
     kept = ("learner_idle", "policy_lag", "samples_per_insert", "startup_seconds", "seconds", "verdict", "peak_memory_mb",
@@ -153,10 +158,11 @@ def run_shoal(case: Case, scale: float = 1.0, **more: Any) -> Outcome:
     return Outcome(speed, "too short to have a rate" if math.isnan(speed) else None, details)
 
 
-def _snapshots(path: Path) -> list[dict[str, Any]]:
+def snapshots(path: Path) -> list[dict[str, Any]]:
+    """Those of a run's metrics.jsonl; none where it is not there yet."""
     from shoal.telemetry.sinks import read_lines
 
-    return [row for row in read_lines(path) if row.get("kind") == "snapshot"]
+    return [row for row in read_lines(path) if row.get("kind") == "snapshot"] if path.exists() else []
 
 
 def phases(roles: Mapping[str, Any]) -> dict[str, dict[str, float]]:

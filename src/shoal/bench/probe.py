@@ -1,4 +1,5 @@
-"""One part of a workload alone: environment, inference or learner, at full speed. Run as a process of its own.
+"""One part of a workload alone: environment, inference or learner, at full speed, where a run of the workload would compute it (its
+--device). Run as a process of its own.
 
     parent                                    probe (threads set by its environment, before anything is imported)
     {"what", "batch", "backend", ...}  ──▶    builds the part, warms up
@@ -15,7 +16,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -93,23 +94,28 @@ def _rom(name: str) -> str:
 
 
 def acting(workload: str, batch: int) -> Work:
-    """i: the policy alone, on observations of the environment's first steps."""
+    """i: the policy alone, on observations of the environment's first steps; on a GPU as an inference server asks it."""
     import torch
 
     from shoal import algorithms
+    from shoal.algorithms.serving import Counter
     from shoal.core import Progress
 
     ready = prepared(workload)
     seats = min(batch, SEATS)
     env = ready.source.make(seats)
     algorithm = algorithms.make(ready.plan.experiment.algorithm, ready.spec, ready.plan.experiment.net, seats)
-    policy, rng = algorithm.policy(), torch.Generator().manual_seed(0)
+    policy, hardware = algorithm.policy(), ready.hardware()
+    rng, act = torch.Generator(hardware.device).manual_seed(0), policy.act
+    if hardware.on_gpu:
+        policy.to(hardware)
+        act = Counter(policy, hardware, rng).answer
     view = algorithm.record.sight(batch).of(_tiled(env.reset(0), batch // seats))
     env.close()
     state, explore = policy.initial_state(batch), algorithm.explore(0, 1, batch, Progress())
 
     def work() -> int:
-        policy.act(view, state, explore, rng)
+        act(view, state, explore, rng)
         return batch
 
     return work
@@ -129,23 +135,33 @@ def _tiled(step: Any, times: int) -> Any:
 
 
 def learning(workload: str, batch: int) -> Work:
-    """l: whole updates of the algorithm's own Learn, on one batch that lies in memory."""
+    """l: whole updates of the algorithm's own Learn, on one batch that lies in memory; on a GPU in that GPU's, minibatch by
+    minibatch: the bus is no part of l."""
     from shoal import algorithms
+    from shoal.architectures.parts import Parts
     from shoal.core import Progress
 
     ready = prepared(workload)
     experiment = ready.plan.experiment
     algorithm = algorithms.make(experiment.algorithm, ready.spec, experiment.net, SEATS)
     tree, frames = _batch(algorithm, ready.source.make(SEATS), max(1, round(batch / experiment.algorithm.unroll / SEATS)))
-    learn, rng, repeat = algorithm.learn(0), np.random.default_rng(0), passes(experiment)
+    learn = Parts(algorithm, ready.source, SEATS, hardware=ready.hardware()).learn()
+    rng, repeat = np.random.default_rng(0), passes(experiment)
+
+    def minibatches() -> Iterator[Any]:
+        return learn.minibatches(tree, learn.sums(tree), Progress(), rng)
+
+    there = list(minibatches()) if ready.hardware().on_gpu else None
 
     def work() -> int:
-        for minibatch in learn.minibatches(tree, learn.sums(tree), Progress(), rng):
+        applied = []
+        for minibatch in there or minibatches():
             for phase in learn.phases:
                 gradient, _ = learn.gradients(minibatch, phase)
-                if not learn.apply(gradient, phase):
-                    raise FloatingPointError("the learner's gradient is not finite")
+                applied.append(learn.apply(gradient, phase))
         learn.absorb(learn.moments(tree))
+        if not all(applied):  # asked at the end: a GPU is waited for here
+            raise FloatingPointError("the learner's gradient is not finite")
         return frames * repeat
 
     return work

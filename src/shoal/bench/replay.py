@@ -9,15 +9,12 @@ into docs/replay.md. Scenes that were not measured this time keep their earlier 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,30 +22,21 @@ import numpy as np
 
 from shoal.bench import machine
 from shoal.bench.__main__ import say
-from shoal.bench.peers.install import FOLDER
+from shoal.bench.children import Children
+from shoal.bench.measure import last_json, tail
+from shoal.bench.peers.install import Peer, install
+from shoal.bench.peers.more import peer_named
 from shoal.bench.report import insert
 from shoal.bench.tables import markdown, short, spread
 
 __all__ = ["main"]
 
 
-@dataclass(frozen=True)
-class Peer:
-    """Another replay buffer."""
-
-    name: str
-    packages: tuple[str, ...]
-
-    @property
-    def python(self) -> Path:
-        return FOLDER / self.name / "bin" / "python"
-
-
 PEERS = (
-    Peer("cpprb", ("cpprb", "numpy")),
-    Peer("sb3", ("torch==2.13.0", "stable-baselines3>=2.7")),
-    Peer("reverb", ("dm-reverb==0.14.0", "tensorflow-cpu==2.15.*")),
-    Peer("torchrl", ("torch==2.13.0", "torchrl==0.14.*")),
+    Peer("cpprb", "cpprb", ("cpprb", "numpy"), ("numpy",)),
+    peer_named("sb3"),
+    Peer("reverb", "dm-reverb", ("dm-reverb==0.14.0", "tensorflow-cpu==2.15.*"), ("tensorflow-cpu",)),
+    peer_named("torchrl"),
 )
 CASES = (("small", 10_000), ("small", 100_000), ("small", 1_000_000), ("frames", 10_000), ("sequences", 1_000))
 WAYS = ("inline", "ipc", "tcp")
@@ -76,20 +64,9 @@ TARGETS = (
 PATHS = re.compile(r"/(?:[^/\s'\")]+/)+([^/\s'\")]+)")  # of this machine, in the words of an error: the file's name is enough
 
 
-def install(peer: Peer) -> str:
-    """Install what is missing; returns versions, or the reason why it cannot be used."""
-    names = [package.split("=")[0].split(">")[0] for package in peer.packages]
-    shown = f"import importlib.metadata as m; print(', '.join(n + ' ' + m.version(n) for n in {names!r}))"
-    for attempt in range(2):
-        if peer.python.exists():
-            done = subprocess.run([str(peer.python), "-c", shown], capture_output=True, text=True, check=False)
-            if done.returncode == 0:
-                return done.stdout.strip()
-        if attempt == 0:
-            say(f"installing {peer.name} into {FOLDER / peer.name}")
-            subprocess.run([sys.executable, "-m", "venv", str(FOLDER / peer.name)], capture_output=True, check=False)
-            subprocess.run([str(peer.python), "-m", "pip", "install", "--quiet", *peer.packages], capture_output=True, check=False)
-    return "could not be installed"
+def names() -> list[str]:
+    """Everybody who has a replay buffer."""
+    return [*(f"shoal {way}" for way in WAYS), *(peer.name for peer in PEERS)]
 
 
 def record_pong(path: Path, steps: int = 1024) -> bool:
@@ -114,17 +91,14 @@ def record_pong(path: Path, steps: int = 1024) -> bool:
     return True
 
 
-def measure(command: Sequence[str], seconds: float) -> dict[str, Any]:
+def measure(command: Sequence[str], seconds: float, children: Children) -> dict[str, Any]:
     """What a driver printed last, or its error."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240 + 30 * seconds, check=False)
-    except subprocess.TimeoutExpired:
+    done = children.run(command, 240 + 30 * seconds)
+    if done.returncode == 124:
         return {"error": "took too long"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        last = [line for line in done.stderr.strip().splitlines() if line.strip()]
-        return {"error": PATHS.sub(r"\1", last[-1])[:300] if last else f"exit code {done.returncode}"}
-    found: dict[str, Any] = json.loads(lines[-1])
+    found = last_json(done.stdout)
+    if done.returncode or found is None:
+        return {"error": PATHS.sub(r"\1", tail(done.stderr, 1))[:300] or f"exit code {done.returncode}"}
     return found
 
 
@@ -214,11 +188,12 @@ def main(words: Sequence[str] | None = None) -> int:
     if given.report:
         return report(machine.load(RESULTS))
     started, earlier, results = time.monotonic(), machine.load(RESULTS), machine.describe()
-    installed = {peer.name: install(peer) for peer in PEERS if given.who in peer.name}
-    able = [peer for peer in PEERS if installed.get(peer.name, "could not").startswith("could not") is False]
-    for name, found in installed.items():
-        say(f"{name}: {found}")
-    results["peers"] = {**earlier.get("peers", {}), **installed}
+    children, able = Children(), []
+    results["peers"] = dict(earlier.get("peers", {}))
+    for peer in (peer for peer in PEERS if given.who in peer.name):
+        usable, results["peers"][peer.name] = install(peer, say)
+        say(f"{peer.name}: {results['peers'][peer.name]}")
+        able += [peer] * usable
     results["scenes"] = dict(earlier.get("scenes", {}))
     with tempfile.TemporaryDirectory() as folder:
         recording = Path(folder) / "pong.npy"
@@ -231,7 +206,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 load = round(os.getloadavg()[0], 2)
                 for _ in range(given.rounds):
                     for who, command in chosen.items():
-                        runs[who].append(measure(command, given.seconds))
+                        runs[who].append(measure(command, given.seconds, children))
                 scene = {**machine.stamp(results), "load": load, "rounds": given.rounds, "seconds": given.seconds, "runs": runs}
                 if given.who and (before := earlier.get("scenes", {}).get(name_of(kind, size))):
                     again = {**before.get("again", {}), **{who: {key: scene[key] for key in ("date", "commit")} for who in runs}}

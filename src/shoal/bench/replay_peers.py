@@ -14,6 +14,7 @@ import numpy as np
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [*(path for path in sys.path if path != HERE), HERE]  # last: its statistics.py hides the standard one
 
+from bound import end_with  # noqa: E402
 from replay_workloads import BATCH, INSERT, LENGTH, PERIOD, WARM, batch_of, rate, records, step_of  # noqa: E402
 
 
@@ -99,7 +100,8 @@ def torchrl(kind: str, capacity: int, seconds: float, columns: dict[str, Any]) -
 # -- dm-reverb: always through its server on localhost
 
 
-def reverb_serve(port: int, capacity: int, pipe: Any) -> None:
+def reverb_serve(port: int, capacity: int, pipe: Any, parent: int) -> None:
+    end_with(parent)
     import reverb
 
     table = reverb.Table("t", reverb.selectors.Prioritized(0.6), reverb.selectors.Fifo(), capacity, reverb.rate_limiters.MinSize(1))
@@ -109,7 +111,8 @@ def reverb_serve(port: int, capacity: int, pipe: Any) -> None:
     server.stop()
 
 
-def reverb_write(address: str, kind: str, path: str | None, seconds: float, queue: Any, ready: Any) -> None:
+def reverb_write(address: str, kind: str, path: str | None, seconds: float, queue: Any, ready: Any, parent: int) -> None:
+    end_with(parent)
     import reverb
 
     columns = records(kind, path)
@@ -145,14 +148,15 @@ def reverb(kind: str, capacity: int, seconds: float, columns: dict[str, Any], pa
     """Trajectory writers in their own processes, a batched TrajectoryDataset here."""
     spawn = multiprocessing.get_context("spawn")
     mine, theirs = spawn.Pipe()
-    server = spawn.Process(target=reverb_serve, args=(None, capacity, theirs), daemon=True)
+    server = spawn.Process(target=reverb_serve, args=(None, capacity, theirs, os.getpid()), daemon=True)
     server.start()
     theirs.close()
     address = f"localhost:{mine.recv()}"  # EOFError if the server dies
     found: dict[str, float] = {}
     for writers in (1, 4, 8):
         queue, ready = spawn.Queue(), spawn.Barrier(writers)
-        processes = [spawn.Process(target=reverb_write, args=(address, kind, path, seconds, queue, ready)) for _ in range(writers)]
+        told = (address, kind, path, seconds, queue, ready, os.getpid())
+        processes = [spawn.Process(target=reverb_write, args=told) for _ in range(writers)]
         for process in processes:
             process.start()
         found[f"tcp writer x{writers}"] = sum(queue.get(timeout=120) for _ in processes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from shoal import replay
+from shoal.bench.bound import end_with
 from shoal.bench.replay_workloads import BATCH, INSERT, LENGTH, PERIOD, WARM, batch_of, rate, records, step_of
 
 __all__ = ["main"]
@@ -88,14 +90,16 @@ def _stacked_bytes(columns: dict[str, Any]) -> float:
 # -- over a socket
 
 
-def serve(address: str, capacity: int, pipe: Any) -> None:
+def serve(address: str, capacity: int, pipe: Any, parent: int) -> None:
+    end_with(parent)
     server = replay.Server([table(capacity)], address=address)
     pipe.send(server.address)
     pipe.recv()
     server.close()
 
 
-def write(address: str, kind: str, path: str | None, seconds: float, queue: Any, ready: Any) -> None:
+def write(address: str, kind: str, path: str | None, seconds: float, queue: Any, ready: Any, parent: int) -> None:
+    end_with(parent)
     columns = records(kind, path)
     client = replay.Client(address, timeout=60)
     with client.writer(max_history=LENGTH if kind == "sequences" else 2) as writer:
@@ -125,12 +129,13 @@ def networked(way: str, kind: str, capacity: int, seconds: float, path: str | No
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         address = f"ipc://{folder}/replay" if way == "ipc" else "tcp://127.0.0.1:0"
-        server = spawn.Process(target=serve, args=(address, capacity, theirs))
+        server = spawn.Process(target=serve, args=(address, capacity, theirs, os.getpid()))
         server.start()
         address = mine.recv()
         for writers in (1, 4, 8):
             queue, ready = spawn.Queue(), spawn.Barrier(writers)
-            processes = [spawn.Process(target=write, args=(address, kind, path, seconds, queue, ready)) for _ in range(writers)]
+            told = (address, kind, path, seconds, queue, ready, os.getpid())
+            processes = [spawn.Process(target=write, args=told) for _ in range(writers)]
             for process in processes:
                 process.start()
             found[f"{way} writer x{writers}"] = sum(queue.get(timeout=120) for _ in processes)

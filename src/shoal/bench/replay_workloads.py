@@ -13,15 +13,22 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BATCH", "INSERT", "LENGTH", "PERIOD", "WARM", "batch_of", "rate", "records", "step_of"]
+__all__ = ["BATCH", "INSERT", "KINDS", "LENGTH", "PERIOD", "WARM", "batch_of", "check_kind", "rate", "records", "step_of"]
 
+KINDS = ("small", "frames", "sequences")
 BATCH, INSERT = 256, 64
 LENGTH, PERIOD = 120, 40
 WARM = 50
 
 
+def check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is not possible: give {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+
+
 def records(kind: str, path: str | None, count: int = 1024) -> dict[str, Any]:
     """Columns of `count` steps."""
+    check_kind(kind)
     rng = np.random.default_rng(0)
     columns: dict[str, Any] = {"action": rng.integers(0, 6, count), "reward": rng.random(count, np.float32)}
     if kind == "small":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shoal.bench.columns import results_table, where_line
 from shoal.bench.html import page
 from shoal.bench.ledger import Ledger
+from shoal.errors import ConfigError
 
 __all__ = ["write_files"]
 
@@ -12,8 +13,12 @@ __all__ = ["write_files"]
 def write_files(ledger: Ledger) -> str:
     """Returns the table."""
     sessions, groups = ledger.sessions(), ledger.groups()
-    table = f"{where_line(sessions, ledger.rows())}\n\n{results_table(groups)}"
-    title = sessions[0]["title"]
-    (ledger.folder / "results.md").write_text(f"# {title}\n\n{table}\n", encoding="utf-8")
-    (ledger.folder / "report.html").write_text(page(title, where_line(sessions, ledger.rows()), groups), encoding="utf-8")
+    where = where_line(sessions, ledger.rows())
+    table = f"{where}\n\n{results_table(groups)}"
+    title = sessions[0]["title"] if sessions else ledger.folder.name
+    try:
+        (ledger.folder / "results.md").write_text(f"# {title}\n\n{table}\n", encoding="utf-8")
+        (ledger.folder / "report.html").write_text(page(title, where, groups), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be written: {error.strerror}; the results are safe in {ledger.path}") from None
     return table

@@ -7,20 +7,27 @@
 - performance profiles: the share of runs whose score is above tau, for every tau;
 - the probability of improvement: how likely a run of X beats a run of Y on a task, ties counted half, averaged over tasks.
 
-Tests hold these against numbers that rliable gave for the same scores.
+Tests hold these against numbers that rliable gave for the same scores. One is not from there: a permutation test, because the
+bootstrap of a few runs is too sure of itself, and this is right with any number of them.
+
+A statistic may be given many matrices at once, [..., runs, tasks], and gives [...]: the bootstrap asks for all its draws together.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
-__all__ = ["Interval", "bootstrap", "geometric_mean", "interquartile_mean", "performance_profile", "probability_of_improvement"]
+__all__ = ["Interval", "bootstrap", "geometric_mean", "interquartile_mean", "performance_profile", "permutation_test",
+           "probability_of_improvement"]
 
 REPEATS = 2000
 COVERAGE = 0.95
+EXACT = 5000
 
 
 @dataclass(frozen=True)
@@ -36,16 +43,17 @@ class Interval:
         return not self.low <= neutral <= self.high
 
 
-def interquartile_mean(scores: np.ndarray) -> float:
+def interquartile_mean(scores: np.ndarray) -> np.ndarray:
     """The mean of the middle half of all scores."""
-    ordered = np.sort(np.asarray(scores, np.float64), axis=None)
-    cut = int(0.25 * ordered.size)
-    return float(ordered[cut : ordered.size - cut].mean())
+    scores = np.asarray(scores, np.float64)
+    ordered = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
+    cut = int(0.25 * ordered.shape[-1])
+    return ordered[..., cut : ordered.shape[-1] - cut].mean(-1)
 
 
-def geometric_mean(scores: np.ndarray) -> float:
-    """For ratios: twice and half cancel out."""
-    return float(np.exp(np.log(np.asarray(scores, np.float64)).mean()))
+def geometric_mean(ratios: np.ndarray) -> np.ndarray:
+    """[..., tasks], for ratios: twice and half cancel out."""
+    return np.exp(np.log(np.asarray(ratios, np.float64)).mean(-1))
 
 
 def performance_profile(scores: np.ndarray, taus: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -54,29 +62,48 @@ def performance_profile(scores: np.ndarray, taus: Sequence[float] | np.ndarray) 
     return (flat[None, :] > np.asarray(taus, np.float64)[:, None]).mean(1)
 
 
-def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
+def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """P(a run of x > a run of y), per task, averaged. The numbers of runs may differ, the tasks are the same."""
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    wins = (x[:, None, :] > y[None, :, :]) + 0.5 * (x[:, None, :] == y[None, :, :])
-    return float(wins.mean())
+    one, other = np.asarray(x, np.float64)[..., :, None, :], np.asarray(y, np.float64)[..., None, :, :]
+    return ((one > other) + 0.5 * (one == other)).mean((-3, -2, -1))
 
 
-def bootstrap(statistic: Callable[..., float], *scores: Sequence[np.ndarray] | np.ndarray, seed: int = 0,
+def bootstrap(statistic: Callable[..., np.ndarray], *scores: Sequence[np.ndarray] | np.ndarray, seed: int = 0,
               repeats: int = REPEATS, coverage: float = COVERAGE) -> Interval:
     """The percentile interval of `statistic(*scores)`: every matrix drawn anew for itself, within each task.
 
     Each argument is a matrix [runs, tasks], or a list with the runs of each task where their numbers differ; the statistic is then
-    given lists too.
+    given lists too, of [..., runs].
     """
     rng = np.random.default_rng(seed)
-    drawn = [statistic(*(_again(one, rng) for one in scores)) for _ in range(repeats)]
+    drawn = statistic(*(_again(one, rng, repeats) for one in scores))  # [repeats]
     tail = 50 * (1 - coverage)
     low, high = np.percentile(drawn, [tail, 100 - tail])
     return Interval(float(statistic(*scores)), float(low), float(high))
 
 
-def _again(scores: Sequence[np.ndarray] | np.ndarray, rng: np.random.Generator) -> Sequence[np.ndarray] | np.ndarray:
+def _again(scores: Sequence[np.ndarray] | np.ndarray, rng: np.random.Generator, repeats: int) -> Sequence[np.ndarray] | np.ndarray:
     if isinstance(scores, np.ndarray):
-        rows = rng.integers(len(scores), size=scores.shape)
-        return np.take_along_axis(scores, rows, 0)
-    return [rng.choice(np.asarray(task, np.float64), len(task)) for task in scores]
+        return scores[rng.integers(len(scores), size=(repeats, *scores.shape)), np.arange(scores.shape[1])]
+    return [task[rng.integers(len(task), size=(repeats, len(task)))] for task in scores]
+
+
+def permutation_test(x: Sequence[np.ndarray], y: Sequence[np.ndarray], scale: Callable[[np.ndarray], np.ndarray] = np.positive,
+                     seed: int = 0, repeats: int = REPEATS) -> float:
+    """How often sides that got their runs by lot, task by task, differ as much as x and y do: the p-value, both ways counted.
+
+    x and y have the runs of each task. What differs is scale(mean of a task), averaged over tasks; with np.log these are ratios.
+    All ways of dealing are looked at where there is one task with few of them, else `repeats` at random.
+    """
+    rng = np.random.default_rng(seed)
+    whole = len(x) == 1 and math.comb(len(x[0]) + len(y[0]), len(x[0])) <= EXACT
+    seen, dealt = 0.0, np.zeros(1)
+    for one, other in zip(x, y, strict=True):
+        pool, n = np.concatenate([one, other]), len(one)
+        seen += float(scale(other.mean()) - scale(one.mean()))
+        drawn = np.array(list(combinations(range(len(pool)), n))) if whole else rng.random((repeats, len(pool))).argsort(1)[:, :n]
+        mine = np.zeros((len(drawn), len(pool)))
+        np.put_along_axis(mine, drawn, 1.0, 1)
+        dealt = dealt + scale((1 - mine) @ pool / len(other)) - scale(mine @ pool / n)
+    far = np.abs(dealt) >= abs(seen) * (1 - 1e-9)
+    return float(far.mean()) if whole else float((far.sum() + 1) / (repeats + 1))

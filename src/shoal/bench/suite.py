@@ -16,6 +16,9 @@
     env = "CartPole-v1"
     order = { epochs = 1 }
 
+[defaults] and [quick] give a case what it can take: a peer takes no `overrides`, a preset no `order`. What stands in the case
+itself and does not apply to it is refused, as is all else that makes no sense (bench/suite_checks.py), before anything is run.
+
 Jobs are ordered by seed first: everybody's first seed, then everybody's second, so that a slow minute hits all of them.
 """
 
@@ -35,6 +38,16 @@ from shoal.errors import ConfigError
 __all__ = ["VARIANTS", "Job", "Suite", "SuiteCase", "load_suite", "suite_names"]
 
 VARIANTS = ("full", "quick")
+EVERYBODY = frozenset({"name", "seeds", "max_seconds", "gpu", "quick"})
+KINDS = {
+    "preset": frozenset({"preset", "env", "runtime", "actors", "until_return", "max_env_steps", "warm_seconds", "limit",
+                         "limit_seconds", "kill", "kill_every", "expert", "overrides"}),
+    "peer": frozenset({"peer", "env", "until_return", "warm_seconds", "order"}),
+    "workload": frozenset({"workload", "size", "who"}),
+}
+"""What a case may hold beside what everybody may: by what it runs."""
+TABLES = {"overrides": '{ "algorithm.lr" = 1e-3 }', "order": "{ epochs = 1 }"}
+"""Values that are tables themselves, with an example: the case's are put over those of [defaults], one by one."""
 
 
 @dataclass(frozen=True)
@@ -85,19 +98,6 @@ class SuiteCase:
         """Whether it measures speed: nothing may run beside it."""
         return bool(self.limit or self.warm_seconds or self.workload or self.peer)
 
-    def check(self, where: str) -> None:
-        given = [name for name in ("preset", "peer", "workload") if getattr(self, name)]
-        if len(given) != 1:
-            raise ConfigError(f"{where} has {' and '.join(given) or 'none of preset, peer and workload'}; give exactly one of them")
-        if given != ["workload"] and not self.env:
-            raise ConfigError(f"{where} names no environment; add env = \"CartPole-v1\"")
-        if given == ["workload"] and not (self.size and self.who):
-            raise ConfigError(f"{where} has a workload; add size = 100_000 and who = [\"shoal inline\"]")
-        if given != ["workload"] and not (self.max_env_steps or self.max_seconds):
-            raise ConfigError(f"{where} would never end; add max_env_steps or max_seconds")
-        if not self.seeds:
-            raise ConfigError(f"{where} has no seeds; add seeds = [1]")
-
 
 @dataclass(frozen=True)
 class Job:
@@ -111,7 +111,7 @@ class Job:
     @property
     def group(self) -> str:
         """Runs of the same group differ in their seed only."""
-        actors = f", {self.actors} actors" if len(self.case.actors) > 1 else ""
+        actors = f", {self.actors} actor{'' if self.actors == 1 else 's'}" if len(self.case.actors) > 1 else ""
         return self.case.name + actors + (f", {self.who}" if self.who else "")
 
     @property
@@ -156,7 +156,7 @@ def load_suite(name: str, variant: str = "full") -> Suite:
         path = Path(name)
         if not path.is_file():
             raise ConfigError(f"there is no file {name}; give the name of a suite ({', '.join(suite_names())}) or the path of one")
-        text = path.read_text(encoding="utf-8")
+        text = _text(path)
     elif name in suite_names():
         text = (files("shoal") / "bench" / "suites" / f"{name}.toml").read_text(encoding="utf-8")
     else:
@@ -168,42 +168,86 @@ def load_suite(name: str, variant: str = "full") -> Suite:
     return parse_suite(Path(name).stem, table, variant)
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the suite {path} is no UTF-8 text ({error}); save it as UTF-8, as TOML asks for") from None
+    except OSError as error:
+        raise ConfigError(f"the suite {path} cannot be read: {error.strerror}") from None
+
+
 def parse_suite(name: str, table: Mapping[str, Any], variant: str = "full") -> Suite:
+    """A suite from its tables. Both variants are read, whichever is asked for: what is wrong in [quick] is said at once too."""
     unknown = set(table) - {"title", "defaults", "quick", "case"}
     if unknown:
         raise ConfigError(f"suite {name} has {', '.join(sorted(unknown))}; there may be title, [defaults], [quick] and [[case]]")
-    defaults, quick = dict(table.get("defaults", {})), dict(table.get("quick", {}))
-    cases = []
-    for number, values in enumerate(table.get("case", []), 1):
-        merged = {**defaults, **values, **(quick if variant == "quick" else {})}
-        merged["overrides"] = {**defaults.get("overrides", {}), **values.get("overrides", {})}
-        case = _case(f"suite {name}, case {number}", merged)
-        if variant == "full" or case.quick:
-            cases.append(case)
-    names = [case.name for case in cases]
+    title = table.get("title", name)
+    if not isinstance(title, str):
+        raise ConfigError(f"suite {name}: title={title!r} is not possible: give text")
+    defaults, quick = (_fitted(f"suite {name}, [{part}]", table.get(part, {})) for part in ("defaults", "quick"))
+    cases: dict[str, list[SuiteCase]] = {variant: [] for variant in VARIANTS}
+    for number, entry in enumerate(_entries(name, table.get("case", [])), 1):
+        where = f"suite {name}, case {number}"
+        own = _fitted(where, entry)
+        cases["full"].append(_case(where, defaults, own, {}))
+        if cases["full"][-1].quick:
+            cases["quick"].append(_case(f"{where} with [quick]", defaults, own, quick))
+    names = [case.name for case in cases["full"]]
     twice = sorted({one for one in names if names.count(one) > 1})
     if twice:
         raise ConfigError(f"suite {name} has two cases called {twice[0]!r}; give one of them another name = \"...\"")
-    if not cases:
+    if not names:
         raise ConfigError(f"suite {name} has no [[case]]")
-    return Suite(name, str(table.get("title", name)), tuple(cases))
+    if not cases[variant]:
+        raise ConfigError(f"suite {name} has no case for --suite {variant}: all of them say quick = false")
+    return Suite(name, title, tuple(cases[variant]))
 
 
-def _case(where: str, values: Mapping[str, Any]) -> SuiteCase:
+def _entries(name: str, given: Any) -> list[Mapping[str, Any]]:
+    if isinstance(given, Mapping):
+        raise ConfigError(f"suite {name} has [case]; write [[case]], with two brackets, above each case")
+    if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
+        raise ConfigError(f"suite {name}: case={given!r} is not possible: write [[case]] above each case, and its values below")
+    return given
+
+
+def _fitted(where: str, table: Any) -> dict[str, Any]:
+    """The values of one table of the file, each as its field wants it."""
     from shoal.experiment.presets import closest
     from shoal.experiment.values import fit_type
 
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{where} is {table!r}; write it as a table, with its values below")
     hints = get_type_hints(SuiteCase)
     given: dict[str, Any] = {}
-    for key, value in values.items():
+    for key, value in table.items():
         if key not in hints:
             raise ConfigError(f"{where} has {key!r}{closest(key, hints, 'there are')}")
+        if key in TABLES and not isinstance(value, Mapping):
+            raise ConfigError(f"{where}: {key}={value!r} is not possible: write {key} = {TABLES[key]}")
         several = key in ("actors", "seeds", "kill", "who")
         given[key] = fit_type(hints[key], [value] if several and not isinstance(value, list) else value, f"{where}: {key}")
+    return given
+
+
+def _case(where: str, defaults: Mapping[str, Any], own: Mapping[str, Any], more: Mapping[str, Any]) -> SuiteCase:
+    """The case's own values over the defaults, and those of [quick] over both."""
+    from shoal.bench.suite_checks import check
+
+    kinds = [kind for kind in KINDS if own.get(kind)] or [kind for kind in KINDS if defaults.get(kind)]
+    if len(kinds) != 1:
+        raise ConfigError(f"{where} has {' and '.join(kinds) or 'none of preset, peer and workload'}; give exactly one of them")
+    takes, usual = EVERYBODY | KINDS[kinds[0]], SuiteCase("")
+    for key, value in own.items():
+        if key not in takes and value != getattr(usual, key):
+            able = " or ".join(f"a {kind}" for kind in KINDS if key in KINDS[kind])
+            raise ConfigError(f"{where}: {key}={value!r} does not apply to a {kinds[0]}, but to {able}; leave it out")
+    given = {key: value for table in (defaults, own, more) for key, value in table.items() if key in takes}
+    given |= {key: {**defaults.get(key, {}), **own.get(key, {}), **more.get(key, {})} for key in TABLES if key in takes}
     if "name" not in given:
-        what = given.get("preset") or given.get("peer") or f"{given.get('workload')} {given.get('size')}"
+        what = given.get("preset") or given.get("peer") or f"{given['workload']} {given.get('size')}"
         given["name"] = f"{what} {given['env']}" if given.get("env") else what
     case = SuiteCase(**given)
-    case.check(f"{where} ({case.name})")
+    check(case, f"{where} ({case.name})")
     return case
-

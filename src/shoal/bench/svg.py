@@ -68,6 +68,16 @@ def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [step * k for k in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten between two powers of ten; what lies between them, or the ends, where there are less than two."""
+    for factors in ((1,), (1, 2, 5), range(1, 10)):
+        found = [factor * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for factor in factors]
+        inside = [tick for tick in found if low <= math.log10(tick) <= high]
+        if len(inside) > 1:
+            return inside
+    return [10.0**low, 10.0**high]
+
+
 def _number(tick: float) -> str:
     return short(tick) if tick else "0"
 
@@ -86,28 +96,33 @@ def _svg(width: float, height: float, parts: Sequence[str], title: str) -> str:
 
 
 def lines(title: str, chart: Sequence[Line], x_name: str, y_name: str, threshold: float | None = None,
-          x_ticks: Sequence[float] = ()) -> str:
-    """A line chart; `threshold` is a red rule across it, `x_ticks` are the numbers below it where round ones will not do."""
+          x_ticks: Sequence[float] = (), x_log: bool = False) -> str:
+    """A line chart; `threshold` is a red rule across it, `x_ticks` are the numbers below it where round ones will not do. `x_log`:
+    the axis is logarithmic, and all x are above 0."""
     chart = [line for line in chart if line.points]  # who has nothing to show is not in the legend either
-    xs = [x for line in chart for x, _ in line.points]
+    scale = math.log10 if x_log else float
+    xs = [scale(x) for line in chart for x, _ in line.points]
     ys = [y for line in chart for _, y in line.points] + ([] if threshold is None else [threshold])
     if not xs:
         return ""
-    x_axis = Axis(min(0.0, *xs), max(xs), LEFT, WIDTH - RIGHT)
+    x_axis = Axis(min(xs) if x_log else min(0.0, *xs), max(xs), LEFT, WIDTH - RIGHT)
+    if x_log:
+        x_ticks = log_ticks(x_axis.low, x_axis.high)
     y_axis = Axis(min(0.0, *ys), max(ys) * 1.05 if max(ys) > 0 else 0.0, HEIGHT - BOTTOM, TOP)
     parts = [_rule(LEFT, y_axis(tick), WIDTH - RIGHT, y_axis(tick)) for tick in y_axis.ticks]
     parts += [_text(LEFT - 6, y_axis(tick) + 4, _number(tick), "end") for tick in y_axis.ticks]
-    parts += [_text(x_axis(tick), HEIGHT - BOTTOM + 16, _number(tick)) for tick in x_ticks or x_axis.ticks]
+    parts += [_text(x_axis(scale(tick)), HEIGHT - BOTTOM + 16, _number(tick)) for tick in x_ticks or x_axis.ticks]
     parts += [_text((LEFT + WIDTH) / 2, HEIGHT - 6, x_name), _text(LEFT, 12, y_name, "start")]
     if threshold is not None:
         parts.append(_rule(LEFT, y_axis(threshold), WIDTH - RIGHT, y_axis(threshold), "var(--bad)", 'stroke-dasharray="3 3"'))
     for line in chart:
-        way = " ".join(f"{x_axis(x):.1f},{y_axis(y):.1f}" for x, y in line.points)
+        way = " ".join(f"{x_axis(scale(x)):.1f},{y_axis(y):.1f}" for x, y in line.points)
         dash = ' stroke-dasharray="6 4"' if line.dashed else ""
         parts.append(f'<polyline points="{way}" fill="none" stroke="{line.colour}" stroke-width="1.8"{dash}>'
                      f"<title>{escape(line.name)}</title></polyline>")
         if line.dots:
-            parts += [f'<circle cx="{x_axis(x):.1f}" cy="{y_axis(y):.1f}" r="3" fill="{line.colour}"/>' for x, y in line.points]
+            parts += [f'<circle cx="{x_axis(scale(x)):.1f}" cy="{y_axis(y):.1f}" r="3" fill="{line.colour}"/>'
+                      for x, y in line.points]
     right = float(WIDTH - RIGHT)
     for name, colour in reversed(list(dict.fromkeys((line.name, line.colour) for line in chart))):
         parts.append(_text(right, 12, name, "end", colour))

@@ -36,7 +36,8 @@ def spread(values: Sequence[float | None]) -> str:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell, so that it reads well without a renderer too."""
+    """Columns as wide as their widest cell, so that it reads well without a renderer too. A bar in a cell would end it."""
+    head, *rows = [[" ".join(cell.split("\n")).replace("|", "\\|") for cell in row] for row in (head, *rows)]
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
 
     def line(cells: Sequence[str]) -> str:

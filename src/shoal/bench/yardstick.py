@@ -65,4 +65,5 @@ def _read(record: dict[str, Any]) -> limits.Limit:
     def cell(one: dict[str, Any]) -> limits.Cell:
         return limits.Cell(**{**one, "layout": limits.Layout(**one["layout"])})
 
-    return limits.Limit(*(cell(record[part]) for part in ("e", "i", "l")), record["passes"], [cell(one) for one in record["grid"]])
+    return limits.Limit(*(cell(record[part]) for part in ("e", "i", "l")), record["passes"], [cell(one) for one in record["grid"]],
+                        record.get("gpu", False))

@@ -32,18 +32,23 @@ class Layout:
     """Where the work is done."""
 
     actors: int
+    """How many; 0 where nobody else acts than the learner itself."""
     envs_per_actor: int
     one_place: bool
     learner_threads: int
     learners: int = 1
+    inline: bool = False
+    """All roles in one thread."""
 
     def __str__(self) -> str:
+        threads = f", learner with {self.learner_threads} threads" if self.learner_threads > 1 else ""
+        if not self.actors:
+            return f"no actors: the learner itself acts in {self.envs_per_actor} environments{threads}"
         if self.learners > 1 and self.one_place:
             return f"{self.learners} processes, each with a learner and {self.actors // self.learners} actor of " \
                    f"{self.envs_per_actor} environments"
-        where = "in the learner's process" if self.one_place else "in processes of their own"
+        where = "in the learner's process" if self.one_place else "in one thread" if self.inline else "in processes of their own"
         learners = f", {self.learners} learners" if self.learners > 1 else ""
-        threads = f", learner with {self.learner_threads} threads" if self.learner_threads > 1 else ""
         return f"{self.actors} actor{'s' * (self.actors > 1)} of {self.envs_per_actor} environments {where}{learners}{threads}"
 
 

@@ -41,7 +41,8 @@ def laid_out(plan: Plan, say: Callable[[str], None]) -> Plan:
         with _ground(plan) as (room, most):
             if experiment.autoscale.start is None:
                 plan = _calibrated(plan, room, say)
-    how = "by --autoscale.start" if experiment.autoscale.start is not None else "by the number of cores"
+    how = "by the number of cores" if _acting(plan) else "as the architecture has it"
+    how = "by --autoscale.start" if experiment.autoscale.start is not None else how
     plan = _following(plan, most, say if open_ else lambda line: None)
     tried = plan.found.tried if plan.found else {}
     return dataclasses.replace(plan, found=Found(_words(plan), "by trying" if tried else how, tried))
@@ -66,10 +67,15 @@ def _ground(plan: Plan) -> Iterator[tuple[int, int]]:
         yield ours if room is None else (room, room)
 
 
+def _acting(plan: Plan) -> int:
+    """How many actors there are; in the device architecture none: the learner is the one who acts."""
+    return 0 if plan.names.architecture == "device" else plan.experiment.actor_count
+
+
 def _words(plan: Plan) -> str:
     experiment, architecture = plan.experiment, plan.experiment.architecture
-    return str(Layout(experiment.actor_count, architecture.envs_per_actor, getattr(architecture, "one_place", False),
-                      experiment.learner_threads, experiment.learners))
+    return str(Layout(_acting(plan), architecture.envs_per_actor, getattr(architecture, "one_place", False),
+                      experiment.learner_threads, experiment.learners, experiment.runtime == "inline"))
 
 
 def _unmoved(plan: Plan) -> str:

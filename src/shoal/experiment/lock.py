@@ -21,8 +21,8 @@ _held: set[int] = set()
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold a run directory; ConfigError where another driver does."""
+def alone(folder: Path, ending: str = "it writes a checkpoint and ends") -> Iterator[None]:
+    """Hold a run directory; ConfigError where another driver does, with what becomes of it when it is stopped."""
     try:
         fd = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError:  # what cannot be written is said by whoever writes there next
@@ -33,8 +33,7 @@ def alone(folder: Path) -> Iterator[None]:
     except BlockingIOError:
         pid = _pid(fd)
         os.close(fd)
-        raise ConfigError(f"{folder} is running (pid {pid}); wait, or stop it with `kill {pid}`: it writes a checkpoint and ends") \
-            from None
+        raise ConfigError(f"{folder} is running (pid {pid}); wait, or stop it with `kill {pid}`: {ending}") from None
     except OSError:  # no locks here
         os.close(fd)
         yield

@@ -52,7 +52,7 @@ class Prepared:
         finally:
             env.close()
 
-    def _hardware(self) -> Hardware:
+    def hardware(self) -> Hardware:
         """Where to compute: small networks over vectors learn faster on a CPU, where their data are."""
         names, experiment = self.plan.names, self.plan.experiment
         can = {f"--algorithm {names.algorithm}": getattr(self.algorithm, "runs_on_gpu", False),
@@ -75,7 +75,7 @@ class Prepared:
                       learner_threads=experiment.learner_threads, max_env_steps=experiment.max_env_steps,
                       max_learner_steps=experiment.max_learner_steps,
                       eval=experiment.eval.plan(experiment.until_return, experiment.offline),
-                      replay=experiment.replay, demos=experiment.demos, offline=experiment.offline, hardware=self._hardware())
+                      replay=experiment.replay, demos=experiment.demos, offline=experiment.offline, hardware=self.hardware())
         program.on_gpu = parts.hardware.on_gpu
         with making_networks():  # to know the size of the weights
             architecture_of(names.architecture).draw(program, parts, experiment.architecture)

@@ -1,4 +1,4 @@
-"""Peers in virtual environments of their own, under .peers/. Each has the same PyTorch as shoal, as its CPU build."""
+"""Peers in virtual environments of their own, under .peers/. Who needs PyTorch has the same one as shoal, as its CPU build."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.bench.bound import bound
 from shoal.bench.machine import ROOT
 from shoal.bench.measure import tail
 
@@ -25,6 +26,8 @@ class Peer:
     package: str
     """The distribution whose version is shown."""
     requirements: tuple[str, ...]
+    beside: tuple[str, ...] = ("torch", "gymnasium", "numpy", "ale-py")
+    """Other distributions that it runs with, whose versions are shown too."""
 
     @property
     def python(self) -> Path:
@@ -39,35 +42,36 @@ PEERS = (
 
 VERSIONS = """
 import importlib.metadata as m
-names = ({package!r}, "torch", "gymnasium", "numpy", "ale-py")
-print(", ".join(name + " " + m.version(name) for name in names))
+print(", ".join(name + " " + m.version(name) for name in {names!r}))
 """
 
 
 def install(peer: Peer, say: Callable[[str], None]) -> tuple[bool, str]:
     """Install what is missing. Returns whether it can be used, and its versions or the reason why not."""
-    found = versions(peer)
+    found, torch = versions(peer), (TORCH,) * ("torch" in peer.beside)
     if found is None:
         say(f"installing {peer.name} into {FOLDER / peer.name}")
-        steps = ([sys.executable, "-m", "venv", str(FOLDER / peer.name)],
-                 [str(peer.python), "-m", "pip", "install", "--quiet", TORCH],
-                 [str(peer.python), "-m", "pip", "install", "--quiet", TORCH, *peer.requirements])
+        pip = [str(peer.python), "-m", "pip", "install", "--quiet"]
+        steps = [[sys.executable, "-m", "venv", str(FOLDER / peer.name)], *([*pip, one] for one in torch),
+                 [*pip, *torch, *peer.requirements]]
         for command in steps:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = _run(command)
             if done.returncode:
-                return False, f"could not be installed: {tail(done.stderr)}"
+                return False, f"could not be installed: {tail(done.stderr) or tail(done.stdout) or f'exit code {done.returncode}'}"
         found = versions(peer)
     if found is None:
         return False, "was installed but cannot tell its version"
-    if "+cpu" not in found:
+    if torch and "+cpu" not in found:
         return True, f"{found} (not the CPU build of torch)"
     return True, found
 
 
 def versions(peer: Peer) -> str | None:
     """`name version, ...` of what is installed; None where something is missing."""
-    if not peer.python.exists():
-        return None
-    done = subprocess.run([str(peer.python), "-c", VERSIONS.format(package=peer.package)], capture_output=True, text=True,
-                          check=False)
+    done = _run([str(peer.python), "-c", VERSIONS.format(names=(peer.package, *peer.beside))])
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """A command that may be missing: then it fails as one that is there would."""
+    return subprocess.run(bound(command), capture_output=True, text=True, check=False)

@@ -1,0 +1,207 @@
+"""A folder of results: whose it is, what is read of a damaged one, and measuring again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from shoal.bench import command, jobs, machine
+from shoal.bench.compare import comparison
+from shoal.bench.ledger import Ledger
+from shoal.bench.suite import parse_suite
+from shoal.cli import main
+from shoal.errors import ConfigError
+from tests.bench.rows import SESSION, ledger, row
+
+CASE = {"preset": "impala", "env": "CartPole-v1", "max_seconds": 1.0, "seeds": [1, 2]}
+SUITE = """
+[defaults]
+preset = "a2c"
+env = "shoal/Catch-v0"
+runtime = "inline"
+seeds = [1]
+max_seconds = 600.0
+overrides = { "eval.enabled" = false, "net.hidden" = [8], "actors" = 1 }
+[[case]]
+name = "one"
+"""
+HOLDER = """
+import signal, sys
+from pathlib import Path
+from shoal.bench.ledger import Ledger
+with Ledger(Path(sys.argv[1])).held():
+    print("held", flush=True)
+    signal.pause()
+"""
+
+
+def suite_of(*names, title="T", **values):
+    return parse_suite("t", {"title": title, "case": [{**CASE, "name": name, **values} for name in names]})
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Which jobs were run; those called bad fail."""
+    found: list[str] = []
+
+    def run(job, children):
+        found.append(f"{job.case.name}{job.seed}")
+        return {"error": "broken" if job.case.name == "bad" else None, "env_steps_per_second": 10.0 + len(found), "load": 0.1}
+
+    monkeypatch.setattr(jobs, "run_job", run)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- whose it is
+def test_two_benches_in_one_folder_are_refused(tmp_path, capsys):
+    """Another process has it; the second is told which, and may begin when the first is dead."""
+    (tmp_path / "s.toml").write_text(SUITE)
+    out = tmp_path / "out"
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(out)], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None and first.stdout.readline() == "held\n"
+        assert main(["bench", str(tmp_path / "s.toml"), "--out", str(out)]) == 2
+        said = capsys.readouterr()
+        first.kill()
+    assert f"is running (pid {first.pid}); wait, or stop it with `kill {first.pid}`: it ends with what it has measured" in said.err
+    assert "checkpoint" not in said.err and not said.out and not (out / "results.jsonl").exists()
+    with Ledger(out).held():
+        pass
+
+
+def test_a_suite_has_its_folder_alone_while_it_runs(tmp_path, monkeypatch):
+    def run(job, children):
+        with pytest.raises(ConfigError, match="is running"), Ledger(tmp_path).held():
+            pass
+        return {"error": None, "env_steps_per_second": 10.0, "load": 0.1}
+
+    monkeypatch.setattr(jobs, "run_job", run)
+    assert command.run_suite(suite_of("a"), Ledger(tmp_path)) == 0
+
+
+def test_a_folder_is_of_one_suite(tmp_path, ran):
+    assert command.run_suite(suite_of("a"), Ledger(tmp_path)) == 0
+    before = (tmp_path / "results.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=r"has the results of T \(full\), not of Other \(full\); give another folder with --out"):
+        command.run_suite(suite_of("b", title="Other"), Ledger(tmp_path))
+    with pytest.raises(ConfigError, match=r"of T \(full\), not of T \(quick\)"):
+        command.run_suite(suite_of("a"), Ledger(tmp_path), variant="quick", again=True)
+    assert (tmp_path / "results.jsonl").read_bytes() == before and ran == ["a1", "a2"]
+    old = ledger(tmp_path / "old", [])  # of before: it does not say which variant
+    old.belongs(SESSION["title"], "quick")
+
+
+def test_rows_say_what_they_were_given(tmp_path, ran):
+    for name, lr in (("a", 1e-3), ("b", 2e-3)):
+        command.run_suite(suite_of("c", overrides={"algorithm.lr": lr}), Ledger(tmp_path / name))
+    (first, _) = Ledger(tmp_path / "a").rows()
+    assert first["settings"] == {"preset": "impala", "env": "CartPole-v1", "max_seconds": 1.0, "overrides.algorithm.lr": 1e-3}
+    assert "- c: overrides.algorithm.lr 0.001 and 0.002" in comparison(Ledger(tmp_path / "a"), Ledger(tmp_path / "b"))
+
+
+def test_the_exit_code_is_of_what_was_asked_for(tmp_path, ran, capsys):
+    suite = suite_of("good", "bad")
+    assert command.run_suite(suite, Ledger(tmp_path)) == 1
+    assert command.run_suite(suite, Ledger(tmp_path), only="good") == 0
+    assert command.run_suite(suite, Ledger(tmp_path), only="bad") == 1
+    assert command.run_suite(suite_of("good", seeds=[7]), Ledger(tmp_path)) == 0 and "T: 1 run\n" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------------------------------- again
+def test_again_measures_again_and_can_be_interrupted(tmp_path, ran, monkeypatch):
+    suite = suite_of("a", "b")
+    command.run_suite(suite, Ledger(tmp_path))
+    Ledger(tmp_path).append("limit", {"workload": "w", "env": "E", "name": "a"})
+    command.run_suite(suite, Ledger(tmp_path), only="a", again=True)
+    assert ran == ["a1", "b1", "a2", "b2", "a1", "a2"] and not Ledger(tmp_path).limits()
+    speeds = {name: [one["env_steps_per_second"] for one in rows] for name, rows in Ledger(tmp_path).groups().items()}
+    assert speeds == {"a": [15.0, 16.0], "b": [12.0, 14.0]}
+    assert (tmp_path / "results.jsonl").read_text().count('"kind":"row"') == 6  # nothing is lost
+
+    def stop(job, children):
+        ran.append("stopped")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(jobs, "run_job", stop)
+        command.run_suite(suite, Ledger(tmp_path), again=True)
+    assert not Ledger(tmp_path).rows()
+    assert command.run_suite(suite, Ledger(tmp_path)) == 0 and ran[7:] == ["a1", "b1", "a2", "b2"]
+
+
+def test_again_is_an_option_and_what_make_uses(tmp_path, ran, capsys):
+    (tmp_path / "s.toml").write_text(SUITE)
+    words = ["bench", str(tmp_path / "s.toml"), "--out", str(tmp_path / "out")]
+    assert main(words) == 0 and main(words) == 0 and ran == ["one1"]
+    assert "--again measures again" in capsys.readouterr().out
+    assert main([*words, "--again"]) == 0 and ran == ["one1", "one1"]
+    makefile = (machine.ROOT / "Makefile").read_text()
+    assert "bench throughput --suite quick --again --out docs/results/throughput-quick" in makefile
+
+
+# ---------------------------------------------------------------------------------------------- damaged
+def test_what_is_torn_is_run_again_and_nothing_is_lost(tmp_path, ran, capsys):
+    suite = suite_of("a")
+    command.run_suite(suite, Ledger(tmp_path))
+    whole = (tmp_path / "results.jsonl").read_bytes().splitlines(keepends=True)
+    damaged = b"".join(whole[:-1]) + b'\xff\xfe{"kind":"row","gr\n\xc3'
+    (tmp_path / "results.jsonl").write_bytes(damaged)
+    assert command.run_suite(suite, Ledger(tmp_path)) == 0 and ran == ["a1", "a2", "a2"]
+    assert "2 lines of" in capsys.readouterr().out and (tmp_path / "results.jsonl").read_bytes().startswith(damaged)
+    assert len(Ledger(tmp_path).rows()) == 2 and "2 lines of" in comparison(Ledger(tmp_path), Ledger(tmp_path))
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "results.jsonl").write_bytes(whole[0][:30])  # killed in its first line
+    assert command.run_suite(suite, Ledger(tmp_path / "new")) == 0
+
+
+def test_a_lost_session_is_no_reason_to_stop(tmp_path, ran):
+    command.run_suite(suite_of("a"), Ledger(tmp_path))
+    rows = (tmp_path / "results.jsonl").read_text().splitlines()[1:]
+    (tmp_path / "results.jsonl").write_text("\n".join(rows) + "\n")
+    assert command.run_suite(suite_of("a"), Ledger(tmp_path)) == 0 and len(ran) == 2
+    assert "not written down" in (tmp_path / "results.md").read_text()
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    ("[1]", r"line 4: \[1\] is no session, limit or row"),
+    ("null", "line 4: null is no session"),
+    ('{"kind":"snapshot","env_steps":3}', "is no session, limit or row"),
+    ('{"kind":["row"]}', "is no session, limit or row"),
+    ('{"kind":"row","x":1}', "is a row without key and group and seed and error"),
+    ('{"kind":"row","key":"k","group":"g","seed":"one","error":null}', "is a row without seed"),
+    ('{"kind":"session","title":"T"}', "is a session without date and commit"),
+    ('{"kind":"limit","workload":5,"env":"E"}', "is a limit without workload"),
+])
+def test_another_programs_line_gets_a_sentence(tmp_path, ran, line, words):
+    command.run_suite(suite_of("a"), Ledger(tmp_path))
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write(line + "\n")
+    before = (tmp_path / "results.jsonl").read_bytes()
+    for attempt in (lambda: command.run_suite(suite_of("a"), Ledger(tmp_path)),
+                    lambda: comparison(Ledger(tmp_path), Ledger(tmp_path))):
+        with pytest.raises(ConfigError, match=words):
+            attempt()
+    assert (tmp_path / "results.jsonl").read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_one_gets_a_sentence(tmp_path, capsys):
+    (tmp_path / "s.toml").write_text(SUITE)
+    (tmp_path / "file").write_text("a file")
+    (tmp_path / "strange").mkdir()
+    (tmp_path / "strange" / "results.jsonl").write_bytes(b"\x7fELF\x02\x01")
+    (tmp_path / "deep" / "results.jsonl").mkdir(parents=True)
+    for out, said in (("file", "it is a file; give another folder with --out"), ("file/below", "Not a directory"),
+                      ("strange", "has no line that `shoal bench` wrote"), ("deep", "cannot be read: Is a directory")):
+        assert main(["bench", str(tmp_path / "s.toml"), "--out", str(tmp_path / out)]) == 2
+        assert said in capsys.readouterr().err, out
+    assert main(["bench", "compare", str(tmp_path / "file"), str(tmp_path / "strange")]) == 2
+    assert (tmp_path / "file").read_text() == "a file"
+
+
+def test_a_value_that_is_no_number_is_no_value(tmp_path):
+    book = ledger(tmp_path, [row("a", s, env_steps_per_second="fast", limit=7, startup_seconds=2.0) for s in range(3)])
+    text = comparison(book, book)
+    assert "start-up s" in text and "env steps/s" not in text
+    assert json.loads((tmp_path / "results.jsonl").read_text().splitlines()[1])["env_steps_per_second"] == "fast"

@@ -1,0 +1,173 @@
+"""What a benchmark starts ends with it, however it ends; and peers that cannot be installed are rows, with the reason."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shoal.bench import gpu_pong, jobs, machine, replay
+from shoal.bench.bound import bound
+from shoal.bench.children import Children
+from shoal.bench.gpu_pong import turn
+from shoal.bench.jobs import run_job
+from shoal.bench.peers import install
+from shoal.bench.suite import Job, SuiteCase
+
+
+def gone(processes: list[psutil.Process], seconds: float = 60.0) -> bool:
+    """Whether all of them have ended in time; nobody may have reaped them."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        left = []
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left += [process] * (process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+        if not left:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def below(pid: int, word: str, many: int = 1, seconds: float = 60.0) -> list[psutil.Process]:
+    """All processes below one, as soon as so many of them have this word in their command."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = []
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                found.append((child, " ".join(child.cmdline())))
+        if sum(word in words for _, words in found) >= many:
+            return [child for child, _ in found]
+        time.sleep(0.02)
+    raise AssertionError(f"no {word}")
+
+
+# ---------------------------------------------------------------------------------------------- ends
+HEARS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # also as a job in the background
+STARTERS = {
+    "children": "from shoal.bench.children import Children; Children().run(WORDS, 600)",
+    "measure": "from shoal.bench.measure import start; start(WORDS, 600)",
+}
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)  # asleep"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("starter", list(STARTERS))
+def test_a_command_ends_with_whoever_started_it(starter, number):
+    code = HEARS + STARTERS[starter].replace("WORDS", repr(SLEEP))
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as parent:
+        children = below(parent.pid, "-c import time")
+        parent.send_signal(number)
+    assert gone(children)
+
+
+def test_a_bound_command_is_the_process_itself_and_says_if_it_is_missing():
+    words = bound([sys.executable, "-c", "import os; print(os.getpid())"])
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None and int(child.stdout.read()) == child.pid
+    done = subprocess.run(bound(["/no/such/command"]), capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr == "/no/such/command cannot be run: No such file or directory\n"
+    orphan = bound([sys.executable, "-c", "print('alive')"])
+    orphan[4] = "1"  # its parent is another one by now
+    assert subprocess.run(orphan, capture_output=True, text=True, check=False).stdout == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_replay_driver_and_its_server_end_with_the_suite(tmp_path, number):
+    (tmp_path / "s.toml").write_text(
+        '[[case]]\nworkload = "small"\nsize = 100\nwho = ["shoal ipc"]\nmax_seconds = 60.0\nseeds = [1]\n')
+    words = [sys.executable, "-m", "shoal.cli", "bench", str(tmp_path / "s.toml"), "--out", str(tmp_path / "out")]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as bench:
+        children = below(bench.pid, "spawn_main", 2)  # a writer, and so the server before it is at work
+        bench.send_signal(number)
+    assert gone(children)
+
+
+# ---------------------------------------------------------------------------------------------- peers
+BUFFER = Job(SuiteCase("c", workload="small", size=1000, who=("cpprb",), max_seconds=0.2), 1, who="cpprb")
+LIBRARY = Job(SuiteCase("c", peer="torchrl", env="CartPole-v1", max_seconds=1.0), 1)
+
+
+@pytest.fixture
+def nothing_installed(monkeypatch):
+    jobs._installed.cache_clear()
+    yield monkeypatch
+    jobs._installed.cache_clear()
+
+
+@pytest.mark.parametrize("job", [BUFFER, LIBRARY], ids=["buffer", "library"])
+def test_a_virtual_environment_that_cannot_be_made_is_a_row(job, nothing_installed):
+    nothing_installed.setattr(install, "FOLDER", Path("/proc/nope"))
+    row = run_job(job, Children())
+    assert row["error"].startswith("could not be installed: ") and "/proc/nope" in row["error"]
+
+
+@pytest.mark.parametrize("job", [BUFFER, LIBRARY], ids=["buffer", "library"])
+def test_the_words_of_pip_are_kept_and_it_is_asked_once(job, nothing_installed):
+    ran: list[list[str]] = []
+
+    def run(command):
+        ran.append(command)
+        failed = "venv" not in command
+        return subprocess.CompletedProcess(command, int(failed), "", "ERROR: no matching distribution" if failed else "")
+
+    nothing_installed.setattr(install, "_run", run)
+    rows = [run_job(job, Children()) for _ in range(3)]
+    assert {row["error"] for row in rows} == {"could not be installed: ERROR: no matching distribution"}
+    assert sum("pip" in command for command in ran) == 1
+
+
+def test_a_buffer_that_needs_no_torch_gets_none(nothing_installed):
+    ran: list[list[str]] = []
+
+    def run(command):
+        ran.append(command)
+        return subprocess.CompletedProcess(command, int("-c" in command and len(ran) == 1), "cpprb 11.0.0, numpy 2.0.0\n", "")
+
+    nothing_installed.setattr(install, "_run", run)
+    cpprb, sb3 = replay.PEERS[:2]
+    assert install.install(cpprb, lambda text: None) == (True, "cpprb 11.0.0, numpy 2.0.0")
+    assert not any(install.TORCH in command for command in ran)
+    assert sb3 in install.PEERS  # one environment for its buffer and its algorithms
+
+
+# ---------------------------------------------------------------------------------------------- where and with what
+def test_outside_a_checkout_nothing_is_said_of_changes(tmp_path, monkeypatch):
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "site-packages").mkdir()
+    monkeypatch.setattr(machine, "ROOT", tmp_path / "site-packages")  # in somebody else's repository
+    about = machine.describe()
+    assert about["commit"] == "unknown" and about["uncommitted_changes"] is None
+
+
+def test_a_case_that_gpu_pong_does_not_know_is_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        gpu_pong.main(["--only", "seed,nonsense"])
+    assert ended.value.code == 2 and "--only has 'nonsense'; there are seed, seed resnet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "rates", "limit"), [
+    ("seed", None, 1000), ("impala", None, 500), ("seed resnet", {"i": 800.0, "l": 800.0}, 400),
+    ("seed resnet", {"i": 8000.0, "l": 8000.0}, 1000)])
+def test_the_yardstick_of_a_turn(name, rates, limit):
+    """e is 1000 and i on the cores too; where there is a GPU it works beside the environments."""
+    class Held:
+        stopped = contextlib.nullcontext
+        rate = staticmethod(lambda seconds: 200.0)
+
+    class Probes:
+        rate = staticmethod(lambda workload, cell, seconds: 1000.0)
+
+    class Gpu:
+        rates = staticmethod(lambda seconds: dict(rates))
+
+    case = next(case for case in gpu_pong.CASES if case.name == name)
+    row = turn(case, Held(), Probes(), Gpu() if rates else None, "", 1.0)
+    assert row["limit"] == limit and row["share"] == round(200 / limit, 3)
