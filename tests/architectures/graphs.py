@@ -85,10 +85,11 @@ class Weights(Watch):
     """A session that keeps the last published weights."""
 
     def end(self, control: Any, reason: str, error: str | None) -> None:
-        wire = control.program.wires["weights"]
+        wires, wire = control.wires(), control.program.wires["weights"]
         self.published = wire.layout.empty()
         self.version = wire.attach("reader", 0, 0).pull(self.published)
         super().end(control, reason, error)  # after it: roles still run, and counters must not be older than the weights
+        self.wires = wires  # in which this pull is not counted
 
     @property
     def hash(self) -> str:
