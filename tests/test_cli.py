@@ -46,6 +46,22 @@ def test_help_answers_at_once():
     assert min(took) < 0.3, took
 
 
+def test_the_front_door_knows_every_runtime_and_every_section():
+    import dataclasses
+
+    from shoal.cli import HELP
+    from shoal.experiment.config import Experiment
+    from shoal.runtime import RUNTIMES
+
+    line = next(line for line in HELP.splitlines() if "--SECTION.FIELD" in line)
+    sections = {field.name for field in dataclasses.fields(Experiment) if dataclasses.is_dataclass(field.default_factory)}
+    assert {*sections, "algorithm", "architecture"} == set(line.split("VALUE")[1].replace(",", "").split())
+    runtimes = next(line for line in HELP.splitlines() if "--runtime" in line).split()[1]
+    assert set(runtimes.split("|")) == set(RUNTIMES)
+    readme = (REPO / "README.md").read_text().partition("The runtimes are")[2].partition("\n\n")[0]
+    assert all(f"`{runtime}`" in readme for runtime in RUNTIMES)
+
+
 def test_nothing_heavy_is_imported_before_it_is_needed():
     program = "import sys, shoal, shoal.cli; shoal.cli.main(['--version']); shoal.ConfigError; " \
               "print({'torch', 'numpy', 'tyro', 'rich', 'gymnasium'} & set(sys.modules))"

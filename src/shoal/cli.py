@@ -27,7 +27,8 @@ shoal: distributed reinforcement learning
   shoal bench compare A B               two results: ratios, and which differences are noise
 
 Options of train (all of them: shoal train PRESET ENV --help)
-  --runtime local|inline     a process for each role, or one thread, bit-exact for a seed    (local)
+  --runtime local|inline|ray a process for each role; one thread, bit-exact for a seed; a Ray cluster   (local)
+  --ray.address HOST:PORT    with --runtime ray: the cluster to join, or auto; without it one is started here
   --actors N|auto            how many actors; auto follows the learner                        (auto)
   --learners N               how many learners share the gradients                            (1)
   --seed S                   everything random derives from it                                (0)
@@ -37,7 +38,7 @@ Options of train (all of them: shoal train PRESET ENV --help)
   --max-seconds S            stop after S seconds
   --demos PATH               learn from recorded episodes too; with --offline from nothing else   (dqn, r2d2)
   --run-dir DIR              where the run is written            (runs/<time>-<preset>-<env>-<seed>)
-  --SECTION.FIELD VALUE      algorithm, architecture, net, envs, eval, checkpoint, faults, console, autoscale
+  --SECTION.FIELD VALUE      algorithm, architecture, net, replay, envs, eval, checkpoint, gpu, faults, autoscale, console, ray
 
 Exit codes: 0 done, 2 something you gave makes no sense, 3 a role kept failing, 130 stopped with Ctrl-C.
 """

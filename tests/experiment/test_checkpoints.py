@@ -11,6 +11,7 @@ import pytest
 from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment import checkpoints as module
 from shoal.experiment.checkpoints import Checkpoints, TensorFiles, read_meta, write_json
+from shoal.experiment.lock import alone
 from shoal.experiment.rundir import RunDir, default_directory, list_runs
 
 STATE = {"params": np.arange(6, dtype=np.float32).reshape(2, 3), "count": np.array(3.0),
@@ -128,6 +129,11 @@ def test_default_directories_do_not_collide(tmp_path, monkeypatch):
 
 def test_a_run_goes_only_where_there_is_room(tmp_path):
     run = RunDir.create(tmp_path / "run", {"preset": "ppo", "env": {"name": "E"}})
+    with pytest.raises(ConfigError, match=r"ended before its first checkpoint.*remove the directory"):
+        RunDir.create(run.path, {})
+    with alone(run.path), pytest.raises(ConfigError, match=r"is running \(pid"):
+        RunDir.create(run.path, {})
+    save(run.checkpoints(), 10)
     with pytest.raises(ConfigError, match=r"already has a run.*shoal resume"):
         RunDir.create(run.path, {})
     (tmp_path / "other").mkdir()

@@ -63,7 +63,7 @@ def _read(screen: int) -> None:
 
 
 class Presses:
-    count = 0
+    count, begun = 0, True
 
     def interrupt(self):
         self.count += 1

@@ -238,6 +238,37 @@ def test_a_run_may_fail_before_it_has_begun(tmp_path, clock):
     assert summary["stopped_by"] == "failure" and "no such tensor" in summary["error"] and session.newest() is None
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_an_interrupted_start_saves_nothing_and_complains_of_nothing(saved, tmp_path, clock):
+    """While roles are still starting, a checkpoint would lack some of them, and be newer than one that has all."""
+    rundir, listener = RunDir.create(tmp_path / "run", {}), Listener()
+    if saved:
+        folder = rundir.checkpoints().begin(1)
+        TensorFiles().save(folder / "learner-0.safetensors", {"params": np.zeros(3)})
+        rundir.checkpoints().commit(folder, {"env_steps": 7})
+    session = RunSession(rundir, LABELS, Goals(), checkpoint_seconds=60, keep=3, sinks=[listener])
+    control = Control(session)
+    control.pages["actor-1"].set("alive", 0)
+    session.begin(control)
+    session.end(control, "interrupt", None)
+    assert not control.pending and session.summary["checkpoint_failed"] is None and not listener.events
+    assert (session.newest() is not None and session.newest().name == "000000000007") == saved
+
+
+def test_what_is_kept_when_a_checkpoint_fails_is_said_as_it_is(tmp_path, clock):
+    session = RunSession(RunDir.create(tmp_path / "run", {}), LABELS, Goals(), checkpoint_seconds=60, keep=3, sinks=[Listener()])
+    control, listener = Control(session), session._sinks[0]
+    control.broken = True
+    session.begin(control)
+    control.settle(0)
+    control.broken = False
+    play(session, control, clock, 10)
+    control.broken = True
+    session.end(control, "seconds", None)
+    said = [event["text"] for event in listener.events if event["kind"] == "checkpoint failed"]
+    assert [text.partition("; ")[2] for text in said] == ["there is none yet", "the previous one stays"]
+
+
 def test_a_checkpoint_that_comes_after_the_end_does_not_take_the_reason_away(tmp_path, clock):
     """A role may answer while the places are being stopped."""
     session, control, _ = start(tmp_path, Goals())

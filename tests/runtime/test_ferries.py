@@ -1,5 +1,7 @@
 """Ferries between the places of a cluster, in one process: who dies when, without having to wait for it."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -173,6 +175,17 @@ def test_a_place_is_given_a_value_when_it_has_used_the_last_one(monkeypatch):
     assert reader.version == 1  # it has not used the first one yet
     assert pull(reader) == (1, 1.0)
     assert pull(reader) == (5, 5.0)  # then it was given the newest
+
+
+def test_a_value_is_as_old_as_its_publication_however_late_it_is_wanted(monkeypatch):
+    monkeypatch.setattr("shoal.runtime.ray.ferries.broadcast.RENEW_SECONDS", 1e9)
+    town = Town(broadcasts)
+    publisher, reader = town.end("publisher", "weights"), town.end("reader", "weights")
+    for value in (1, 2):
+        publish(publisher, value)  # the second one is packed only when the first was used
+    time.sleep(0.1)
+    assert pull(reader) == (1, 1.0)
+    assert pull(reader) == (2, 2.0) and reader.age_seconds >= 0.1
 
 
 def test_the_version_goes_on_when_a_publisher_is_replaced():

@@ -1,5 +1,6 @@
 """Whole experiments on Ray: exactness between nodes, and the command line with a cluster of its own."""
 
+import contextlib
 import json
 import os
 import re
@@ -76,7 +77,7 @@ def test_two_learners_on_two_nodes_make_the_update_of_one_on_the_joined_batch(tm
 
 
 def test_what_a_run_asks_of_a_cluster_is_computed_from_its_graph():
-    from shoal.runtime.ray.cluster import beside, demands
+    from shoal.runtime.ray.resources import beside, demands
 
     program, _ = draw(vtrace.Config(unroll=8), "actor_learner", "CartPole-v1", actors=2, eval=EvalPlan(enabled=True))
     program.on_gpu = True
@@ -102,6 +103,15 @@ def marked(mark):
                     found.append(int(entry.name))
             except OSError:
                 pass
+    return found
+
+
+def names(mark):
+    """The command lines of these processes."""
+    found = []
+    for pid in marked(mark):
+        with contextlib.suppress(OSError):
+            found.append((Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").strip().decode()[:120])
     return found
 
 
@@ -143,7 +153,7 @@ def test_the_command_line_starts_a_cluster_survives_a_kill_stops_with_ctrl_c_and
     assert summary["stopped_by"] == "interrupt" and summary["env_steps"] > 0 and summary["nodes"] == 1
     assert "actor-0: its process was killed; restarted (1 so far)" in output
     assert "raylet" not in output and "ray start" not in output and "Traceback" not in output
-    assert eventually(lambda: not marked(mark), 20), "Ray left processes behind"
+    assert eventually(lambda: not marked(mark), 20), f"left behind: {names(mark)}"
     before = summary["env_steps"]
     more = ["--max-env-steps", str(before + 3000), "--actors", "2", "--console.mode", "none"]
     done = subprocess.run([SHOAL, "resume", str(directory), *more], env=env,
@@ -152,7 +162,7 @@ def test_the_command_line_starts_a_cluster_survives_a_kill_stops_with_ctrl_c_and
     summary = json.loads((directory / "summary.json").read_text())
     assert summary["stopped_by"] == "env_steps" and summary["env_steps"] >= before + 3000 and summary["restarts"] == 1
     assert summary["actors"] == 2 and (directory / "logs" / "actor-1.log").exists()
-    assert eventually(lambda: not marked(mark), 20), "Ray left processes behind"
+    assert eventually(lambda: not marked(mark), 20), f"left behind: {names(mark)}"
 
 
 # ---------------------------------------------------------------------------------------------- --actors auto
@@ -244,7 +254,7 @@ def test_a_start_that_fails_leaves_its_traceback_in_the_run_directory_and_no_pro
     log = (tmp_path / "run" / "logs" / "actor-0.log").read_text()
     assert log.count("ArithmeticError: seven is not prime") >= 3 and log.count("on node") >= 3  # three lives, each with its end
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped_by"] == "failure"
-    assert eventually(lambda: not marked(mark), 20), "Ray left processes behind"
+    assert eventually(lambda: not marked(mark), 20), f"left behind: {names(mark)}"
 
 
 @pytest.mark.slow
@@ -254,7 +264,137 @@ def test_a_cluster_that_cannot_be_started_is_said_and_leaves_no_process(tmp_path
                str(tmp_path / "run"), "--actors", "1"]
     done = subprocess.run(command, env=clean(mark), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 2 and "a local Ray cluster cannot be started" in done.stderr
-    assert eventually(lambda: not marked(mark), 20), "Ray left processes behind"
+    assert eventually(lambda: not marked(mark), 20), f"left behind: {names(mark)}"
+
+
+def started(folder, *arguments, mark=""):
+    """A run with one actor in a process group of its own, which has begun to learn; and its directory."""
+    directory = folder / "run"
+    command = [SHOAL, "train", "impala", "CartPole-v1", "--runtime", "ray", "--actors", "1", "--run-dir", str(directory),
+               "--console.mode", "plain", "--no-tensorboard", "--architecture.batch-slots", "1", "--checkpoint.every-seconds", "2",
+               *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean(mark),
+                               start_new_session=True)
+    assert wait_for(directory / "metrics.jsonl", lambda row: row.get("learner_steps", 0) > 20, process), process.communicate()[0]
+    return process, directory
+
+
+def scratches():
+    return {path.name for path in Path("/tmp").glob("shoal-*") if re.fullmatch(r"shoal-[0-9a-f]{12}", path.name)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["a second Ctrl-C", "kill -9"])
+def test_a_driver_that_is_gone_at_once_leaves_nothing_of_its_cluster(tmp_path, how):
+    mark, before = f"shoal-test-{uuid.uuid4().hex}", scratches()
+    process, _ = started(tmp_path, mark=mark)
+    try:
+        assert len(marked(mark)) > 5 and scratches() > before
+        if how == "kill -9":
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.3)
+            os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(PATIENCE) in (130, -signal.SIGKILL)
+        assert eventually(lambda: not marked(mark), 15), f"left behind: {names(mark)}"
+        assert eventually(lambda: scratches() <= before, 15)
+    finally:
+        process.kill()
+        process.stdout.close()
+
+
+@pytest.mark.slow
+def test_the_end_of_the_cluster_is_that_of_the_run_in_a_sentence(tmp_path):
+    """Its servers are killed under the run: Ray itself would wait for a minute, and end the driver without a summary."""
+    mark = f"shoal-test-{uuid.uuid4().hex}"
+    process, directory = started(tmp_path, mark=mark)
+    try:
+        assert eventually(lambda: list((directory / "checkpoints").glob("0*")), PATIENCE)
+        begun = time.monotonic()
+        for pid in marked(mark):
+            if any(name in (Path("/proc") / str(pid) / "cmdline").read_bytes() for name in (b"gcs_server", b"raylet/raylet")):
+                os.kill(pid, signal.SIGKILL)
+        output, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 3 and time.monotonic() - begun < 45  # Ray's own limit is 60
+        assert "shoal: the run failed: the Ray cluster at " in output
+        assert "Traceback" not in output and "rpc_client" not in output
+        summary = json.loads((directory / "summary.json").read_text())
+        assert summary["stopped_by"] == "failure" and summary["restarts"] == 0 and "is gone" in summary["error"]
+        assert eventually(lambda: not marked(mark), 15), f"left behind: {names(mark)}"
+    finally:
+        process.kill()
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_whole_process_group_ends_the_run_with_its_summary(tmp_path):
+    mark = f"shoal-test-{uuid.uuid4().hex}"
+    process, directory = started(tmp_path, mark=mark)
+    try:
+        os.killpg(process.pid, signal.SIGTERM)
+        output, _ = process.communicate(timeout=50)  # Ray's own limit is 60
+        assert process.returncode == 130, output
+        assert json.loads((directory / "summary.json").read_text())["stopped_by"] == "interrupt"
+        assert "rpc_client" not in output and "Traceback" not in output
+        assert eventually(lambda: not marked(mark), 15), f"left behind: {names(mark)}"
+    finally:
+        process.kill()
+
+
+NOISY = BROKEN.replace("""        if os.getpid() != HERE:
+            raise ArithmeticError("seven is not prime")
+""", "").replace("""        return np.zeros(2, np.float32), 0.0, False, False, {}
+""", """        self.steps = getattr(self, "steps", 0) + 1
+        if os.getpid() != HERE and self.steps == 50:
+            for number in range(20_000):
+                print(f"line {number} " + "x" * 40)
+            print("THE LAST LINE")
+            raise ArithmeticError("seven is not prime")
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+""")
+
+
+@pytest.mark.slow
+def test_a_log_reaches_the_driver_to_its_last_line(tmp_path):
+    (tmp_path / "broken.py").write_text(NOISY)
+    mark = f"shoal-test-{uuid.uuid4().hex}"
+    done = subprocess.run([sys.executable, "broken.py"], cwd=tmp_path, env=clean(mark), capture_output=True, text=True,
+                          timeout=PATIENCE)
+    assert done.returncode != 0 and "seven is not prime" in done.stderr
+    log = (tmp_path / "run" / "logs" / "actor-0.log").read_text()
+    lives = log.split("[shoal] incarnation ")[1:]
+    for life in lives:
+        assert [int(n) for n in re.findall(r"^line (\d+)", life, re.M)] == list(range(20_000))
+        assert "THE LAST LINE" in life and "ArithmeticError: seven is not prime" in life
+    assert len(lives) >= 2
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_and_not_replaced_costs_one_restart_each_and_no_checkpoint(tmp_path):
+    """What lived on it waits for room, longer than a role may take to start; the run goes on, is saved, and is stopped by hand."""
+    from tests.evidence.cluster import Running, cluster, on
+
+    with cluster(2, cpus=2) as made:
+        running = Running(tmp_path, "impala", "CartPole-v1", "--actors", "2", "--architecture.batch-slots", "1",
+                          "--checkpoint.every-seconds", "2", "--faults.start-seconds", "20", *on(made))
+        try:
+            running.further(20)
+            learner = running.where("learner-0")[0]
+            lost = [place for place in ("actor-0", "actor-1", "evaluator-0") if running.where(place)[0] != learner]
+            made.remove_node(next(node for node in made.worker_nodes if node.node_id != learner), allow_graceful=False)
+            running.wait(lambda: {row["role"] for row in running.rows("event") if row["event"] == "waiting"} >= set(lost))
+            before, begun, steps = running.updates(), time.monotonic(), running.rows("snapshot")[-1]["env_steps"]
+            running.wait(lambda: time.monotonic() - begun > 25 and running.updates() > before)
+            running.process.send_signal(signal.SIGINT)
+            result = running.end()
+        finally:
+            running.process.kill()
+    assert result["stopped_by"] == "interrupt" and result["restarts"] == len(lost)
+    assert result["restarts_explained"] == ["its node died; restarted (1 so far)"] * len(lost)
+    summary = json.loads((running.directory / "summary.json").read_text())
+    newest = sorted((running.directory / "checkpoints").glob("0*"))[-1]
+    assert summary["checkpoint_failed"] is None and int(newest.name.strip("+")) > steps
+    assert {path.stem for path in newest.glob("*.safetensors")} >= {"learner-0", "evaluator-0"}
 
 
 @pytest.mark.slow

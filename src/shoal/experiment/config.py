@@ -13,7 +13,7 @@ import ast
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Generic, Literal, TypeVar
 
 from shoal import algorithms, architectures
@@ -29,7 +29,7 @@ from shoal.nets.config import NetConfig
 from shoal.runtime import Faults, RayConfig
 
 __all__ = ["CheckpointConfig", "ConsoleConfig", "EnvsConfig", "EvalConfig", "Experiment", "Found", "Names", "Plan",
-           "default_plan"]
+           "check_ray", "default_plan"]
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -335,6 +335,17 @@ def experiment_type(names: Names) -> Any:
     return Experiment[algorithm_config(names.algorithm), architecture_of(names.architecture).Config]  # type: ignore[misc]
 
 
+def check_ray(experiment: Experiment[Any, Any], before: RayConfig | None = None) -> None:
+    """What is said of a cluster (other than `before`) is meant for a run on one; a run that was on one may go on elsewhere."""
+    before = before or RayConfig()
+    if experiment.runtime == "ray" or experiment.ray == before:
+        return
+    name, value = next((entry.name, value) for entry in fields(before)
+                       if (value := getattr(experiment.ray, entry.name)) != getattr(before, entry.name))
+    raise ConfigError(f"{flag(f'ray.{name}')} {value} is for --runtime ray, and this run is --runtime {experiment.runtime}; give "
+                      "--runtime ray too, or leave it out")
+
+
 def default_plan(names: Names, env: Any, preset: Preset | None, overrides: Mapping[str, Any] | None = None) -> Plan:
     """The defaults, then the preset's values for the environment, then `overrides` (dotted or nested keys)."""
     experiment: Experiment[Any, Any] = Experiment(algorithm_config(names.algorithm)(),
@@ -343,4 +354,6 @@ def default_plan(names: Names, env: Any, preset: Preset | None, overrides: Mappi
         experiment = apply(experiment, {"eval.episodes": 20}, "the default for Atari")
     if preset is not None:
         experiment = apply(experiment, preset.values(env.name), f"preset {preset.name}")
-    return Plan(names, env, apply(experiment, overrides or {}, ""))
+    experiment = apply(experiment, overrides or {}, "")
+    check_ray(experiment)
+    return Plan(names, env, experiment)

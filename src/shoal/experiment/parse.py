@@ -10,7 +10,7 @@ from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
 from shoal.errors import ConfigError
-from shoal.experiment.config import Names, Plan, default_plan, experiment_type, flag
+from shoal.experiment.config import Names, Plan, check_ray, default_plan, experiment_type, flag
 from shoal.experiment.presets import closest, load_preset, preset_names
 from shoal.experiment.references import EnvRef
 from shoal.experiment.values import keys, words
@@ -78,6 +78,7 @@ def parse_train(arguments: Sequence[str]) -> Plan:
     names, env, preset = _what(choice)
     plan = default_plan(names, EnvRef(env), preset)
     experiment = parse_options(experiment_type(names), plan.experiment, choice.rest, "shoal train PRESET ENV")
+    check_ray(experiment)
     return Plan(names, plan.env, experiment)
 
 

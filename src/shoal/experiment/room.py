@@ -1,4 +1,7 @@
-"""Refuses what cannot be started on this machine, before anything is, with a number that can."""
+"""Refuses what cannot be started on this machine, before anything is, with a number that can.
+
+A cluster that is joined has its own room and looks at it by itself; one that is started here has this machine's.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from shoal.experiment.config import Experiment, flag
 from shoal.experiment.prepare import Prepared
 from shoal.experiment.values import apply
 from shoal.runtime import Program
-from shoal.runtime.room import least, needs, shortage
+from shoal.runtime.room import PLACE_BYTES, SPARE_PROCESSES, Need, least, needs, shortage
 
 __all__ = ["SURE", "drawn"]
 
@@ -20,6 +23,8 @@ SURE = 400
 """No larger number of processes is recommended: that there is room for more does not say that they can be started."""
 COUNTS = ("shards", "predictors", "trainers")
 """Of an architecture: each is so many processes."""
+RAY_PLACE_BYTES = 200_000_000
+"""Forked processes share what was imported; one of Ray's has it for itself: 210 MB with a small environment and network."""
 SIZES = ("batch_slots", "buffer_slots", "envs_per_actor")
 """Of an architecture too: they make what there is larger, not more of it."""
 
@@ -29,9 +34,18 @@ def drawn(prepared: Prepared, resumed: int = 0) -> Program:
     experiment = prepared.plan.experiment
     _refuse(prepared, _at_least(experiment))
     program = prepared.program(resumed)
-    if experiment.runtime != "ray":  # it looks at its cluster by itself
-        _refuse(prepared, shortage(needs(program, experiment.runtime)))
+    _refuse(prepared, _short(program, experiment))
     return program
+
+
+def _short(program: Program, experiment: Experiment[Any, Any]) -> str:
+    """What there is not enough of on this machine, if it is the one that the program would run on."""
+    if experiment.runtime != "ray":
+        return shortage(needs(program, experiment.runtime))
+    if experiment.ray.joined:
+        return ""
+    places, nbytes = len(program.places), needs(program, "local").nbytes
+    return shortage(Need(0, places + SPARE_PROCESSES, nbytes + (RAY_PLACE_BYTES - PLACE_BYTES) * places))
 
 
 def _at_least(experiment: Experiment[Any, Any]) -> str:
@@ -90,6 +104,6 @@ def _fits(prepared: Prepared, changes: Mapping[str, Any]) -> bool:
     made = algorithms.make(experiment.algorithm, prepared.spec, experiment.net, seats)
     other = dataclasses.replace(prepared, plan=dataclasses.replace(plan, experiment=experiment), algorithm=made)
     try:
-        return not shortage(needs(other.program(), experiment.runtime))
+        return not _short(other.program(), experiment)
     except ConfigError:  # the architecture wants this number together with another one
         return False

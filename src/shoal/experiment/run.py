@@ -15,14 +15,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
 
 from shoal.coordination.autoscale import Autoscaler, Rule
 from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment.checkpoints import read_meta, saved_slices
-from shoal.experiment.config import Experiment, Names, Plan, default_plan, replayed
+from shoal.experiment.config import Experiment, Names, Plan, check_ray, default_plan, replayed
 from shoal.experiment.layout import laid_out
 from shoal.experiment.lock import alone
 from shoal.experiment.prepare import Prepared, plan_from_json, plan_to_json, prepare
@@ -39,8 +40,11 @@ from shoal.telemetry.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
     from shoal.experiment.evaluation import Evaluation, Policy
+    from shoal.runtime import Program
 
 __all__ = ["Run", "launch", "load", "plan_of", "resume", "resume_plan", "train"]
+
+IMPORT_SECONDS = 0.05  # between two looks whether an import is over
 
 
 @dataclass
@@ -140,7 +144,9 @@ def resume_plan(rundir: RunDir, overrides: Mapping[str, Any], env: Any = None, t
     experiment = _new_goals(rundir, plan.experiment, overrides)
     if "actors" in overrides:  # another number, or found anew: what moved the old one does not hold, perhaps on another cluster
         experiment = replace(experiment, autoscale=replace(experiment.autoscale, start=None, most=None))
-    return replace(plan, experiment=apply(experiment, overrides, ""))
+    experiment = apply(experiment, overrides, "")
+    check_ray(experiment, plan.experiment.ray)
+    return replace(plan, experiment=experiment)
 
 
 def _new_goals(rundir: RunDir, experiment: Experiment[Any, Any], overrides: Mapping[str, Any]) -> Experiment[Any, Any]:
@@ -184,8 +190,6 @@ def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = No
 
 def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float, held: contextlib.ExitStack) -> Run:
     """`held` keeps the run directory to this process until the run is over."""
-    from shoal import runtime
-
     if rundir is None and plan.experiment.run_dir:
         RunDir.check_free(Path(plan.experiment.run_dir))
     if plan.experiment.replay.demo_ratio and plan.experiment.demos is None:
@@ -202,18 +206,41 @@ def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float
         program = drawn(prepared)
         rundir, base = RunDir.create(path, plan_to_json(plan)), Base()
         held.enter_context(alone(path))
+        undo: Callable[[], None] = rundir.remove
     else:
-        resumed, base = int(rundir.config().get("resumed", 0)) + 1, base_of(rundir)
+        before = rundir.config()
+        resumed, base = int(before.get("resumed", 0)) + 1, base_of(rundir)
         program = drawn(prepared, resumed)
         _check_slices(prepared, rundir)
         rundir.begin_again(plan_to_json(plan, resumed))
-    session = _session(prepared, rundir, base, stream, started)
-    if plan.found is not None:
-        session.announce("layout", f"chosen: {plan.found.chosen}, {plan.found.how} (--actors auto)")
+        undo = partial(rundir.save_config, before)
+    session = None
+    try:
+        session = _session(prepared, rundir, base, stream, started)
+        _run(program, session, prepared)
+    except BaseException:
+        if session is None or not session.begun:  # refused (no such cluster, no room in it) or stopped: all is as it was before
+            _take_back(session, undo)
+        raise
+    return Run(rundir.path, session.summary, prepared)
+
+
+def _run(program: Program, session: RunSession, prepared: Prepared) -> None:
+    from shoal import runtime
+
+    experiment, found = prepared.plan.experiment, prepared.plan.found
     here = experiment.learner_threads if experiment.runtime == "inline" else 1  # else somebody else computes
     with interruptible(session), compute_threads(here):
-        runtime.run(program, session, experiment.runtime, rundir.logs, experiment.faults, ray=experiment.ray)
-    return Run(rundir.path, session.summary, prepared)
+        if found is not None:
+            session.announce("layout", f"chosen: {found.chosen}, {found.how} (--actors auto)")
+        runtime.run(program, session, experiment.runtime, session.rundir.logs, experiment.faults, ray=experiment.ray)
+
+
+def _take_back(session: RunSession | None, undo: Callable[[], None]) -> None:
+    if session is not None:
+        session.abandon()
+    with contextlib.suppress(OSError):  # a full disk must not hide why
+        undo()
 
 
 def _check_slices(prepared: Prepared, rundir: RunDir) -> None:
@@ -296,14 +323,15 @@ def compute_threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible(session: RunSession) -> Iterator[None]:
-    """Ctrl-C (or SIGTERM) once: checkpoint, clean stop, summary. Twice: everything is gone at once. A terminal that is closed
-    (SIGHUP) counts once, however often it is told: the kernel and the shell may both tell it; under nohup it is not heard."""
+    """Ctrl-C (or SIGTERM) once: checkpoint, clean stop, summary; at once where the run has not begun. Twice: everything is gone at
+    once. A terminal that is closed (SIGHUP) counts once, however often it is told: the kernel and the shell may both tell it; under
+    nohup it is not heard."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     pressed = False
 
-    def handler(number: int, frame: object) -> None:
+    def handler(number: int, frame: FrameType | None) -> None:
         nonlocal pressed
         if number == signal.SIGHUP:
             let_go_of_the_terminal()
@@ -311,18 +339,37 @@ def interruptible(session: RunSession) -> Iterator[None]:
             if sys.stdout.isatty():
                 os.write(sys.stdout.fileno(), b"\x1b[?25h")  # the live table hides the cursor
             os._exit(130)  # children die with their parent
-        pressed = True
+        first, pressed = not pressed, True
         session.interrupt()
+        if first:
+            before_it_begins(number, frame)
+
+    def before_it_begins(number: int, frame: FrameType | None) -> None:
+        """Nobody looks at the session then, perhaps for long: a cluster may wait for its nodes. Modules in C that are just being
+        imported would lose an exception, so that is waited for."""
+        if not session.begun and importing(frame):
+            signal.setitimer(signal.ITIMER_REAL, IMPORT_SECONDS)
+        elif not session.begun:
+            raise KeyboardInterrupt
 
     heard = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         heard.append(signal.SIGHUP)
     before = {number: signal.signal(number, handler) for number in heard}
+    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, before_it_begins)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def importing(frame: FrameType | None) -> bool:
+    """Whether a module is being imported just there."""
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def let_go_of_the_terminal() -> None:

@@ -18,6 +18,7 @@ from shoal.experiment.parse import parse_options, parse_train, split_positionals
 from shoal.experiment.references import check_trust, modules_of, outside
 from shoal.experiment.run import Run, launch, load, resume_plan
 from shoal.experiment.rundir import RunDir
+from shoal.experiment.values import apply
 from shoal.runtime import RayConfig
 
 __all__ = ["eval_command", "play_command", "resume_command", "train_command"]
@@ -47,26 +48,30 @@ class Resume:
     """Stop after this much time, earlier parts included."""
     runtime: Literal["local", "inline", "ray"] | None = None
     """Where roles live from now on; as before without it."""
-    actors: int | None = None
-    """How many actors from now on, on a machine or a cluster of another size; as before without it."""
+    actors: int | Literal["auto"] | None = None
+    """How many actors from now on, on a machine or a cluster of another size, or auto to find it anew; as before without it."""
     learner_threads: int | None = None
     """Threads that each learner computes with, on a machine with another number of cores; as before without it."""
     ray: RayConfig = dataclasses.field(default_factory=RayConfig)
-    """The cluster of --runtime ray; as before without any."""
+    """The cluster of --runtime ray; each value as before without it, and --ray.address None for one of its own."""
     trust: bool = False
     """Import modules that the run names, also from outside the installed environment."""
     console: ConsoleConfig = dataclasses.field(default_factory=ConsoleConfig)
-    """What is shown while it runs."""
+    """What is shown while it runs; each value as before without it."""
+
+    @classmethod
+    def of(cls, rundir: RunDir) -> Resume:
+        """With the run's own values, so that what is not given stays."""
+        config, where = rundir.config(), str(rundir.config_file)
+        return apply(cls(), {name: config[name] for name in ("ray", "console") if name in config}, where)
 
 
 def resume_command(arguments: list[str]) -> int:
-    rundir, options = _run_and_options(arguments, Resume(), "shoal resume RUN")
+    rundir, options = _run_and_options(arguments, Resume, "shoal resume RUN", Resume.of)
     _say_modules(rundir, options.trust)
     names = ("until_return", "max_env_steps", "max_learner_steps", "max_seconds", "runtime", "actors", "learner_threads")
     overrides: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
-    for name, unchanged in (("console", ConsoleConfig()), ("ray", RayConfig())):
-        if (section := getattr(options, name)) != unchanged:
-            overrides[name] = dataclasses.asdict(section)
+    overrides |= {name: dataclasses.asdict(getattr(options, name)) for name in ("ray", "console")}
     return _go(lambda: launch(resume_plan(rundir, overrides, trust=options.trust), rundir))
 
 
@@ -79,6 +84,9 @@ def _go(start: Any) -> int:
             raise RoleFailed(f"an environment broke its contract: {error}") from None
         raise
     except ShoalError:
+        raise
+    except KeyboardInterrupt:  # once it has begun it ends in peace, with a summary
+        sys.stdout.write("\nstopped by hand before the run began; nothing was written\n")
         raise
     except Exception as error:  # inline, where a role's own exception is raised as it is
         if _while_running(error):
@@ -103,17 +111,21 @@ def _farewell(run: Run, out: IO[str]) -> None:
     shown = [f"{name.replace('_', ' ')} {_number(summary.get(name))}" for name in ("eval_return", "train_return")]
     where = shlex.quote(str(run.directory))
     trusted = " --trust" if outside(modules_of(RunDir(run.directory).config())) else ""
-    if summary.get("checkpoint_failed"):
-        out.write(f"\nthe last checkpoint could not be written ({summary['checkpoint_failed']}); an older one is kept\n")
-    unit, what = ("learner_steps", "updates") if run.prepared.plan.experiment.offline else ("env_steps", "env steps")
     saved = summary["checkpoint_bytes"]
+    if summary.get("checkpoint_failed"):
+        kept = "an older one is kept" if saved["all"] else "there is none"
+        out.write(f"\nthe last checkpoint could not be written ({summary['checkpoint_failed']}); {kept}\n")
+    unit, what = ("learner_steps", "updates") if run.prepared.plan.experiment.offline else ("env_steps", "env steps")
     tables = f", {saved['replay'] / 1e6:,.1f} MB of it replay tables" if saved["replay"] else ""
     out.write(f"\n{stopped} after {summary[unit]:,} {what} in {summary['seconds']:.1f} s "
               f"({_number(summary[f'{unit}_per_second'], 0)}/s): {', '.join(shown)}\n"
-              f"  run     {run.directory}\n"
-              f"  saved   {saved['all'] / 1e6:,.1f} MB in the newest checkpoint{tables}\n"
-              f"  play    shoal play {where}{trusted}\n"
-              f"  resume  shoal resume {where}{trusted} --max-{unit.replace('_', '-')} {_further(summary[unit])}\n")
+              f"  run     {run.directory}\n")
+    if saved["all"]:
+        out.write(f"  saved   {saved['all'] / 1e6:,.1f} MB in the newest checkpoint{tables}\n"
+                  f"  play    shoal play {where}{trusted}\n"
+                  f"  resume  shoal resume {where}{trusted} --max-{unit.replace('_', '-')} {_further(summary[unit])}\n")
+    else:
+        out.write("  saved   nothing: there is no checkpoint to play or resume; remove the run, or keep it for its logs\n")
     out.flush()
 
 
@@ -141,7 +153,7 @@ class Eval:
 
 
 def eval_command(arguments: list[str]) -> int:
-    rundir, options = _run_and_options(arguments, Eval(), "shoal eval RUN")
+    rundir, options = _run_and_options(arguments, Eval, "shoal eval RUN")
     if options.episodes < 1:
         raise ConfigError(f"--episodes {options.episodes} is not possible: give 1 or more")
     _say_modules(rundir, options.trust)
@@ -168,7 +180,7 @@ class Play:
 def play_command(arguments: list[str]) -> int:
     from shoal.experiment.playing import show, write_gif
 
-    rundir, options = _run_and_options(arguments, Play(), "shoal play RUN")
+    rundir, options = _run_and_options(arguments, Play, "shoal play RUN")
     if options.episodes < 1:
         raise ConfigError(f"--episodes {options.episodes} is not possible: give 1 or more")
     if options.video is not None and not options.video.endswith(".gif"):
@@ -182,14 +194,15 @@ def play_command(arguments: list[str]) -> int:
     return 0
 
 
-def _run_and_options(arguments: list[str], default: Any, usage: str) -> tuple[RunDir, Any]:
+def _run_and_options(arguments: list[str], kind: Any, usage: str, of: Any = None) -> tuple[RunDir, Any]:
+    """The run, and the options over the defaults of their kind; `of` gives those that the run itself has."""
     if any(word in ("-h", "--help") for word in arguments):
-        parse_options(type(default), default, ["--help"], usage)
+        parse_options(kind, kind(), ["--help"], usage)
     positionals, rest = split_positionals(arguments, 1)
     if len(positionals) != 1:
         raise ConfigError(f"{usage}: give one run directory; `shoal runs` lists them")
     rundir = RunDir.open(Path(positionals[0]))
-    return rundir, parse_options(type(default), default, rest, usage)
+    return rundir, parse_options(kind, of(rundir) if of else kind(), rest, usage)
 
 
 def _say_modules(rundir: RunDir, trust: bool) -> None:

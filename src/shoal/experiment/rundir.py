@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from typing import Any
 
 from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment.checkpoints import Checkpoints, write_json
+from shoal.experiment.lock import alone
 from shoal.telemetry.sinks import jsonable, read_lines
 
 __all__ = ["RunDir", "default_directory", "list_runs"]
@@ -34,6 +37,8 @@ class RunDir:
     """One run's files."""
 
     path: Path
+    made: tuple[Path, ...] = ()
+    """Of this folder and those above it the ones that were made for this run, innermost first."""
 
     @property
     def config_file(self) -> Path:
@@ -58,8 +63,12 @@ class RunDir:
     def check_free(cls, path: Path) -> None:
         """A new run may go into a folder that does not exist, or an empty one."""
         if (path / "config.json").exists():
-            raise ConfigError(f"--run-dir {path} already has a run; continue it with `shoal resume {path}`, "
-                              "or give another directory")
+            if cls(path).checkpoints().newest() is not None:
+                raise ConfigError(f"--run-dir {path} already has a run; continue it with `shoal resume {path}`, "
+                                  "or give another directory")
+            with alone(path, "it ends"):  # its first checkpoint may be about to come
+                raise ConfigError(f"--run-dir {path} has a run that ended before its first checkpoint, so it cannot be continued; "
+                                  "remove the directory if you do not need its logs, or give another one")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             what = "is not empty" if path.is_dir() else "is a file"
             raise ConfigError(f"--run-dir {path} {what}; give a directory that is empty or does not exist")
@@ -67,15 +76,28 @@ class RunDir:
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> RunDir:
         cls.check_free(path)
-        run = cls(path)
+        run = cls(path, tuple(folder for folder in (path, *path.parents) if not folder.exists()))
         try:
             run.logs.mkdir(parents=True)
             (path / "checkpoints").mkdir()
             run.save_config(config)
         except OSError as error:
+            run.remove()
             raise ConfigError(f"--run-dir {path} cannot be written: {error.strerror or error}; "
                               "give another directory") from None
         return run
+
+    def remove(self) -> None:
+        """Take back a run that never began: its files, and the folders that were made for it. What cannot be removed stays."""
+        for entry in self.path.iterdir() if self.path.is_dir() else ():
+            with contextlib.suppress(OSError):
+                if entry.is_dir():
+                    shutil.rmtree(entry, ignore_errors=True)
+                else:
+                    entry.unlink()
+        for folder in self.made:
+            with contextlib.suppress(OSError):  # it was not made after all, or somebody has put something there
+                folder.rmdir()
 
     @classmethod
     def open(cls, path: Path) -> RunDir:

@@ -84,6 +84,11 @@ class RunSession:
         self._outcome: tuple[str | None, str | None] = (None, None)  # why it ended, and the error; a late checkpoint knows them too
         self._control: Supervisor | None = None
 
+    @property
+    def begun(self) -> bool:
+        """Whether the runtime has said anything yet; one that fails without a word has started no role."""
+        return self._control is not None
+
     # ------------------------------------------------------------------ called by the runtime
     def begin(self, control: Supervisor) -> None:
         self._control = control
@@ -132,7 +137,8 @@ class RunSession:
 
     def end(self, control: Supervisor, reason: str, error: str | None) -> None:
         self._control = control  # where a role could not be made it ends before it has begun
-        if reason != "failure":
+        done = any(control.total(name) for name in ("env_steps", "learner_steps"))
+        if reason != "failure" and (done or control.complete()):  # else roles were still starting: there is nothing to keep
             if self._writing is None:
                 self._save(control)
             control.settle(LAST_CHECKPOINT_SECONDS)
@@ -148,6 +154,11 @@ class RunSession:
     def interrupt(self) -> None:
         """Ctrl-C: stop at the next tick, with a checkpoint and a summary."""
         self._interrupted = True
+
+    def abandon(self) -> None:
+        """The run was refused before it began: nothing is to be reported any more."""
+        for sink in self._sinks:
+            self._try(sink.close)
 
     def announce(self, kind: str, text: str) -> None:
         """What was decided before the run."""
@@ -239,10 +250,11 @@ class RunSession:
         control.checkpoint(self._writing)
 
     def _failed(self, why: str) -> None:
-        """The previous checkpoint is still whole; try again soon."""
+        """The previous checkpoint, if there is one, is still whole; try again soon."""
         self._checkpoint_at = time.monotonic() + min(RETRY_SECONDS, self._checkpoint_seconds)
         self._checkpoint_failed = why
-        self._event({"kind": "checkpoint failed", "text": f"{why}; the previous one stays"})
+        kept = "the previous one stays" if self.checkpoints.newest() is not None else "there is none yet"
+        self._event({"kind": "checkpoint failed", "text": f"{why}; {kept}"})
 
     def _write_summary(self) -> None:
         """At the end and with every checkpoint (before the end, as after a kill -9, it says nothing of a reason)."""

@@ -57,6 +57,9 @@ class Options:
         if self.actors > 10_000 or self.learners > 64:
             raise ConfigError(f"--actors {self.actors} --learners {self.learners} is more than the model has been looked at with; "
                               "give at most 10000 and 64")
+        if self.nodes is not None and self.nodes > self.actors + self.learners:
+            raise ConfigError(f"--nodes {self.nodes} is more machines than there are actors and learners to run on them (--actors "
+                              f"{self.actors} --learners {self.learners}); give --nodes {self.actors + self.learners} or fewer")
 
     def cluster(self, actors: int) -> Cluster:
         """The machines for one row of the table."""
@@ -77,6 +80,8 @@ def plan_command(arguments: list[str]) -> int:
     sys.path.append(os.getcwd())  # for environments of the user's own, as in `shoal train`
     plan = parse_train(rest)
     batch, depth = _shape(plan)
+    if plan.experiment.runtime != "local":
+        say(f"--runtime {plan.experiment.runtime} is not looked at: the parts are measured on the local runtime of this machine")
     lockstep = plan.names.architecture == "synchronous"
     costs = _measured(plan, options, batch, depth, lockstep)
     rows = [simulate(costs, options.cluster(n), n, options.learners, batch, depth, lockstep=lockstep)

@@ -80,7 +80,7 @@ class Instance:
         if wishes and wishes["values"]:
             self.role.set(**wishes["values"])
         self.stats.set("alive", 1)
-        emit({"kind": "ready", "stateful": hasattr(self.role, "state")})
+        emit({"kind": "ready", "stateful": hasattr(self.role, "state"), "shares": bool(getattr(self.role, "shares_state", False))})
 
     def _bind(self, value: Any, incarnation: int, control: Callable[[], Any]) -> Any:
         if isinstance(value, Port):

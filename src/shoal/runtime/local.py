@@ -278,7 +278,7 @@ class LocalSupervisor(PlaceSupervisor[Child]):
                 child.kill()
             self._await_deaths(KILL_SECONDS)
             for identity in list(self._waiting):
-                self._answered(identity, None, Gone("the run is over"))
+                self._answered(identity, None, "the run is over")
         finally:
             self._give_back()
 

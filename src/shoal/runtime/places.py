@@ -79,6 +79,10 @@ class PlaceSupervisor(Supervisor, Generic[L]):
     def _listen(self) -> None:
         """Hear what places say and how they end, for at most TICK_SECONDS."""
 
+    def _can_start(self, child: L, now: float) -> bool:
+        """Whether this is the moment to start a place again that should be."""
+        return True
+
     # ------------------------------------------------------------------ starting
     def _child(self, instance: str) -> L:
         node, index = instance.rsplit("-", 1)
@@ -135,7 +139,7 @@ class PlaceSupervisor(Supervisor, Generic[L]):
         self._listen()
         now = time.monotonic()
         for child in self.children.values():
-            if child.again_at is not None and now >= child.again_at and not self.ending:
+            if child.again_at is not None and now >= child.again_at and not self.ending and self._can_start(child, now):
                 self._start(child)
             elif child.up and not child.hung and (why := self._hangs(child, now)):
                 child.hung = why

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.errors import ConfigError, ProgramError, RoleFailed
+from shoal.runtime.answers import Done, Gone, after
 from shoal.runtime.instance import instance_name
 from shoal.runtime.program import Node, Program
+from shoal.runtime.saving import Saving
 
 __all__ = ["Faults", "Gone", "Session", "Supervisor", "supervised"]
-
-Done = Callable[[Any, str | None], None]  # what to do with a result or an error
 
 
 class Session(Protocol):
@@ -55,10 +55,6 @@ class Faults:
                                   f"second; give --faults.{name.replace('_', '-')} 1 or more (inf: wait for ever)")
 
 
-class Gone(str):
-    """An error that says only that the instance is not there: it died, or is being restarted."""
-
-
 class Supervisor(ABC):
     """The control handle of a running program; what is abstract is what a runtime adds."""
 
@@ -68,6 +64,7 @@ class Supervisor(ABC):
         self.ending = False  # nothing is restarted any more, and nothing fails the run
         self.running: dict[str, tuple[str, int]] = {}  # instance -> (node, replica): those that should be alive
         self.stateful: set[str] = set()
+        self.sharing: dict[str, bool] = {}  # node -> whether its replicas share one state, as they have said
         self._heard: set[str] = set()  # instances that have said that they are ready
         self._members: set[tuple[str, int]] = set()  # those whom the wires count on
         self._stats = {instance_name(n, i): program.stats(n, i) for n, i in program.instances()}
@@ -75,6 +72,7 @@ class Supervisor(ABC):
         self._waiting: dict[int, tuple[str, Done]] = {}  # command id -> (instance, what to do with its answer)
         self._unbalanced: set[str] = set()  # wires whose books were found not to balance
         self._births: dict[str, list[Done]] = {}  # instance -> who waits until it is ready
+        self.absent: dict[str, bool] = {}  # instances that were not there at the last checkpoint, and whether that was said
         self._paused: set[str] = set()  # these two outlive an instance's incarnations
         self._values: dict[str, dict[str, Any]] = {}
         self._identity = itertools.count(1)
@@ -144,29 +142,19 @@ class Supervisor(ABC):
 
     def complete(self) -> bool:
         """Whether everyone who should run has been ready once: from then on a checkpoint holds all there is."""
-        return self.running.keys() <= self._heard
+        return not self.unheard()
+
+    def unheard(self) -> list[str]:
+        """Those who have not been ready once."""
+        return sorted(self.running.keys() - self._heard)
 
     def checkpoint(self, folder: Path) -> None:
         """Every stateful role writes its file into `folder`; then the session is told."""
         folder.mkdir(parents=True, exist_ok=True)
-        failed: list[str] = []
-
-        def written(name: str, then: Done) -> Done:
-            def done(result: Any, error: str | None) -> None:
-                if error:
-                    failed.append(error)
-                    self.event("checkpoint failed", name, error.removeprefix(name).removeprefix(":").strip())
-                then(result, error)
-
-            return done
-
-        names = sorted(self.stateful & self.running.keys())
-        if not names:
+        if names := sorted(self.stateful & self.running.keys()):
+            Saving(self, folder).begin(names)
+        else:
             self.session.saved(folder, False)
-            return
-        done = after(len(names), lambda result, error: self.session.saved(folder, not failed))
-        for name in names:
-            self.command(name, "checkpoint", written(name, done), folder=str(folder))
 
     def pause(self, role: str, done: Done | None = None) -> None:
         """Begin no other step, until `resume`. It holds for a restarted instance too, like `set`."""
@@ -286,6 +274,7 @@ class Supervisor(ABC):
             self._heard.add(instance)
             if message["stateful"]:
                 self.stateful.add(instance)
+            self.sharing[instance.rpartition("-")[0]] = message["shares"]
             for done in self._births.pop(instance, []):
                 done(None, None)
         elif kind == "finish":
@@ -336,24 +325,6 @@ class Supervisor(ABC):
             return [role]
         node = self._node(role)
         return [name for name, (kind, _) in self.running.items() if kind == node.name]
-
-
-def after(count: int, done: Done) -> Done:
-    """Calls `done` when it has been called `count` times, with the errors joined; at once if there is nothing to wait for."""
-    errors: list[str] = []
-    left = count
-
-    def one(result: Any, error: str | None) -> None:
-        nonlocal left
-        left -= 1
-        if error:
-            errors.append(error)
-        if left == 0:
-            done(result, "; ".join(errors) or None)
-
-    if count == 0:
-        done(None, None)
-    return one
 
 
 def supervised(supervisor: Supervisor, session: Session) -> str:

@@ -29,7 +29,8 @@ DERIVED = {
     "bytes_per_env_step": "Bytes that went through streams, broadcasts, calls and groups, counted once where they are handed over, "
                           "per decision; memory that `shared` wires hold is not moved and not counted.",
     "bytes_per_second": "The same, per second.",
-    "cores_busy": "--runtime local: of the cores that a run may use, those in use in the last minute, by whomever, by the kernel.",
+    "cores_busy": "--runtime local, and ray on one machine: of the cores that a run may use, those in use in the last minute, by "
+                  "whomever, by the kernel.",
     "nodes": "--runtime ray: nodes of the cluster that are alive.",
     "object_store_mb": "--runtime ray: what the object stores of all nodes hold, looked at every five seconds.",
     "calls_per_second": "--runtime ray: calls from place to place, each with all that had come together, over the last seconds.",

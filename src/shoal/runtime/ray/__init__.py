@@ -6,7 +6,11 @@
     gloo        the group wire: torch.distributed, formed anew when its members change
     host        the Ray actor that a place is
     supervisor  the driver: starts, hears, restarts, keeps checkpoints
-    cluster     joined or started; resources, placement groups
+    connection  to a cluster: joined or started, and let go of
+    cluster     placement groups, and what is to be known of nodes
+    resources   what a program asks of it, and the words for what is missing
+    pulse       whether it lives
+    guard       ends what one of our own would leave behind
 
 Nothing here is imported before somebody asks for `--runtime ray`, except `config`.
 """
@@ -43,10 +47,11 @@ def connected(config: RayConfig, cpus: float) -> Iterator[Callable[[Program], in
     """One connection for several runs, one after the other. Gives what says how many actors of a program the cluster has room
     for; None: it is one of our own, with `cpus` CPUs, or as many as a run asks for."""
     _import_ray(config)
-    from shoal.runtime.ray import cluster
+    from shoal.runtime.ray import connection
+    from shoal.runtime.ray.resources import beside
 
-    with cluster.connected(config, cpus) as found:
-        yield None if found is None else lambda program: cluster.beside(program, config, found)
+    with connection.connected(config, cpus) as found:
+        yield None if found is None else lambda program: beside(program, config, found)
 
 
 def _import_ray(config: RayConfig) -> None:

@@ -1,128 +1,39 @@
-"""The cluster under a run: joined or started, asked for what the program needs, and given back."""
+"""The cluster under a run: asked for what the program needs, looked at, and given back."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
-import os
-import signal
 import socket
-import sys
-import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from shoal.errors import ConfigError
-from shoal.runtime.program import Place, Program
-from shoal.runtime.ray.config import RayConfig, set_defaults
-from shoal.runtime.ray.host import Host, sweep, tail
+from shoal.runtime.program import Program
+from shoal.runtime.ray import connection
+from shoal.runtime.ray.config import RayConfig
+from shoal.runtime.ray.host import LOG, Host, scratch, sweep, tail
+from shoal.runtime.ray.pulse import Pulse
+from shoal.runtime.ray.resources import GRAIN, Demand, Size, counted, demands, missing, sizes, too_large
 
-__all__ = ["Cluster", "Demand", "beside", "connected", "demands", "reachable"]
+__all__ = ["Cluster"]
+
+T = TypeVar("T")
 
 THREADS = {"live": "life", "deliver": "post", "tell": "post", "listen": "line"}  # of a host: each group of methods has one
 PLACEMENT_SECONDS = 30.0
 RELEASE_SECONDS = 5.0
-CONNECT_SECONDS = 5.0
 TAIL_SECONDS = 5.0
+SWEEP_SECONDS = 10.0
 LOOK_SECONDS = 5.0   # between two looks at the object stores
 STORE_SECONDS = 1.0  # which one may take
-MANY = ("sink", "client")                              # ends of which there are many ...
-FEW = ("source", "server", "publisher", "member")      # ... and few
-
-
-@dataclass(frozen=True)
-class Demand:
-    """What a place needs, and whether those like it are to be spread over the nodes or put together."""
-
-    place: str
-    cpus: float
-    gpus: float
-    spread: bool
-    shard: bool = False  # one of the servers that share a load; else who is spread is one of many
-
-    @property
-    def bundle(self) -> dict[str, float]:
-        return {name: amount for name, amount in (("CPU", self.cpus), ("GPU", self.gpus)) if amount}
-
-
-def demands(program: Program, config: RayConfig, places: Iterable[Place]) -> list[Demand]:
-    """Computed from the graph: who only sends or asks is one of many and is spread, and so are the shards of a server; who takes,
-    serves or publishes is one of few and is packed."""
-    found = []
-    for place in places:
-        nodes = [program.nodes[name] for name in dict.fromkeys(name for name, _ in place.members)]
-        ends = {port.end for node in nodes for port in node.ports.values()}
-        few = bool(ends & set(FEW))
-        shard = ends <= {"server"} and any(node.most > 1 for node in nodes)
-        spread = shard or (bool(ends & set(MANY)) and not few)
-        cpus = config.cpus_per_place + max(node.compute_threads for node in nodes) - 1
-        computes = program.on_gpu and few and ends != {"server"}
-        found.append(Demand(place.name, cpus, config.gpus_per_learner if computes else 0.0, spread, shard))
-    return found
-
-
-def connect(config: RayConfig, cpus: float) -> None:
-    """Join the cluster, or start one here: with so many CPUs, since processes share cores here as on the local runtime."""
-    set_defaults()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True,
-                             "namespace": f"shoal-{uuid.uuid4().hex[:12]}"}
-    address = config.joined
-    try:
-        with silence():
-            if address:
-                knock(address)
-                ray.init(address=address, **quiet)
-                return
-            ray.init(address="local", num_cpus=max(math.ceil(cpus), len(os.sched_getaffinity(0))), include_dashboard=False,
-                     object_store_memory=config.object_store_mb * 1_000_000, **quiet)
-    except (OSError, RuntimeError, ValueError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        where = f"--ray.address {address}" if address else "a local Ray cluster"
-        raise ConfigError(f"{where} cannot be {'joined' if address else 'started'}: {first}; is it running (`ray status`), and "
-                          "is RAY_AUTH_MODE the same on both sides? Without --ray.address a cluster is started on this "
-                          "machine") from None
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():  # Ray takes SIGTERM for itself; it is the run's
-                signal.signal(number, handler)
-
-
-def disconnect() -> None:
-    """And stop the cluster, if it was started here."""
-    if ray.is_initialized():
-        with silence():
-            ray.shutdown()
-
-
-@contextlib.contextmanager
-def connected(config: RayConfig, cpus: float) -> Iterator[float | None]:
-    """One connection for several runs, one after the other. Gives the CPUs of the cluster; None: it is one of our own, which has as
-    many as are asked for."""
-    own = not ray.is_initialized()
-    if own:
-        connect(config, cpus)
-    try:
-        yield None if own and config.joined is None else float(ray.cluster_resources().get("CPU", 0.0))
-    finally:
-        if own:
-            disconnect()
-
-
-def beside(program: Program, config: RayConfig, cpus: float) -> int:
-    """How many of those of whom there are many have room in a cluster beside all others; at least one is asked for."""
-    found = demands(program, config, program.places.values())
-    many = [demand.cpus for demand in found if demand.spread and not demand.shard]
-    rest = sum(demand.cpus for demand in found) - sum(many)
-    return max(1, math.floor((cpus - rest) / max(many, default=config.cpus_per_place)))
+LIST_SECONDS = 0.5   # between two looks at the list of nodes
 
 
 class Cluster:
@@ -136,13 +47,20 @@ class Cluster:
         self._bundles: dict[str, tuple[PlacementGroup, int]] = {}
         self._looked = time.monotonic(), 0.0, 0.0  # when, and the calls and bytes until then
         self._seen: dict[str, float] = {}
+        self._listed: tuple[float, set[str]] = (0.0, set())  # the nodes that Ray takes for alive, and when it was asked
+        self._homes: set[str] = set()  # nodes that places have lived on
+        self.pulse: Pulse | None = None
+        self.address = ""
         wanted = [self.demands[name] for name in names]
         self._own = not ray.is_initialized()
         if self._own:
-            connect(config, sum(demand.cpus for demand in self.demands.values()))  # of all that may ever run
+            connection.connect(config, sum(demand.cpus for demand in self.demands.values()))  # of all that may ever run
         try:
+            connection.remember(scratch(self.session))
+            self.address = ray.util.get_node_ip_address()
             self._check(wanted)
             self._place(wanted)
+            self.pulse = Pulse(ray.get_runtime_context().gcs_address)
         except BaseException:
             self.close()
             raise
@@ -152,30 +70,14 @@ class Cluster:
         """Say at once what is missing, instead of waiting for ever. What another run has just given back comes a moment later."""
         begun = time.monotonic()
         while True:
-            have, free = ray.cluster_resources(), ray.available_resources()
-            if not (words := self._missing(wanted, have, free)):
+            have, free, found = size(ray.cluster_resources()), size(ray.available_resources()), nodes()
+            each = self.config.cpus_per_place
+            lacking = missing(wanted, have, have, len(found), each) or too_large(wanted, [size(one["Resources"]) for one in found])
+            if not (words := lacking or missing(wanted, have, free, len(found), each)):
                 return
-            enough = not self._missing(wanted, have, have)
-            if time.monotonic() - begun >= max(self.config.wait_seconds, RELEASE_SECONDS if enough else 0.0):
-                raise ConfigError(words if enough else self._missing(wanted, have, have))
+            if time.monotonic() - begun >= max(self.config.wait_seconds, 0.0 if lacking else RELEASE_SECONDS):
+                raise ConfigError(words)
             time.sleep(0.2)
-
-    def _missing(self, wanted: list[Demand], have: dict[str, float], free: dict[str, float]) -> str:
-        """What does not fit into `free`, and the way out."""
-        cpus, gpus = sum(demand.cpus for demand in wanted), sum(demand.gpus for demand in wanted)
-        if cpus <= free.get("CPU", 0) and gpus <= free.get("GPU", 0):
-            return ""
-        many = [demand for demand in wanted if demand.spread and not demand.shard]
-        rest = cpus - sum(demand.cpus for demand in many)
-        room = int((free.get("CPU", 0) - rest) / many[0].cpus) if many else 0
-        if gpus > free.get("GPU", 0):
-            way = "use --device cpu, or a lower --ray.gpus-per-learner"
-        else:
-            way = f"use {f'--actors {room}, or ' if room >= 1 else ''}--ray.cpus-per-place below {self.config.cpus_per_place:g}"
-        others = "" if free is have else f", but others use all but {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"
-        size = f"{have.get('CPU', 0):g} CPUs and {have.get('GPU', 0):g} GPUs on {len(nodes())} nodes"
-        return (f"asked for {cpus:g} CPUs and {gpus:g} GPUs, the cluster has {size}{others}; {way} (nodes that are on their way "
-                "are waited for with --ray.wait-seconds)")
 
     def _place(self, wanted: list[Demand]) -> None:
         """Placement groups: those of whom there are many are spread, the shards of a server among themselves, the others packed."""
@@ -188,10 +90,9 @@ class Cluster:
             for number, demand in enumerate(mine):
                 self._bundles[demand.place] = (group, number)
             if not group.wait(PLACEMENT_SECONDS + self.config.wait_seconds):
-                sizes = ", ".join(f"{node['Resources'].get('CPU', 0):g}" for node in nodes())
-                raise ConfigError(f"the cluster has CPUs enough, but not together: no nodes (of {sizes} CPUs) hold "
-                                  f"{len(mine)} places of {max(d.cpus for d in mine):g} CPUs and {max(d.gpus for d in mine):g} "
-                                  "GPUs; use fewer --actors or --learner-threads")
+                there = ", ".join(str(size(node["Resources"])) for node in nodes())
+                raise ConfigError(f"the cluster has CPUs enough, but not together: no nodes (of {there}) hold these places "
+                                  f"at once: {sizes(mine)}; use fewer --actors or --learner-threads")
 
     # ------------------------------------------------------------------ actors
     def start(self, place: str, incarnation: int) -> Any:
@@ -204,16 +105,60 @@ class Cluster:
         return HOST.options(num_cpus=demand.cpus, num_gpus=demand.gpus, scheduling_strategy=strategy, max_restarts=0,
                             max_task_retries=0).remote(self.session, place, incarnation)
 
+    def live_on(self, node: str) -> None:
+        """A place has come to life there."""
+        self._homes.add(node)
+
+    def listed(self, node: str) -> bool:
+        """Whether Ray takes a node for alive: it takes some seconds to know of a death."""
+        when, found = self._listed
+        if time.monotonic() - when > LIST_SECONDS:
+            found = self._ask(lambda: {entry["NodeID"] for entry in nodes()}, found)
+            self._listed = time.monotonic(), found
+        return node in found
+
+    def reachable(self, node: str) -> bool:
+        """Whether a node lives, also where Ray does not know yet: one that is gone takes no connection."""
+        for entry in self._nodes():
+            if entry["NodeID"] == node:
+                where = entry["NodeManagerAddress"], entry["NodeManagerPort"]
+                with contextlib.suppress(OSError), socket.create_connection(where, timeout=1.0):
+                    return True
+        return False
+
+    @property
+    def gone(self) -> bool:
+        """The cluster itself has died."""
+        return self.pulse is not None and self.pulse.gone
+
+    @property
+    def head(self) -> str:
+        return self.pulse.address if self.pulse is not None else ""
+
+    def answers(self) -> bool:
+        """Whether the cluster is there at this moment."""
+        return self.pulse is None or self.pulse.beats()
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        nobody: list[dict[str, Any]] = []
+        return self._ask(nodes, nobody)
+
+    def _ask(self, question: Callable[[], T], otherwise: T) -> T:
+        return question() if self.pulse is None else self.pulse.ask(question, otherwise)
+
     def read_tail(self, node: str, life: str, offset: int) -> bytes:
         """The end of the log of a place that was killed, from its node if that lives."""
-        if not reachable(node):
+        if (scratch(self.session, life) / LOG).exists():
+            return tail(self.session, life, offset)
+        if not self.reachable(node):
             return b""
-        try:
-            there = NodeAffinitySchedulingStrategy(node, soft=False)
-            text: bytes = ray.get(TAIL.options(scheduling_strategy=there).remote(self.session, life, offset), timeout=TAIL_SECONDS)
-        except Exception:  # it is going down as well
-            return b""
-        return text
+
+        def there() -> bytes:
+            task = TAIL.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+            text: bytes = ray.get(task.remote(self.session, life, offset), timeout=TAIL_SECONDS)
+            return text
+
+        return self._ask(there, b"")
 
     def room(self, places: list[str]) -> float:
         """How many of these places, none of which runs, could be started now: those with a bundle of their own, and as many
@@ -221,13 +166,13 @@ class Cluster:
         others = [self.demands[place] for place in places if place not in self._bundles]
         kept = sum(place in self._bundles for place in places)
         cpus = max((demand.cpus for demand in others), default=0.0)
-        fits = math.floor(ray.available_resources().get("CPU", 0.0) / cpus) if cpus else len(others)
+        fits = math.floor((self._ask(free_now, Size(0.0, 0.0)).cpus + GRAIN) / cpus) if cpus else len(others)
         return kept + min(len(others), fits)
 
     def waits_for(self) -> str:
         """For a place that is not placed: what there is."""
-        free = ray.available_resources()
-        return f"the cluster's {len(nodes())} nodes have {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs free"
+        free, found = self._ask(free_now, Size(0.0, 0.0)), self._nodes()
+        return f"the cluster has {free} free on {counted(len(found), 'node')}"
 
     def surroundings(self, calls: float, moved: float) -> dict[str, float]:
         """How many nodes there are, what their object stores hold, and how much goes from place to place: of the calls and bytes so
@@ -236,33 +181,34 @@ class Cluster:
         elapsed = now - before
         if not self._seen or elapsed >= LOOK_SECONDS:
             self._looked = now, calls, moved
-            self._seen = {"nodes": float(len(nodes())), "object_store_mb": store_bytes() / 1e6,
+            self._seen = {"nodes": self._ask(lambda: float(len(nodes())), self._seen.get("nodes", math.nan)),
+                          "object_store_mb": self._ask(store_bytes, math.nan) / 1e6,
                           "calls_per_second": (calls - old_calls) / elapsed,
                           "carried_mb_per_second": (moved - old_moved) / elapsed / 1e6}
         return self._seen
 
     def close(self) -> None:
-        for group in self._groups:
-            with contextlib.suppress(Exception):  # the cluster may be gone
-                remove_placement_group(group)
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            self._ask(self._give_back, None)
         sweep(self.session)
-        if self._own:
-            disconnect()
+        gone = self.gone or not self.answers()
+        if self.pulse is not None:
+            self.pulse.close()
+        if gone:
+            connection.abandon()
+        elif self._own:
+            connection.disconnect()
 
-
-@contextlib.contextmanager
-def silence() -> Iterator[None]:
-    """What Ray's native code says while it connects and disconnects goes past Python's streams."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+    def _give_back(self) -> None:
+        """The bundles; and the folders on the nodes of other machines that places have lived on."""
+        for group in self._groups:
+            with contextlib.suppress(Exception):
+                remove_placement_group(group)
+        far = [one["NodeID"] for one in nodes() if one["NodeID"] in self._homes and one["NodeManagerAddress"] != self.address]
+        swept = [SWEEP.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(self.session)
+                 for node in far]
+        if swept:
+            ray.wait(swept, num_returns=len(swept), timeout=SWEEP_SECONDS)
 
 
 def nodes() -> list[dict[str, Any]]:
@@ -270,21 +216,12 @@ def nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def knock(address: str) -> None:
-    """Raise at once where nobody listens; Ray itself would try for minutes."""
-    host, _, port = address.rpartition("//")[2].rpartition(":")
-    if port.isdigit():
-        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+def size(resources: Mapping[str, float]) -> Size:
+    return Size(resources.get("CPU", 0.0), resources.get("GPU", 0.0))
 
 
-def reachable(node: str) -> bool:
-    """Whether a node lives: Ray takes some seconds to know, but one that is gone takes no connection."""
-    for entry in nodes():
-        if entry["NodeID"] == node:
-            where = entry["NodeManagerAddress"], entry["NodeManagerPort"]
-            with contextlib.suppress(OSError), socket.create_connection(where, timeout=1.0):
-                return True
-    return False
+def free_now() -> Size:
+    return size(ray.available_resources())
 
 
 def store_bytes() -> float:
@@ -303,3 +240,4 @@ for _name, _thread in THREADS.items():
     setattr(Host, _name, ray.method(concurrency_group=_thread)(getattr(Host, _name)))
 HOST = ray.remote(num_cpus=0, concurrency_groups=dict.fromkeys(THREADS.values(), 1))(Host)
 TAIL = ray.remote(num_cpus=0, max_retries=0)(tail)
+SWEEP = ray.remote(num_cpus=0, max_retries=0)(sweep)

@@ -43,5 +43,10 @@ class RayConfig:
             value = getattr(self, name)
             if not least <= value < math.inf:
                 raise ConfigError(f"ray.{name}={value} is not possible: give --ray.{name.replace('_', '-')} {least:g} or more")
+        if self.address is not None and "://" in self.address:
+            raise ConfigError(f"ray.address={self.address!r} is not possible: a run joins a cluster from one of its nodes, not "
+                              "through a client; give --ray.address auto or HOST:PORT there (`ray job submit` starts a command "
+                              "on a node)")
         if self.address is not None and self.address != "auto" and ":" not in self.address:
-            raise ConfigError(f"ray.address={self.address!r} is not possible: give --ray.address auto, or HOST:PORT")
+            raise ConfigError(f"ray.address={self.address!r} is not possible: give --ray.address auto, HOST:PORT, or None for a "
+                              "cluster of its own")

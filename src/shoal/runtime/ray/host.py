@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import cloudpickle
 import numpy as np
@@ -27,10 +27,11 @@ from shoal.runtime.place import Birth, PlaceProcess, report, run_place
 from shoal.runtime.ray.fabric import Fabric
 from shoal.runtime.ray.post import Message, Post
 
-__all__ = ["Host", "sweep", "tail"]
+__all__ = ["LOG", "Host", "scratch", "sweep", "tail"]
 
 LOG = "log"
 LOG_BYTES = 1 << 18       # of it in one report
+LAST_BYTES = 1 << 24      # of it at the end; of more than this its last part
 SWITCH_SECONDS = 0.001    # between the role's thread and the others; Python's own 5 ms would be added to every message
 
 
@@ -117,6 +118,7 @@ class Host:
         self._lock = threading.Lock()
         self._pages: dict[str, np.ndarray] = {}
         self._logged = 0
+        self._reading = threading.Lock()
 
     # ------------------------------------------------------------------ the loop
     def live(self, order: dict[str, Any], program: bytes) -> dict[str, Any]:
@@ -132,9 +134,7 @@ class Host:
         return self._last_words(code)
 
     def _prepare(self, order: dict[str, Any], blob: bytes) -> PlaceProcess:
-        import setproctitle
-
-        setproctitle.setproctitle(order["title"])
+        type(self).__name__ = order["title"]  # after every call Ray names the process by its actor's class
         sys.setswitchinterval(SWITCH_SECONDS)
         os.environ["OMP_NUM_THREADS"] = str(order["threads"])  # for a torch that is imported from now on
         sys.path.extend(path for path in order["paths"] if path not in sys.path)
@@ -183,7 +183,7 @@ class Host:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
                 stream.flush()
-        last = {**self._report(0.0), "code": code}
+        last = {**self._report(0.0, whole=True), "code": code}
         shutil.rmtree(self._folder, ignore_errors=True)
         return last
 
@@ -236,29 +236,40 @@ class Host:
     def listen(self, seconds: float) -> dict[str, Any]:
         return self._report(seconds)
 
-    def _report(self, seconds: float) -> dict[str, Any]:
+    def _report(self, seconds: float, whole: bool = False) -> dict[str, Any]:
         said, files = self._voice.gather(seconds)
         fabric = self._fabric
-        return {"said": said, "files": files, "log": self._read_log(), "node": self._node, "pid": os.getpid(),
+        return {"said": said, "files": files, "log": self._read_log(whole), "node": self._node, "pid": os.getpid(),
                 "address": self._address,
                 "pages": {name: page.copy() for name, page in self._pages.items()},
                 "wires": fabric.numbers() if fabric is not None else {}, "post": (self._post.calls, self._post.bytes)}
 
-    def _read_log(self) -> bytes:
-        with contextlib.suppress(OSError), open(self._folder / LOG, "rb") as file:
-            file.seek(self._logged)
-            text = file.read(LOG_BYTES)
-            self._logged += len(text)
+    def _read_log(self, whole: bool) -> bytes:
+        """What was written since the last time: some of it, or to the end."""
+        with self._reading, contextlib.suppress(OSError), open(self._folder / LOG, "rb") as file:  # its end may be told meanwhile
+            if whole:
+                text = rest(file, self._logged)
+            else:
+                file.seek(self._logged)
+                text = file.read(LOG_BYTES)
+            self._logged = file.tell()
             return text
         return b""
 
 
+def rest(file: BinaryIO, offset: int) -> bytes:
+    """A log from here to its end; of a very long one the last part, with a word on what is left out."""
+    left = os.fstat(file.fileno()).st_size - offset - LAST_BYTES
+    file.seek(offset + max(0, left))
+    note = f"\n[shoal] {left} bytes are left out here\n".encode() if left > 0 else b""
+    return note + file.read()
+
+
 def tail(session: str, life: str, offset: int) -> bytes:
-    """What a place that was killed had written and nobody had read yet; it is a task for its node."""
+    """What a place that was killed had written and nobody had read yet; on its node."""
     text, folder = b"", scratch(session, life)
     with contextlib.suppress(OSError), open(folder / LOG, "rb") as file:
-        file.seek(offset)
-        text = file.read(LOG_BYTES)
+        text = rest(file, offset)
     shutil.rmtree(folder, ignore_errors=True)
     return text
 

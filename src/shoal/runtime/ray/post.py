@@ -94,7 +94,13 @@ class Post:
         payloads = [payload for _, payload in peer.batch if payload is not None]
         headers = [(message, payload is not None) for message, payload in peer.batch]
         self.calls += 1
-        reply = peer.handle.deliver.remote(self._me, self._incarnation, peer.number, headers, *payloads)
+        try:
+            reply = peer.handle.deliver.remote(self._me, self._incarnation, peer.number, headers, *payloads)
+        except Exception as error:  # the cluster is not there at this moment: as if the call had come back with that
+            if not again:
+                print(f"the post to another place waits: {error}", file=sys.stderr)
+            self._back.put((peer, ActorUnavailableError(str(error), None)))
+            return
         reply.future().add_done_callback(partial(self._sent, peer))
 
     def _sent(self, peer: Peer, future: Any) -> None:

@@ -20,12 +20,13 @@ import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayError
 
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, RoleFailed
+from shoal.runtime.cores import CoreUse
 from shoal.runtime.instance import instance_name
 from shoal.runtime.nursery import import_paths
 from shoal.runtime.places import TICK_SECONDS, Life, PlaceSupervisor
 from shoal.runtime.program import Program
-from shoal.runtime.ray.cluster import Cluster, reachable
+from shoal.runtime.ray.cluster import Cluster
 from shoal.runtime.ray.config import RayConfig
 from shoal.runtime.ray.fabric import GroupWord, Word
 from shoal.runtime.supervisor import Faults, Gone, Session
@@ -37,10 +38,13 @@ __all__ = ["RaySupervisor"]
 REPORT_SECONDS = 0.25         # between two reports of a place; longer where there are hundreds
 REPORTS_PER_SECOND = 400.0
 PATIENCE_SECONDS = 15.0       # after which it is said that a place waits for room
+AGAIN_SECONDS = 0.5           # before a place is started again that never came to life
 STOP_SECONDS = 5.0            # what a place may take to end by itself
 LAST_SECONDS = 5.0            # what its last words may take
 STATIC = ("slots", "slot_bytes", "bytes", "epoch", "members")  # of a wire's numbers, those that the driver knows itself
+MOVE_SECONDS = 60.0           # what Ray may take to notice the death of a node
 CRASH = b"Fatal Python error"
+NODE_DIED = "its node has died"  # Ray's own words
 
 
 @dataclass
@@ -53,6 +57,8 @@ class Actor(Life):
     line: Any = None                          # its next report
     pid: int | None = None
     node: str = ""
+    address: str = ""                         # of its machine
+    left: tuple[str, float] = ("", 0.0)       # the node that died under it, and when
     logged: int = 0
     complained: bool = False                  # that it waits for room
     unwritten: str = ""                       # why a file of its checkpoint could not be written
@@ -89,6 +95,7 @@ class RaySupervisor(PlaceSupervisor[Actor]):
             raise
         self._lives: dict[str, int] = {}  # instance -> its incarnation
         self._past: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))  # wires' numbers of places that died
+        self._cores = CoreUse()
         self._posted = np.zeros(2)  # calls and bytes of places that died
         self._audience = {(wire.name, end): self._hearers(wire, end) for wire in program.wires.values() for end in wire.ends}
         self._beat = program.stats(*program.instances()[0]).position("heartbeat")
@@ -138,7 +145,7 @@ class RaySupervisor(PlaceSupervisor[Actor]):
         place = child.place.name
         child.born = child.incarnation
         child.handle = self.cluster.start(place, child.born)
-        child.pid, child.node, child.logged, child.complained, child.unwritten = None, "", 0, False, ""
+        child.pid, child.node, child.left, child.logged, child.complained, child.unwritten = None, "", ("", 0.0), 0, False, ""
         child.messages, child.words, child.peers, child.beats, child.numbers = [], [], {}, {}, {}
         hearers: set[str] = set()
         for node, _ in child.place.members:
@@ -173,18 +180,25 @@ class RaySupervisor(PlaceSupervisor[Actor]):
         return words
 
     def _files(self, births: list[dict[str, Any]]) -> dict[str, Any]:
-        """The files of the newest checkpoint that these instances may begin from: their own, or any of their kind."""
+        """The files of the newest checkpoint that these instances may begin from: their own, or, where replicas share one state,
+        any of their kind."""
         files: dict[str, Any] = {}
         for birth in births:
             kind = sorted(Path(birth["newest"]).glob(f"{birth['node']}-*.safetensors")) if birth["newest"] else []
             own = [path for path in kind if path.stem == instance_name(birth["node"], birth["index"])]
-            for path in own or kind[:1]:
+            for path in own or (kind[:1] if self._share(birth["node"]) else []):
                 files[path.name] = np.fromfile(path, np.uint8)
         return files
 
+    def _share(self, node: str) -> bool:
+        """Whether replicas share one state, as far as it is known before one of them has said so."""
+        role = self.program.nodes[node].role
+        return self.sharing.get(node, bool(getattr(role, "shares_state", not isinstance(role, type))))
+
     def _send(self, instance: str, command: dict[str, Any]) -> None:
         child = self._child(instance)
-        if not child.up or instance not in child.started:
+        unplaced = child.pid is None and command["op"] == "checkpoint"  # it may wait for room for ever, and has nothing to save
+        if not child.up or instance not in child.started or unplaced:
             if command["op"] not in ("reply", "start"):
                 self._answered(command["id"], None, Gone(f"{instance} is not running"))
             return
@@ -207,6 +221,9 @@ class RaySupervisor(PlaceSupervisor[Actor]):
 
     # ------------------------------------------------------------------ hearing
     def _listen(self) -> None:
+        if self.cluster.gone:
+            self._lose_all()
+            return
         self._flush()
         calls = {call: child for child in self.children.values() if child.up for call in (child.line, child.life)}
         if not calls:
@@ -217,23 +234,45 @@ class RaySupervisor(PlaceSupervisor[Actor]):
             back, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
         for call in back:
             child = calls[call]
-            if call == child.line or call == child.life:  # else it was reaped in this very turn
-                self._hear(child, call)
+            if (call == child.line or call == child.life) and not self._hear(child, call):  # else it was reaped in this very turn
+                time.sleep(TICK_SECONDS)
+                break
         self._complain()
 
-    def _hear(self, child: Actor, call: Any) -> None:
+    def _lose_all(self) -> None:
+        """The cluster is not there any more, and nobody on it."""
+        if not self.ending:
+            raise RoleFailed(f"the Ray cluster at {self.cluster.head} is gone, nobody listens there any more; the newest "
+                             "checkpoint is whole: when there is a cluster again, go on with `shoal resume`")
+        for child in self.children.values():
+            child.handle = child.life = child.line = child.pid = None
+            self._bury(child)
+
+    def _hangs(self, child: Actor, now: float) -> str:
+        return super()._hangs(child, now) if child.pid is not None else ""  # else it waits for room, which is said
+
+    def _can_start(self, child: Actor, now: float) -> bool:
+        """Ray moves the bundles of a dead node when it knows of its death: whoever is started there before dies once more."""
+        node, when = child.left
+        return not node or now - when > MOVE_SECONDS or not self.cluster.listed(node)
+
+    def _hear(self, child: Actor, call: Any) -> bool:
+        """What a call has brought; false where that cannot be told: nobody's death is judged while the cluster may have died."""
         try:
             report = ray.get(call)
             if call == child.line:
                 self._heed(child, report)
                 child.line = child.handle.listen.remote(self.period)
-                return
+                return True
             self._hear_out(child)
         except RayError as error:
+            if not self.cluster.answers():
+                return False
             self._died(child, error)
-            return
+            return True
         self._heed(child, report)
         self._ended(child, report["code"] == 0, False, child.summary or f"exit code {report['code']}")
+        return True
 
     def _hear_out(self, child: Actor) -> None:
         """What it said just before its last words."""
@@ -242,7 +281,11 @@ class RaySupervisor(PlaceSupervisor[Actor]):
 
     def _heed(self, child: Actor, report: dict[str, Any]) -> None:
         if child.pid is None:
-            child.pid, child.node = report["pid"], report["node"]
+            child.pid, child.node, child.address = report["pid"], report["node"], report["address"]
+            self.cluster.live_on(child.node)
+            if child.complained:
+                self.event("placed", child.place.name, f"there is room again, after {time.monotonic() - child.started_at:.0f} s")
+            child.started_at = time.monotonic()  # what it may take to start is counted from here
             where = f"on node {child.node} ({report['address']}), process {child.pid}"
             self._append(child, f"[shoal] incarnation {child.born} {where}\n".encode())
         if report["log"]:
@@ -290,6 +333,9 @@ class RaySupervisor(PlaceSupervisor[Actor]):
 
     # ------------------------------------------------------------------ deaths
     def _died(self, child: Actor, error: RayError) -> None:
+        if child.pid is None and isinstance(error, RayActorError) and NODE_DIED in str(error):
+            self._start_elsewhere(child)
+            return
         life = f"{child.place.name}-{child.born}"
         text = self.cluster.read_tail(child.node, life, child.logged) if child.node else b""
         if text:
@@ -299,20 +345,32 @@ class RaySupervisor(PlaceSupervisor[Actor]):
             cause = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
         elif crashed:
             cause = next(line for line in text.decode(errors="replace").splitlines() if CRASH.decode() in line)
-        elif child.node and not reachable(child.node):
-            cause = "its node died"
+        elif NODE_DIED in str(error) or (child.node and not self.cluster.reachable(child.node)):
+            cause, child.left = "its node died", (child.node, time.monotonic())
         else:
             cause = "its process was killed"
         self._ended(child, False, isinstance(error, RayActorError) and not crashed, cause)
 
+    def _start_elsewhere(self, child: Actor) -> None:
+        """A place whose node died before it had come to life there: nothing was lost that could be counted."""
+        self._let_go(child)
+        self._bury(child)
+        if not self.ending and any(instance_name(node, index) in self.running for node, index in child.place.members):
+            child.again_at = time.monotonic() + AGAIN_SECONDS
+            self.event("note", child.place.name, "its node died before it had come to life there; it is started elsewhere")
+
     def _ended(self, child: Actor, well: bool, outside: bool, cause: str) -> None:
+        self._let_go(child)
+        self._restart(child, self._bury(child), well, outside, cause)
+
+    def _let_go(self, child: Actor) -> None:
+        """Of a process that is no more; what it had counted stays."""
         child.kill()
         child.handle = child.life = child.line = child.pid = None
         for name, numbers in child.numbers.items():
             self._bank(self._past[name], numbers)
         self._posted += child.post
         child.numbers, child.post = {}, (0, 0)
-        self._restart(child, self._bury(child), well, outside, cause)
 
     @staticmethod
     def _bank(past: dict[str, float], numbers: dict[str, float]) -> None:
@@ -343,7 +401,16 @@ class RaySupervisor(PlaceSupervisor[Actor]):
 
     def surroundings(self) -> dict[str, float]:
         calls, moved = self._posted + np.sum([child.post for child in self.children.values()], 0)
-        return self.cluster.surroundings(float(calls), float(moved))
+        return {**self.cluster.surroundings(float(calls), float(moved)), **self._cores_busy()}
+
+    def _cores_busy(self) -> dict[str, float]:
+        """As on the local runtime, where all places are on this machine; nobody counts the cores of others."""
+        if not self.total("env_steps") and not self.total("learner_steps"):
+            self._cores = CoreUse()  # how idle the cores are while everybody starts says nothing about the run
+        placed = [child for child in self.children.values() if child.pid is not None]
+        if any(child.address != self.cluster.address for child in placed):
+            return {}
+        return {"cores_busy": self._cores.look([child.pid for child in placed if child.pid is not None], time.monotonic())}
 
     def room(self, role: str) -> float:
         replicas = range(self.program.nodes[role].most)
@@ -357,14 +424,17 @@ class RaySupervisor(PlaceSupervisor[Actor]):
         try:
             for child in self.children.values():
                 child.messages.append({"op": "stop"})
+                if child.pid is None and not self.cluster.gone:
+                    child.kill()  # it never came to life
             deadline = time.monotonic() + STOP_SECONDS
             while any(child.up for child in self.children.values()) and time.monotonic() < deadline:
                 self._listen()
             for identity in list(self._waiting):
-                self._answered(identity, None, Gone("the run is over"))
+                self._answered(identity, None, "the run is over")
         finally:
             for child in self.children.values():
-                child.kill()
+                if not self.cluster.gone:
+                    child.kill()
                 child.handle = None
             self.cluster.close()
             self.program.release()

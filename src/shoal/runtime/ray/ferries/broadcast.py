@@ -124,7 +124,9 @@ class BroadcastFerry:
         if version != self._own or not home.due(version):
             return
         if self._put[0] != version:
-            self._put = (version, time.time_ns(), self._pack(version))
+            words, _ = self.wire.buffer(version % 3)
+            age = time.monotonic_ns() - int(words[STAMP])  # since it was published, perhaps long before somebody wanted it
+            self._put = (version, time.time_ns() - age, self._pack(version))
         home.wants, home.given, home.given_at = False, version, time.monotonic()
         self.ground.send(place, (self.wire.name, "value", version, self._put[1]), self._put[2])
 
@@ -149,11 +151,11 @@ class BroadcastFerry:
                 self._offer(place)
 
     def _number(self, old: int, version: int) -> None:
-        _, source = self.wire.buffer(old % 3)
+        words, source = self.wire.buffer(old % 3)
         flat = np.empty(self.wire.layout.nbytes, np.uint8)
         value = self.wire.layout.views(flat)
         self.wire.layout.copy(value, source)
-        self._write(version, time.monotonic_ns(), value)
+        self._write(version, int(words[STAMP]), value)
         self._own = version
         for place in self._homes:
             self._offer(place)

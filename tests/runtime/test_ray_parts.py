@@ -1,0 +1,222 @@
+"""Parts of the Ray runtime by themselves: the pulse, the guard, the post, logs, and the words where one cannot join."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from shoal.errors import ConfigError
+from shoal.runtime import RayConfig
+from shoal.runtime.ray import pulse
+from tests.runtime.harness import eventually, gone
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def server():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
+
+
+def address(listening):
+    return f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+# ---------------------------------------------------------------------------------------------- the pulse
+def test_a_cluster_is_gone_when_nobody_has_listened_for_some_looks(server, monkeypatch):
+    monkeypatch.setattr(pulse, "LOOK_SECONDS", 0.02)
+    watched = pulse.Pulse(address(server))
+    time.sleep(0.3)
+    assert not watched.gone and watched.beats() and watched.ask(lambda: 7, 0) == 7
+    server.close()
+    assert eventually(lambda: watched.gone, PATIENCE) and not watched.beats()
+    watched.close()
+
+
+def test_one_that_is_closed_looks_no_more(server, monkeypatch):
+    monkeypatch.setattr(pulse, "LOOK_SECONDS", 0.02)
+    before = threading.active_count()
+    watched = pulse.Pulse(address(server))
+    watched.close()
+    assert eventually(lambda: threading.active_count() <= before, PATIENCE) and not watched.gone
+
+
+def test_a_question_that_a_dead_cluster_never_answers_comes_back(server, monkeypatch):
+    monkeypatch.setattr(pulse, "LOOK_SECONDS", 0.02)
+    watched, never = pulse.Pulse(address(server)), threading.Event()
+    threading.Timer(0.2, server.close).start()
+    assert watched.ask(lambda: never.wait(PATIENCE) or 7, -1) == -1
+    assert watched.ask(lambda: 7, -1) == -1  # it is not asked any more
+    never.set()
+
+
+def test_a_question_that_fails_is_answered_with_what_is_known(server):
+    watched = pulse.Pulse(address(server))
+    assert watched.ask(lambda: 1 / 0, 5.0) == 5.0
+    watched.close()
+
+
+# ---------------------------------------------------------------------------------------------- the guard
+DRIVER = """
+import os, subprocess, sys, time
+from pathlib import Path
+from shoal.runtime.ray.guard import Guard
+
+guard, folder = Guard(), Path(sys.argv[1])
+guard.remember(folder)
+sleep = "import time; time.sleep(600)"
+code = f'''
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(subprocess.Popen([sys.executable, "-c", {sleep!r}], start_new_session=True).pid, flush=True)
+time.sleep(600)
+'''
+with guard.marking():  # a server, and what it starts in a session of its own
+    server = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+assert "SHOAL_CLUSTER" not in os.environ
+stranger = subprocess.Popen([sys.executable, "-c", sleep])
+print(server.pid, server.stdout.readline().strip(), stranger.pid, guard._process.pid, flush=True)
+if sys.argv[2] == "close":
+    guard.close()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", "close"])
+def test_what_a_cluster_of_our_own_started_does_not_outlive_its_driver(tmp_path, how):
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    (folder / "log").write_text("words")
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(folder), how], stdout=subprocess.PIPE, text=True)
+    *started, stranger, guard = map(int, driver.stdout.readline().split())
+    try:
+        if how == "kill":
+            assert not any(gone(pid) for pid in started) and folder.exists()
+            driver.kill()
+            driver.wait()
+        assert eventually(lambda: all(gone(pid) for pid in (*started, guard)), PATIENCE), "somebody is left"
+        assert not folder.exists() and not gone(stranger)  # whoever was not started under the mark is not its business
+    finally:
+        driver.kill()
+        os.kill(stranger, signal.SIGKILL)
+        driver.wait()
+        driver.stdout.close()
+
+
+# ---------------------------------------------------------------------------------------------- the post
+class Door:
+    """A handle whose calls fail so many times before they are made."""
+
+    def __init__(self, failures):
+        self.failures, self.made = failures, []
+        self.deliver = self
+
+    def remote(self, sender, incarnation, number, headers, *payloads):
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("the cluster is not there")
+        self.made.append((number, [message for message, _ in headers]))
+        return self
+
+    def future(self):
+        from concurrent.futures import Future
+
+        done = Future()
+        done.set_result(None)
+        return done
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+def test_a_message_whose_call_could_not_be_made_goes_later_and_once(monkeypatch, failures):
+    from shoal.runtime.ray import post
+
+    monkeypatch.setattr(post, "AGAIN_SECONDS", 0.01)
+    door, mine = Door(failures), post.Post("a", 0, lambda message, payload: None)
+    mine.connect("b", door, 0)
+    mine.send("b", ("wire", "first"))
+    mine.send("b", ("wire", "second"))
+    assert eventually(lambda: sum(len(messages) for _, messages in door.made) == 2, PATIENCE), door.made
+    assert [message[1] for _, messages in door.made for message in messages] == ["first", "second"]
+    mine.send("b", ("wire", "third"))
+    assert eventually(lambda: door.made[-1][1] == [("wire", "third")], PATIENCE)
+    assert [number for number, _ in door.made] == sorted({number for number, _ in door.made})
+
+
+# ---------------------------------------------------------------------------------------------- logs
+def hosted(tmp_path, monkeypatch):
+    """A host without Ray, and its log."""
+    from shoal.runtime.ray import host
+
+    monkeypatch.setattr(host.tempfile, "gettempdir", lambda: str(tmp_path))
+    made = host.Host.__new__(host.Host)
+    made._folder, made._logged, made._reading = host.scratch("s", "actor-0-0"), 0, threading.Lock()
+    made._folder.mkdir(parents=True)
+    return host, made, made._folder / host.LOG
+
+
+def test_the_last_words_hold_the_log_to_its_end(tmp_path, monkeypatch):
+    host, made, log = hosted(tmp_path, monkeypatch)
+    text = b"".join(b"line %d\n" % number for number in range(200_000)) + b"ArithmeticError: seven is not prime\n"
+    log.write_bytes(text)
+    first = made._read_log(False)
+    assert len(first) == host.LOG_BYTES and first + made._read_log(True) == text
+    assert made._read_log(False) == b""  # a report that was under way says nothing twice
+
+
+def test_the_tail_of_one_that_was_killed_holds_its_log_to_its_end_and_its_folder_goes(tmp_path, monkeypatch):
+    host, _, log = hosted(tmp_path, monkeypatch)
+    text = b"x" * (3 * host.LOG_BYTES) + b"THE LAST LINE\n"
+    log.write_bytes(text)
+    assert host.tail("s", "actor-0-0", 100) == text[100:]
+    assert not log.parent.exists() and host.tail("s", "actor-0-0", 100) == b""
+
+
+def test_of_a_log_that_is_too_long_its_end_is_kept_and_the_gap_is_named(tmp_path, monkeypatch):
+    host, made, log = hosted(tmp_path, monkeypatch)
+    monkeypatch.setattr(host, "LAST_BYTES", 100)
+    log.write_bytes(b"a" * 1000 + b"b" * 100)
+    assert made._read_log(True) == b"\n[shoal] 1000 bytes are left out here\n" + b"b" * 100
+
+
+# ---------------------------------------------------------------------------------------------- joining
+def refused(monkeypatch, server, error, home, **environment):
+    """What is said where Ray answers with an error."""
+    from shoal.runtime.ray import connection
+
+    def init(**settings):
+        raise error
+
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": str(home), **environment}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(connection.ray, "init", init)
+    with pytest.raises(ConfigError) as failure:
+        connection.connect(RayConfig(address=address(server)), 1.0)
+    assert "\n" not in str(failure.value)
+    return str(failure.value)
+
+
+def test_a_driver_without_a_token_is_told_where_it_belongs(monkeypatch, server, tmp_path):
+    from ray.exceptions import AuthenticationError
+
+    said = refused(monkeypatch, server, AuthenticationError("no token was found"), tmp_path, RAY_AUTH_MODE="token")
+    assert f"--ray.address {address(server)} cannot be joined: no token was found; RAY_AUTH_MODE is token and there is none" in said
+    assert "~/.ray/auth_token" in said and "docs.ray.io" not in said
+
+
+def test_a_driver_with_a_token_that_it_does_not_show_is_told_what_to_type(monkeypatch, server, tmp_path):
+    said = refused(monkeypatch, server, RuntimeError("unauthenticated"), tmp_path)
+    assert "export" not in said and "is RAY_AUTH_MODE the same on both sides?" in said
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("secret")
+    assert "`export RAY_AUTH_MODE=token`" in refused(monkeypatch, server, RuntimeError("unauthenticated"), tmp_path)
+    assert "export" not in refused(monkeypatch, server, RuntimeError("unauthenticated"), tmp_path, RAY_AUTH_MODE="token")
