@@ -89,7 +89,10 @@ class Cluster:
             self._groups.append(group)
             for number, demand in enumerate(mine):
                 self._bundles[demand.place] = (group, number)
-            if not group.wait(PLACEMENT_SECONDS + self.config.wait_seconds):
+            deadline = time.monotonic() + PLACEMENT_SECONDS + self.config.wait_seconds
+            while not group.wait(1):  # s, in which nobody hears Ctrl-C
+                if time.monotonic() < deadline:
+                    continue
                 there = ", ".join(str(size(node["Resources"])) for node in nodes())
                 raise ConfigError(f"the cluster has CPUs enough, but not together: no nodes (of {there}) hold these places "
                                   f"at once: {sizes(mine)}; use fewer --actors or --learner-threads")
