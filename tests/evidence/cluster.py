@@ -123,7 +123,7 @@ def removes(first: str, second: str) -> Line:
     def run(seed: int) -> dict[str, Any]:
         with cluster(2) as made, tempfile.TemporaryDirectory() as folder:
             running = Running(Path(folder), *GOALS["impala"][0], *SAVED, "--until-return", "475", "--max-env-steps", "2000000",
-                              "--eval.every-env-steps", "200000", "--seed", str(seed), *on(made))
+                              "--eval.every-env-steps", "400000", "--seed", str(seed), *on(made))
             try:
                 for victim in (first, second):
                     running.further(150)
