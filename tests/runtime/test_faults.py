@@ -1,5 +1,6 @@
 """Faults, by really doing them: kills, hangs, exceptions."""
 
+import contextlib
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ from shoal.core import any_of
 from shoal.errors import RoleFailed
 from shoal.runtime import Faults, Program
 from shoal.slots import Field, Layout
-from tests.runtime.harness import RUNTIMES, Killer, Watch, drive, gone, kill, up
+from tests.runtime.harness import RUNTIMES, Killer, Watch, drive, kill, up
 
 LAYOUT = Layout({"x": Field((1,), "i8")})
 
@@ -48,11 +49,11 @@ def test_every_role_is_restarted_and_totals_never_run_backwards(tmp_path):
         totals.append(control.total("env_steps"))
         seeds.extend((name, row["incarnation"], row["eval_return"]) for name, row in control.snapshot().items() if row["alive"])
         for child in control.children.values():
-            if child.pid and child.ready and not gone(child.pid):
-                titles.add(" ".join(psutil.Process(child.pid).cmdline()))
+            if child.pid and child.ready:
+                with contextlib.suppress(psutil.Error):  # it was killed a moment ago
+                    titles.add(" ".join(psutil.Process(child.pid).cmdline()))
         killer(control)
 
-    began = time.monotonic()
     watch = drive(program, "local", tmp_path, Watch(killer.done, act))
     assert watch.reason == "until"
     assert totals == sorted(totals) and totals[-1] > 180
@@ -60,7 +61,6 @@ def test_every_role_is_restarted_and_totals_never_run_backwards(tmp_path):
     assert [row["restarts"] for row in watch.final.values()] == [2, 2, 2]
     assert len({seed for _, _, seed in seeds}) == len({(name, life) for name, life, _ in seeds}) == 9
     assert all(re.search(r"killed by SIGKILL; restarted \(\d so far\)", text) for text in watch.texts("restart"))
-    assert time.monotonic() - began < 20
 
 
 class LongBirth(Beater):
