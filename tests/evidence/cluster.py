@@ -129,9 +129,9 @@ def removes(first: str, second: str) -> Line:
                     running.further(150)
                     learner = running.where("learner-0")[0]
                     wanted = [n for n in made.worker_nodes if (n.node_id == learner) == (victim == "learner")]
+                    restarts = running.rows("snapshot")[-1]["restarts"]
                     made.remove_node(wanted[0], allow_graceful=False)
                     add(made)
-                    restarts = running.rows("snapshot")[-1]["restarts"]
                     running.wait(lambda before=restarts: running.rows("snapshot")[-1]["restarts"] > before)
                 result = running.end()
             finally:
