@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.planning.pipeline import SLICE, Node, simulate
+from shoal.planning import cores
+from shoal.planning.cores import SLICE, Cores
+from shoal.planning.pipeline import simulate
 from shoal.planning.terms import Cluster, Cost, Costs
 
 ROOMY = Cluster(64)
@@ -105,25 +107,23 @@ def ends(node, works, arrivals):
 
 def test_shares_are_equal_in_the_long_run_against_a_slow_clock(monkeypatch):
     """Of jobs that take many slices, each gets as much as the others, whenever it came."""
-    import shoal.planning.pipeline as pipeline
-
-    monkeypatch.setattr(pipeline, "SLICE", 0.0002)
-    for cores, speed in itertools.product((1, 2, 3), (1.0, 0.6)):
+    monkeypatch.setattr(cores, "SLICE", 0.0002)
+    for count, speed in itertools.product((1, 2, 3), (1.0, 0.6)):
         works, arrivals = [0.5, 0.2, 0.9, 0.4, 0.4], [0.0, 0.1, 0.15, 0.6, 0.61]
-        assert ends(Node(cores, speed), works, arrivals) == pytest.approx(slow_clock(cores, speed, works, arrivals), abs=4e-3)
+        assert ends(Cores(count, speed), works, arrivals) == pytest.approx(slow_clock(count, speed, works, arrivals), abs=4e-3)
 
 
 def test_short_jobs_are_done_one_after_the_other_and_a_core_is_kept_warm():
     works = [0.001] * 4
-    assert ends(Node(1, 1.0), works, [0.0] * 4) == pytest.approx([0.001, 0.002, 0.003, 0.004])
-    cold = Node(1, 1.0, turn=0.002)
+    assert ends(Cores(1, 1.0), works, [0.0] * 4) == pytest.approx([0.001, 0.002, 0.003, 0.004])
+    cold = Cores(1, 1.0, turn=0.002)
     assert ends(cold, works, [0.0] * 4) == pytest.approx([0.001, 0.004, 0.007, 0.010]) and cold.turns == 3
-    apart = Node(4, 1.0, turn=0.002)
+    apart = Cores(4, 1.0, turn=0.002)
     assert ends(apart, works, [0.0] * 4) == pytest.approx([0.001] * 4) and apart.turns == 0
 
 
 def test_whoever_has_computed_least_comes_first():
-    node = Node(1, 1.0)
+    node = Cores(1, 1.0)
     node.add(0, 1.0)
     node.add(1, 1.0)
     for now in (SLICE, 2 * SLICE, 3 * SLICE):
