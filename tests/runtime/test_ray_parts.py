@@ -68,7 +68,7 @@ def test_a_question_that_fails_is_answered_with_what_is_known(server):
 DRIVER = """
 import os, subprocess, sys, time
 from pathlib import Path
-from shoal.runtime.ray.guard import Guard
+from shoal.runtime.guard import Guard
 
 guard, folder = Guard(), Path(sys.argv[1])
 guard.remember(folder)

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["Guard"]
+__all__ = ["Guard", "marked"]
 
 NAME = "SHOAL_CLUSTER"
 KILL_SECONDS = 10.0

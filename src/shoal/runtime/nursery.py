@@ -14,13 +14,13 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from shoal.errors import ShoalError
 from shoal.runtime.forkserver import MARK
+from shoal.runtime.guard import marked
 from shoal.runtime.program import Program
 from shoal.slots import Local
 
@@ -129,7 +129,7 @@ class Nursery:
     def restart(self) -> None:
         """After its death."""
         self.close()
-        for pid in survivors(self.mark):
+        for pid in marked(f"{MARK}={self.mark}".encode()):  # what environments started, and outlived a fork server that was killed
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         self._start()
@@ -151,14 +151,3 @@ class Nursery:
 
 def import_paths() -> list[str]:
     return list(dict.fromkeys(path or os.getcwd() for path in sys.path))
-
-
-def survivors(mark: str) -> list[int]:
-    """Processes that environments started and that outlived a fork server that was killed."""
-    wanted, found = f"{MARK}={mark}".encode(), []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # gone, or somebody else's
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return found

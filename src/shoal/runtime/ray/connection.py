@@ -20,8 +20,8 @@ from ray._private import worker
 from ray.exceptions import RayError
 
 from shoal.errors import ConfigError
+from shoal.runtime.guard import Guard
 from shoal.runtime.ray.config import RayConfig, set_defaults
-from shoal.runtime.ray.guard import Guard
 from shoal.runtime.ray.pulse import knock
 
 __all__ = ["abandon", "connect", "connected", "disconnect", "remember"]
