@@ -1,4 +1,4 @@
-"""Made-up results for tests of what is made of results."""
+"""Made-up results for tests of what is made of results, and a suite of real ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,18 @@ from shoal.bench.ledger import Ledger
 SESSION = {"suite": "t", "title": "A <title>", "date": "2026-01-01T00:00:00Z", "commit": "0123456789abcdef",
            "uncommitted_changes": False, "machine": {"cores": 2, "cpu": "A CPU", "load": [0.1, 0.1, 0.1]},
            "versions": {"torch": "2.13.0", "ale-py": "not installed"}}
+SUITE = """
+[defaults]
+preset = "a2c"
+env = "shoal/Catch-v0"
+runtime = "inline"
+seeds = [1]
+max_seconds = 600.0
+overrides = { "eval.enabled" = false, "net.hidden" = [8], "actors" = 1 }
+[[case]]
+name = "one"
+"""
+"""A suite with a case that really runs, for longer than any test."""
 
 
 def row(group, seed, **values):

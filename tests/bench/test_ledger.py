@@ -14,20 +14,9 @@ from shoal.bench.ledger import Ledger
 from shoal.bench.suite import parse_suite
 from shoal.cli import main
 from shoal.errors import ConfigError
-from tests.bench.rows import SESSION, ledger, row
+from tests.bench.rows import SESSION, SUITE, ledger, row
 
 CASE = {"preset": "impala", "env": "CartPole-v1", "max_seconds": 1.0, "seeds": [1, 2]}
-SUITE = """
-[defaults]
-preset = "a2c"
-env = "shoal/Catch-v0"
-runtime = "inline"
-seeds = [1]
-max_seconds = 600.0
-overrides = { "eval.enabled" = false, "net.hidden" = [8], "actors" = 1 }
-[[case]]
-name = "one"
-"""
 HOLDER = """
 import signal, sys
 from pathlib import Path

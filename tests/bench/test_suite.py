@@ -32,6 +32,7 @@ from shoal.errors import ConfigError
 from shoal.experiment.parse import parse_options, parse_train
 from shoal.experiment.presets import preset_names
 from shoal.experiment.run import plan_of
+from tests.bench.rows import SUITE
 
 ROOT = Path(__file__).parents[2]
 PARENT_OF_RUN = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'shoal.bench.training', sys.argv[1]])"
@@ -260,19 +261,7 @@ def test_so_many_at_once_and_who_measures_speed_alone(tmp_path, monkeypatch):
 
 def test_whatever_was_started_ends_with_the_suite(tmp_path):
     """SIGTERM to `shoal bench --jobs 2`: two real runs end, and the next command goes on."""
-    (tmp_path / "s.toml").write_text("""
-[defaults]
-preset = "a2c"
-env = "shoal/Catch-v0"
-runtime = "inline"
-seeds = [1]
-max_seconds = 600.0
-overrides = { "eval.enabled" = false, "net.hidden" = [8], "actors" = 1 }
-[[case]]
-name = "one"
-[[case]]
-name = "other"
-""")
+    (tmp_path / "s.toml").write_text(SUITE + '[[case]]\nname = "other"\n')
     words = [sys.executable, "-m", "shoal.cli", "bench", str(tmp_path / "s.toml"), "--jobs", "2", "--out", str(tmp_path / "out")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as bench:
         deadline, children = time.monotonic() + 60, runs_of(bench.pid)
