@@ -88,7 +88,7 @@ def test_an_update_is_that_of_an_ordinary_learner_on_the_same_unroll(name, net):
         role.tape.unroll = lambda batch=batch: batch
         progress = Progress(fraction=role.books.progress.fraction)
         role._update()
-        role._count([0.0] * 4, 0.0)
+        role._count([0.0] * 4, 1, 0.0)
         sums, moments = ordinary.sums(slot), ordinary.moments(slot)
         for minibatch in ordinary.minibatches(slot, sums, progress, rng):
             gradient, metrics = ordinary.gradients(minibatch, "all")
@@ -144,7 +144,7 @@ def test_an_update_that_is_not_finite_changes_nothing():
     for name, tensor in role.learn.state.items():
         torch.testing.assert_close(tensor, before[name])
     role.updates = 10
-    role._count([0.0, 0.0, 0.0, float(role.skipped)], 0.0)
+    role._count([0.0, 0.0, 0.0, float(role.skipped)], 1, 0.0)
     assert "not finite" in role.me.failed and role.me.stats.get("updates_skipped") == 10
 
 
@@ -221,3 +221,14 @@ def test_the_limit_is_measured():
     line = next(measure("shoal/Catch-v0", [8], 4, Hardware(), 0.05))
     assert line["acting_env_steps_per_second"] > line["update_env_steps_per_second"] > 0
     assert dataclasses.asdict(GpuConfig())["graphs"] is True
+
+
+def test_a_budget_is_kept_to_the_update(tmp_path):
+    words = ["--runtime", "inline", "--architecture.envs-per-actor", "64", "--max-env-steps", "20000", "--eval.no-enabled"]
+    assert cli.main(["train", "anakin", "CartPole-v1", *words, "--console.mode", "none", "--run-dir", str(tmp_path / "a")]) == 0
+    assert json.loads((tmp_path / "a" / "summary.json").read_text())["env_steps"] == 20_480
+
+
+def test_there_are_no_actors_to_choose():
+    with pytest.raises(ConfigError, match="--actors 4: this architecture has no actors, its learner acts; leave it out"):
+        prepare(parse_train(["anakin", "CartPole-v1", "--actors", "4"]))

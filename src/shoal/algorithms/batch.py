@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from shoal.algorithms.pinning import to_device
 from shoal.core import Tree
 from shoal.slots import map_tree
 
@@ -143,8 +144,8 @@ def _finals(tree: Tree, tensors: Tree, seats: int, final_rows: int) -> Finals | 
     if not len(t):
         return None
     device = tensors["first"].device
-    rows = torch.from_numpy(tree["final_index"][t, b] + (b // seats) * final_rows).to(device)  # each slot counts from 0
-    t, b = torch.from_numpy(t).to(device), torch.from_numpy(b).to(device)
+    rows = to_device(torch.from_numpy(tree["final_index"][t, b] + (b // seats) * final_rows), device)  # each slot counts from 0
+    t, b = (to_device(torch.from_numpy(index), device) for index in (t, b))
     previous = "prev_action" in tensors
     return Finals(
         t,

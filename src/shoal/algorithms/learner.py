@@ -101,8 +101,9 @@ class Learner:
         self.model.to(hardware)
         if hardware.on_gpu:
             self._tensor = Pinned(hardware.device).tensor if hardware.gpu.pinned else self.model.tensor
+        stay = [moment for normaliser in (self.observations, self.returns) if normaliser is not None for moment in normaliser.seen]
         for name, tensor in self.state.items():
-            if name != "params":
+            if name != "params" and not any(tensor is moment for moment in stay):
                 tensor.data = tensor.data.to(hardware.device)  # the same object: whoever holds it holds the moved one
         self.state["params"] = self.optimiser.params = self.model.params
         self.optimiser.fused = hardware.gpu.fused
@@ -220,11 +221,12 @@ class Snapshot:
 
     def __init__(self, parcel: Parcel, outbox: Outbox) -> None:
         self.parcel, self._outbox = parcel, outbox
-        self._turn = outbox.put(parcel.tree["params"])
+        self._norm = {name: to_host(x) for name, x in parcel.tree["norm"].items()}
+        self._turn = outbox.put(parcel.tree["params"])  # last: it says when all have come
 
     def __call__(self) -> Tree:
         params = self._outbox.get(self._turn)
-        norm = {name: x.cpu().numpy() for name, x in self.parcel.tree["norm"].items()}
+        norm = {name: x.numpy() for name, x in self._norm.items()}
         return {"params": params, "norm": norm, "progress": self.parcel.tree["progress"]}
 
 

@@ -6,6 +6,9 @@
 
 The numbers in use change only in `freeze`, which every learner calls after the last minibatch of a batch, just before
 the weights are published: the policy and the loss always see observations scaled by the same numbers.
+
+The numbers in use lie where the learner computes, the running moments where the sums come from: a learner on a GPU that is fed by
+the host keeps them on the host, and neither waits for the other.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.algorithms.pinning import to_device
 from shoal.ops import running
 
 __all__ = ["Normaliser"]
@@ -34,6 +38,11 @@ class Normaliser:
         state.update({f"{name}.used_mean": self.mean, f"{name}.used_scale": self.scale})
 
     @property
+    def seen(self) -> running.Moments:
+        """What has been seen so far, as opposed to what is in use."""
+        return self._moments
+
+    @property
     def width(self) -> int:
         """Length of what `sums` gives."""
         return 1 + 2 * self.size
@@ -42,7 +51,9 @@ class Normaliser:
         """Count, sum and sum of squares around this normaliser's running mean, over all slots of a batch."""
         count = moments["count"]  # [slots, 1]
         tensors = isinstance(count, torch.Tensor)
-        offset = moments["shift"] - (self._moments.mean if tensors else self._moments.mean.cpu().numpy())
+        if tensors:
+            self._settle(count.device)
+        offset = moments["shift"] - (self._moments.mean if tensors else self._moments.mean.numpy())
         s1 = moments["sum"] + count * offset
         s2 = moments["square"] + 2 * offset * moments["sum"] + count * offset**2
         parts = [count.sum(0), s1.sum(0), s2.sum(0)]
@@ -50,7 +61,7 @@ class Normaliser:
 
     def merge(self, total: np.ndarray | torch.Tensor) -> None:
         """Add the (summed) result of `sums`; in place, because the tensors are the learner's state."""
-        added = running.unpack(torch.as_tensor(total).to(self.mean.device), (self.size,))
+        added = running.unpack(torch.as_tensor(total), (self.size,))
         merged = running.merge_sums(self._moments, added, self._moments.mean)
         for mine, new in zip(self._moments, merged, strict=True):
             mine.copy_(new)
@@ -58,5 +69,12 @@ class Normaliser:
     def freeze(self) -> None:
         """Use the running moments from now on."""
         enough = self._moments.count >= 2  # a GPU is not asked
-        self.mean.copy_(torch.where(enough, self._moments.mean.float(), self.mean))
-        self.scale.copy_(torch.where(enough, torch.rsqrt(running.variance(self._moments) + EPSILON).float(), self.scale))
+        device = self.mean.device
+        for used, new in ((self.mean, self._moments.mean), (self.scale, torch.rsqrt(running.variance(self._moments) + EPSILON))):
+            used.copy_(torch.where(to_device(enough, device), to_device(new.float(), device), used))
+
+    def _settle(self, device: torch.device) -> None:
+        """Keep the running moments there, in the same tensors: they are the learner's state."""
+        for mine in self._moments:
+            if mine.device != device:
+                mine.data = mine.data.to(device)

@@ -17,7 +17,7 @@ import torch
 from shoal.core import Tree
 from shoal.slots import Layout, map_tree
 
-__all__ = ["Direct", "Outbox", "Pinned", "to_host"]
+__all__ = ["Direct", "Outbox", "Pinned", "to_device", "to_host"]
 
 MOST = 16  # buffers that are locked; a stream has three for each size of batch
 LARGE = 1 << 16
@@ -116,6 +116,13 @@ class Direct:
         """Until nothing reads from the slots any more."""
         self._copied.record(self._side)
         self._copied.synchronize()
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A few numbers on their way there. From memory that is not locked the host would wait for all that the GPU has still to do."""
+    if tensor.is_cuda or device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)  # PyTorch keeps that memory until it has been read
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from shoal.algorithms.pinning import to_device
 from shoal.algorithms.training import annealed
 from shoal.core import Progress, Tree
 from shoal.ops import losses
@@ -138,4 +139,4 @@ def shuffled(columns: np.ndarray, parts: int, rng: Any, device: torch.device) ->
     """The columns in `parts` parts, at random; with a generator of the device none of it leaves it."""
     if isinstance(rng, torch.Generator):
         return torch.rand(len(columns), generator=rng, device=device).argsort().tensor_split(parts)
-    return [torch.from_numpy(part).to(device) for part in np.array_split(rng.permutation(columns), parts)]
+    return [to_device(torch.from_numpy(part), device) for part in np.array_split(rng.permutation(columns), parts)]

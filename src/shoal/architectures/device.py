@@ -13,9 +13,10 @@ place of arrays. On a CPU the same code runs without the graph.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from shoal.runtime import Program
 
 __all__ = ["Config", "delivers", "draw"]
 
-runs_on_gpu = True
+runs_on_gpu = worth_a_gpu = True  # whatever the observations are
 
 WARM_UPS = 3  # updates before the graph is captured: libraries set themselves up in the first ones
 
@@ -38,6 +39,8 @@ WARM_UPS = 3  # updates before the graph is captured: libraries set themselves u
 @dataclass(frozen=True)
 class Config:
     """Everything on one device."""
+
+    has_actors: ClassVar[bool] = False  # the learner is the one who acts
 
     envs_per_actor: int = 1024
     """Environments that step together, E."""
@@ -111,14 +114,21 @@ class DeviceLearner:
             await any_of(timeout=0.1)
             return
         began, stats = time.perf_counter(), self.me.stats
+        updates = self._due()
         with stats.phase("learn"):
-            for _ in range(self.updates):
+            for _ in range(updates):
                 self._next()
             numbers = torch.cat([self.tape.ledger, self.skipped.view(1).double()]).tolist()  # waits for the device
-        seconds = (time.perf_counter() - began) / self.updates
-        self._count(numbers, seconds)
+        self._count(numbers, updates, (time.perf_counter() - began) / updates)
         self.books.show(self.metrics)
         self._publish()
+
+    def _due(self) -> int:
+        """Updates before the next look, the last time no more than the budget needs."""
+        if not self.books.budget:
+            return self.updates
+        left = math.ceil((self.books.budget - self.books.totals[0]) / self.tape.decisions)
+        return min(self.updates, int(left))
 
     def _next(self) -> None:
         """One update: as a graph where there is one, kernel by kernel before that."""
@@ -161,7 +171,7 @@ class DeviceLearner:
         learn.absorb(moments)
         self.steps_per_update = steps
 
-    def _count(self, numbers: list[float], seconds: float) -> None:
+    def _count(self, numbers: list[float], updates: int, seconds: float) -> None:
         """Book what the last updates did."""
         stats, tape = self.me.stats, self.tape
         episodes, returns, lengths, skipped = numbers
@@ -170,7 +180,7 @@ class DeviceLearner:
             stats.add(name, value)
         tape.ledger.zero_()
         self.skipped.zero_()
-        decisions, steps = self.updates * tape.decisions, self.updates * self.steps_per_update
+        decisions, steps = updates * tape.decisions, updates * self.steps_per_update
         for name in ("env_steps", "env_frames", "samples_consumed"):
             stats.add(name, decisions)
         stats.add("learner_steps", steps)

@@ -173,10 +173,17 @@ class Experiment(Generic[A, R]):
     """Write TensorBoard files into the run directory."""
 
     @property
+    def has_actors(self) -> bool:
+        """Whether somebody else than the learner acts."""
+        return bool(getattr(self.architecture, "has_actors", True))
+
+    @property
     def actor_count(self) -> int:
         """The number behind `auto`: a core is left for the learner, but two actors overlap better than one."""
         if self.actors != "auto":
             return self.actors
+        if not self.has_actors:
+            return 1
         return self.autoscale.start or max(2, len(os.sched_getaffinity(0)) - 1)
 
     @property
@@ -191,6 +198,9 @@ class Experiment(Generic[A, R]):
             section.validate()
         if self.actors != "auto":
             _at_least("actors", self.actors, 1, " (or auto)")
+            if self.actors > 1 and not self.has_actors:
+                raise ConfigError(f"--actors {self.actors}: this architecture has no actors, its learner acts; leave it out, and "
+                                  "raise --architecture.envs-per-actor")
             if self.autoscale.start not in (None, self.actors) or (self.autoscale.most and not self.moving):
                 raise ConfigError(f"actors={self.actors} is a number, so nothing moves it, but autoscale.start is "
                                   f"{self.autoscale.start} and autoscale.most is {self.autoscale.most}; give --actors auto, or "

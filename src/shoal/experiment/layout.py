@@ -68,8 +68,8 @@ def _ground(plan: Plan) -> Iterator[tuple[int, int]]:
 
 
 def _acting(plan: Plan) -> int:
-    """How many actors there are; in the device architecture none: the learner is the one who acts."""
-    return 0 if plan.names.architecture == "device" else plan.experiment.actor_count
+    """How many actors there are."""
+    return plan.experiment.actor_count if plan.experiment.has_actors else 0
 
 
 def _words(plan: Plan) -> str:

@@ -61,7 +61,8 @@ class Prepared:
         if experiment.device == "cuda" and cannot:
             raise ConfigError(f"--device cuda with {cannot[0]} does not fit: it computes on the CPU only; use --device auto or cpu")
         images = any(len(shape) == 3 for _, (shape, _) in leaves(leaf_tree(self.spec.observation_space)))
-        return choose(experiment.device, experiment.gpu, worth=not cannot and (images or names.architecture == "device"))
+        always = getattr(architecture_of(names.architecture), "worth_a_gpu", False)
+        return choose(experiment.device, experiment.gpu, worth=not cannot and (images or always))
 
     def program(self, resumed: int = 0) -> Program:
         """Draw the graph."""
