@@ -8,6 +8,7 @@ import sys
 
 from tests.evidence import (
     actor_critics,
+    atari,
     autoscale,
     bench,
     central,
@@ -29,7 +30,7 @@ from tests.evidence.lines import JOBS, Line
 
 LINES: list[Line] = [*learning.LINES, *mechanisms.LINES, *actor_critics.LINES, *layouts.LINES,
                      *staleness.LINES, *sleepers.LINES, *central.LINES, *faults.LINES, *chaos.LINES, *replay.LINES, *values.LINES,
-                     *demos.LINES, *gorila.LINES, *bench.LINES, *autoscale.LINES, *scaling.LINES, *cluster.LINES]
+                     *demos.LINES, *gorila.LINES, *bench.LINES, *atari.LINES, *autoscale.LINES, *scaling.LINES, *cluster.LINES]
 
 
 def main() -> int:

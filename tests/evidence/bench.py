@@ -66,7 +66,33 @@ def scaling(ledger: Ledger, seconds: float) -> dict[str, Any]:
     return {"met": counts == {1, 2, 4, 8} and drawn > 0, "env_steps_per_second": groups}
 
 
+def peers(ledger: Ledger, seconds: float) -> dict[str, Any]:
+    """Everybody was measured, and those who are not shoal fill the columns that they can tell."""
+    told = ("env_steps_per_second", "cpu_seconds_per_million", "peak_memory_mb", "startup_seconds")
+    rows = [row for row in ledger.rows() if row["peer"]]
+    gaps = [f"{row['group']}, seed {row['seed']}: no {name}" for row in rows for name in told if row.get(name) is None]
+    names = sorted({row["peer"] for row in rows})
+    return {"met": not failed(ledger.rows()) and not gaps and len(names) == 5, "peers": names, "gaps": gaps}
+
+
+def faults(ledger: Ledger, seconds: float) -> dict[str, Any]:
+    rows = ledger.rows()
+    restarts = {name: [row.get("restarts") for row in group] for name, group in ledger.groups().items()}
+    return {"met": not failed(rows) and not missed(rows), "restarts": restarts,
+            "missed": [f"{row['group']}, seed {row['seed']}: {row.get('final_return')}" for row in missed(rows)]}
+
+
+def replay(ledger: Ledger, seconds: float) -> dict[str, Any]:
+    return {"met": not failed(ledger.rows()), "groups": sorted(ledger.groups())}
+
+
 LINES = [
+    Line("bench-throughput", 8, "shoal bench throughput: presets beside their limits, and five peers in the same columns",
+         measured("throughput-suite", "throughput", judge=peers), seeds=(0,)),
+    Line("bench-faults", 8, "shoal bench faults: processes are killed, and every run still reaches its threshold",
+         measured("faults-suite", "faults", "--jobs", "2", judge=faults), seeds=(0,)),
+    Line("bench-replay", 8, "shoal bench replay: buffers at the same work, peers in environments of their own",
+         measured("replay-suite", "replay", judge=replay), seeds=(0,)),
     Line("bench-throughput-quick", 8, "shoal bench throughput --suite quick ends within 10 minutes, every case measured",
          measured("throughput-quick", "throughput", "--suite", "quick", judge=quick, whole=True), seeds=(0,)),
     Line("bench-learning", 8, "the learning suite covers every preset that exists with 3 seeds and marks misses in red",

@@ -10,8 +10,8 @@ import pytest
 from shoal import algorithms
 from shoal.errors import ConfigError
 from shoal.experiment.config import EnvsConfig, Names, default_plan
-from shoal.experiment.parse import parse_options
-from shoal.experiment.prepare import plan_from_json, plan_to_json
+from shoal.experiment.parse import parse_options, parse_train
+from shoal.experiment.prepare import plan_from_json, plan_to_json, prepare
 from shoal.experiment.presets import load_preset, parse_preset, preset_names
 from shoal.experiment.references import EnvRef, check_trust, import_path, modules_of
 from shoal.experiment.values import apply, keys, plain
@@ -163,6 +163,26 @@ def test_environments_are_recorded_by_name_where_they_can_be_found_again():
     with pytest.raises(ConfigError, match=r"env=\.\.\."):
         EnvRef.from_record(lost)
     assert EnvRef.from_record(lost, given=Own).target is Own
+
+
+def test_a_word_names_an_id_or_something_to_import(tmp_path, monkeypatch):
+    (tmp_path / "mysim.py").write_text(
+        "import gymnasium as gym\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gym.register('Registered-v0', entry_point=CartPoleEnv, max_episode_steps=9)\n"
+        "class Own(CartPoleEnv): pass\n"
+        "class Many:\n    make = Own\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert EnvRef.named("CartPole-v1").target == "CartPole-v1"
+    assert EnvRef.named("mysim:Own").record() == {"name": "Own", "import": "mysim:Own"}
+    assert EnvRef.named("mysim:Many.make").name == "Own"
+    assert EnvRef.named("mysim:Registered-v0").target == "mysim:Registered-v0"  # gymnasium's way to say it
+    assert parse_train(["impala", "mysim:Own"]).env.name == "Own"
+    assert prepare(parse_train(["impala", "mysim:Registered-v0"])).spec.max_episode_steps == 9
+    with pytest.raises(ConfigError, match=r"unknown environment 'mysim:Oven' .*; or give .* module:callable"):
+        prepare(parse_train(["impala", "mysim:Oven"]))
+    with pytest.raises(ConfigError, match="No module named 'yoursim'"):
+        prepare(parse_train(["impala", "yoursim:Own"]))
     assert import_path(gym.Env) == "gymnasium.core:Env"
 
 

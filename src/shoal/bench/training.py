@@ -1,7 +1,7 @@
 """One training run for a benchmark: `python -m shoal.bench.training '{"preset": ..., "env": ..., ...}'`.
 
-The arguments are those of shoal.train. An env with a colon, "package.module:function", is imported. It ends with whoever
-started it, also where that is killed.
+The arguments are those of shoal.train. An env with a colon, "package.module:function", is imported, as on the command line. It
+ends with whoever started it, also where that is killed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-from importlib import import_module
 from typing import Any
 
 __all__ = ["main"]
@@ -19,15 +18,14 @@ __all__ = ["main"]
 def main(words: str) -> None:
     parent = os.getppid()
     import shoal
+    from shoal.experiment.references import EnvRef
     from shoal.runtime.forkserver import PR_SET_PDEATHSIG, prctl
 
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         return
     arguments: dict[str, Any] = json.loads(words)
-    module, colon, name = arguments["env"].partition(":")
-    if colon:
-        arguments["env"] = getattr(import_module(module), name)
+    arguments["env"] = EnvRef.named(arguments["env"]).target
     shoal.train(**arguments)
 
 

@@ -246,7 +246,8 @@ def _find(name: str) -> Any:
     except (gym.error.Error, ImportError) as error:
         near = difflib.get_close_matches(name, gym.registry, 3, 0.7)
         near += [one for one in (f"ALE/{name}", f"shoal/{name}") if one in gym.registry and one not in near]
-        hint = f"did you mean {', '.join(near)}?" if near else "import the module that registers it, or pass a callable"
+        other = "or give module:Env-v0 (it is imported and registers it) or module:callable"
+        hint = f"did you mean {', '.join(near)}?" if near else other
         raise ConfigError(f"unknown environment {name!r} ({str(error).strip()}); {hint}") from error
 
 

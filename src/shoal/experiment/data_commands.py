@@ -25,7 +25,7 @@ from shoal.experiment.parse import parse_options, split_positionals
 from shoal.experiment.presets import closest, load_preset, preset_names
 from shoal.experiment.references import EnvRef, check_trust, find, modules_of
 
-__all__ = ["data_command"]
+__all__ = ["Record", "data_command", "source_of"]
 
 USAGE = "shoal data record SOURCE ENV"
 
@@ -89,7 +89,7 @@ def _record(arguments: list[str]) -> int:
         raise ConfigError(f"{USAGE}: SOURCE is a run directory, a script (expert.py, expert.py:function or module:function), a "
                           "preset, or random; then the environment")
     sys.path.append(os.getcwd())
-    make = _source(given[0], given[1] if len(given) > 1 else None, options)
+    make = source_of(given[0], given[1] if len(given) > 1 else None, options)
     with _interruptible() as stop:
         return _play(make, options, stop)
 
@@ -106,14 +106,15 @@ class Source:
     """(environments, rng) -> shoal.offline.recording.Actor"""
 
 
-def _source(name: str, env: str | None, options: Record) -> Source:
+def source_of(name: str, env: str | None, options: Record) -> Source:
+    """Who is meant by a word of the command line, or of a suite; ConfigError where there is nobody."""
     if (Path(name) / "config.json").is_file():
         return _run_source(Path(name), env, options)
     if env is None:
         raise ConfigError(f"which environment? Add its id: shoal data record {name} CartPole-v1")
     if options.explore:
         raise ConfigError(f"--explore is for a run's policy, and {name} is none; --epsilon mixes random actions into any source")
-    place = EnvRef(env)
+    place = EnvRef.named(env)
     if name == "random":
         from shoal.offline.recording import Random
 

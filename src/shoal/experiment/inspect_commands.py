@@ -113,11 +113,13 @@ def doctor_command(arguments: list[str]) -> int:
         return _machine()
     from shoal.envs import describe, diagnose
     from shoal.experiment.config import EnvsConfig
+    from shoal.experiment.references import EnvRef
 
     sys.path.append(os.getcwd())
     kwargs = EnvsConfig(kwargs=options.kwargs).arguments()
-    describe(options.env, **kwargs)  # an unknown id or a bad argument is the user's mistake, not the environment's
-    findings = diagnose(options.env, **kwargs)
+    env = EnvRef.named(options.env).target
+    describe(env, **kwargs)  # an unknown id or a bad argument is the user's mistake, not the environment's
+    findings = diagnose(env, **kwargs)
     for finding in findings:
         advice = f" {finding.advice}" if finding.advice else ""
         sys.stdout.write(f"{finding.level:<8} {finding.check:<12} {finding.text}{advice}\n")

@@ -76,7 +76,7 @@ def parse_train(arguments: Sequence[str]) -> Plan:
     """`PRESET ENV [options]` or `--algorithm A --architecture B ENV [options]`."""
     choice = choose(arguments)
     names, env, preset = _what(choice)
-    plan = default_plan(names, EnvRef(env), preset)
+    plan = default_plan(names, EnvRef.named(env), preset)
     experiment = parse_options(experiment_type(names), plan.experiment, choice.rest, "shoal train PRESET ENV")
     check_ray(experiment)
     return Plan(names, plan.env, experiment)

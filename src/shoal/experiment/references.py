@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,16 @@ class EnvRef:
     """An environment: an id, a gymnasium.Env class, or a callable."""
 
     target: Any
+
+    @classmethod
+    def named(cls, word: str) -> EnvRef:
+        """What a word on the command line or in a suite names: an id, gymnasium's module:Env-v0, or module:callable."""
+        module, colon, name = word.rpartition(":")
+        try:
+            thing = attrgetter(name)(import_module(module)) if colon else None
+        except (ImportError, AttributeError):
+            thing = None  # whoever makes it says what is wrong
+        return cls(thing if callable(thing) else word)
 
     @property
     def name(self) -> str:
