@@ -20,7 +20,8 @@ GAMES = {
         "noop_max": 1, "repeat_action_probability": 0.0, "reward_clipping": True}},
     "Breakout, sticky actions, lives": {"game": "ALE/Breakout-v5", "steps": 1500, "options": {
         "noop_max": 1, "life_loss": "discount"}},
-    "Breakout, no sticky actions, truncated": {"game": "ALE/Breakout-v5", "steps": 1450, "options": {  # no multiple of 100: in envpool a game begins a step late
+    # no multiple of 100: in envpool a game begins a step late
+    "Breakout, no sticky actions, truncated": {"game": "ALE/Breakout-v5", "steps": 1450, "options": {
         "noop_max": 1, "repeat_action_probability": 0.0, "max_num_frames_per_episode": 400}},
 }
 
