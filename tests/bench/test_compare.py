@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from shoal.bench import compare
-from shoal.bench.compare import comparison, differences
+from shoal.bench.columns import Column
+from shoal.bench.compare import Difference, comparison, differences, together
 from shoal.bench.ledger import Ledger
 from tests.bench import false_alarms
 from tests.bench.rows import SESSION, learning, ledger, row, speeds
@@ -106,6 +107,25 @@ def test_too_few_runs_are_judged_nowhere(tmp_path):
     first = [*a, *speeds("x", [100.0, 101.0, 102.0]), *speeds("y", [100.0, 101.0, 102.0])]
     text = comparison(ledger(tmp_path / "c", first), ledger(tmp_path / "d", more))
     assert re.search(r"\| env steps/s +\| 2 of 3 +\| 0.90 \(0.89 - 0.91\) .*WORSE", text)
+
+
+def test_the_probability_of_improvement_is_that_of_the_better():
+    """6.5 of 9 pairs are less in B, a tie counted half. Of what is neither better nor worse nothing is said."""
+    def line(better):
+        column = Column("x", "x", "", better=better)
+        return together([Difference(case, column, [200.0, 210.0, 220.0], [100.0, 110.0, 220.0]) for case in "cd"])
+
+    assert line(-1)[4] == "0.72" and line(1)[4] == "0.28" and line(0)[4] == "-"
+
+
+def test_the_interval_of_the_interquartile_mean_draws_both_sides():
+    """B's runs are all alike, so what is not known comes from A alone."""
+    column = Column("x", "x", "", better=1)
+    pairs = ([100.0, 110.0, 120.0], [110.0] * 3), ([110.0] * 3, [100.0, 110.0, 120.0])
+    for a, b in pairs:
+        _, _, _, middle, *_ = together([Difference(case, column, a, b) for case in "cd"])
+        value, low, high = map(float, re.findall(r"[\d.]+", middle))
+        assert value == 1.0 and low < 0.97 and high > 1.03
 
 
 # ---------------------------------------------------------------------------------------------- of what

@@ -9,12 +9,13 @@ import sys
 import pytest
 
 from shoal.bench import command, jobs, machine
+from shoal.bench.columns import failed, missed, verdict_of, where_line
 from shoal.bench.compare import comparison
 from shoal.bench.ledger import Ledger
 from shoal.bench.suite import parse_suite
 from shoal.cli import main
 from shoal.errors import ConfigError
-from tests.bench.rows import SESSION, SUITE, ledger, row
+from tests.bench.rows import SESSION, SUITE, learning, ledger, row
 
 CASE = {"preset": "impala", "env": "CartPole-v1", "max_seconds": 1.0, "seeds": [1, 2]}
 HOLDER = """
@@ -36,7 +37,7 @@ def ran(monkeypatch):
     """Which jobs were run; those called bad fail."""
     found: list[str] = []
 
-    def run(job, children):
+    def run(job, children, results):
         found.append(f"{job.case.name}{job.seed}")
         return {"error": "broken" if job.case.name == "bad" else None, "env_steps_per_second": 10.0 + len(found), "load": 0.1}
 
@@ -61,7 +62,7 @@ def test_two_benches_in_one_folder_are_refused(tmp_path, capsys):
 
 
 def test_a_suite_has_its_folder_alone_while_it_runs(tmp_path, monkeypatch):
-    def run(job, children):
+    def run(job, children, results):
         with pytest.raises(ConfigError, match="is running"), Ledger(tmp_path).held():
             pass
         return {"error": None, "env_steps_per_second": 10.0, "load": 0.1}
@@ -109,7 +110,7 @@ def test_again_measures_again_and_can_be_interrupted(tmp_path, ran, monkeypatch)
     assert speeds == {"a": [15.0, 16.0], "b": [12.0, 14.0]}
     assert (tmp_path / "results.jsonl").read_text().count('"kind":"row"') == 6  # nothing is lost
 
-    def stop(job, children):
+    def stop(job, children, results):
         ran.append("stopped")
         raise KeyboardInterrupt
 
@@ -135,7 +136,7 @@ def test_what_is_torn_is_run_again_and_nothing_is_lost(tmp_path, ran, capsys):
     suite = suite_of("a")
     command.run_suite(suite, Ledger(tmp_path))
     whole = (tmp_path / "results.jsonl").read_bytes().splitlines(keepends=True)
-    damaged = b"".join(whole[:-1]) + b'\xff\xfe{"kind":"row","gr\n\xc3'
+    damaged = b"".join(whole[:-2]) + b'\xff\xfe{"kind":"row","gr\n\xc3'
     (tmp_path / "results.jsonl").write_bytes(damaged)
     assert command.run_suite(suite, Ledger(tmp_path)) == 0 and ran == ["a1", "a2", "a2"]
     assert "2 lines of" in capsys.readouterr().out and (tmp_path / "results.jsonl").read_bytes().startswith(damaged)
@@ -147,21 +148,23 @@ def test_what_is_torn_is_run_again_and_nothing_is_lost(tmp_path, ran, capsys):
 
 def test_a_lost_session_is_no_reason_to_stop(tmp_path, ran):
     command.run_suite(suite_of("a"), Ledger(tmp_path))
-    rows = (tmp_path / "results.jsonl").read_text().splitlines()[1:]
+    rows = [line for line in (tmp_path / "results.jsonl").read_text().splitlines() if '"kind":"row"' in line]
     (tmp_path / "results.jsonl").write_text("\n".join(rows) + "\n")
     assert command.run_suite(suite_of("a"), Ledger(tmp_path)) == 0 and len(ran) == 2
     assert "not written down" in (tmp_path / "results.md").read_text()
 
 
 @pytest.mark.parametrize(("line", "words"), [
-    ("[1]", r"line 4: \[1\] is no session, limit or row"),
-    ("null", "line 4: null is no session"),
+    ("[1]", r"line 6: \[1\] is no session, limit or row"),
+    ("null", "line 6: null is no session"),
     ('{"kind":"snapshot","env_steps":3}', "is no session, limit or row"),
     ('{"kind":["row"]}', "is no session, limit or row"),
     ('{"kind":"row","x":1}', "is a row without key and group and seed and error"),
     ('{"kind":"row","key":"k","group":"g","seed":"one","error":null}', "is a row without seed"),
     ('{"kind":"session","title":"T"}', "is a session without date and commit"),
     ('{"kind":"limit","workload":5,"env":"E"}', "is a limit without workload"),
+    ('{"kind":"suite","cases":["a"]}', "is a suite without cases"),
+    ('{"kind":"finish","seconds":"many"}', "is a finish without seconds"),
 ])
 def test_another_programs_line_gets_a_sentence(tmp_path, ran, line, words):
     command.run_suite(suite_of("a"), Ledger(tmp_path))
@@ -194,3 +197,107 @@ def test_a_value_that_is_no_number_is_no_value(tmp_path):
     text = comparison(book, book)
     assert "start-up s" in text and "env steps/s" not in text
     assert json.loads((tmp_path / "results.jsonl").read_text().splitlines()[1])["env_steps_per_second"] == "fast"
+
+
+# ---------------------------------------------------------------------------------------------- an edited suite
+def test_an_edited_case_is_not_mixed_with_what_it_was(tmp_path, ran):
+    """Three seeds, then one of other settings: the table has that one alone, and the old ones when they are asked for again."""
+    seeds, lr = [1, 2, 3], "algorithm.lr"
+    command.run_suite(suite_of("a", seeds=seeds, overrides={lr: 1e-3}), Ledger(tmp_path))
+    edited = suite_of("a", seeds=[1], overrides={lr: 2e-3})
+    command.run_suite(edited, Ledger(tmp_path))
+    (row,) = Ledger(tmp_path).rows()
+    assert row["env_steps_per_second"] == 14.0 and "| a    | 1 " in (tmp_path / "results.md").read_text()
+    command.run_suite(suite_of("a", seeds=seeds, overrides={lr: 1e-3}), Ledger(tmp_path))
+    assert len(ran) == 4 and [one["env_steps_per_second"] for one in Ledger(tmp_path).rows()] == [11.0, 12.0, 13.0]
+    assert "| a    | 3 " in (tmp_path / "results.md").read_text()
+
+
+def test_what_was_edited_does_not_count_before_it_is_run(tmp_path, ran, monkeypatch):
+    command.run_suite(suite_of("a", "b"), Ledger(tmp_path))
+
+    def stop(job, children, results):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jobs, "run_job", stop)
+    with pytest.raises(KeyboardInterrupt):
+        command.run_suite(suite_of("a", "b", max_env_steps=7), Ledger(tmp_path))
+    assert not Ledger(tmp_path).rows()
+
+
+def test_rows_of_before_suites_were_written_down_are_not_mixed_either(tmp_path):
+    """Files of before have no line of the suite: the newest row says what its group is now."""
+    rows = [{**row("a", seed, env_steps_per_second=speed), "key": f"a, seed {seed} #{mark}"}
+            for seed, mark, speed in ((1, "old", 1.0), (2, "old", 2.0), (1, "new", 3.0))]
+    assert [one["env_steps_per_second"] for one in ledger(tmp_path, rows).rows()] == [3.0]
+
+
+def test_what_is_not_in_the_suite_any_more_is_left_out_and_said(tmp_path, ran):
+    command.run_suite(suite_of("a", "b"), Ledger(tmp_path))
+    command.run_suite(suite_of("a"), Ledger(tmp_path))
+    assert list(Ledger(tmp_path).groups()) == ["a"] and len(ran) == 4
+    for name in ("results.md", "report.html"):
+        assert "No longer in the suite, and left out here: b (2 runs)." in (tmp_path / name).read_text()
+    command.run_suite(suite_of("a", "b"), Ledger(tmp_path), only="a")  # the suite has it, whatever is asked for
+    assert list(Ledger(tmp_path).groups()) == ["a", "b"] and len(ran) == 4
+    assert "left out" not in (tmp_path / "results.md").read_text()
+
+
+# ---------------------------------------------------------------------------------------------- how long, and how quiet
+def test_a_session_says_how_long_it_took(tmp_path, ran, monkeypatch):
+    command.run_suite(suite_of("a"), Ledger(tmp_path))
+    (session,) = Ledger(tmp_path).sessions()
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert lines[-1] == {"kind": "finish", "seconds": session["seconds"]} and 0 <= session["seconds"] < 600
+    text = (tmp_path / "results.jsonl").read_text().replace(f'"seconds":{session["seconds"]}', '"seconds":485.2')
+    (tmp_path / "results.jsonl").write_text(text)
+
+    def stop(job, children, results):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(jobs, "run_job", stop)
+        command.run_suite(suite_of("a", "b"), Ledger(tmp_path))
+    assert len(Ledger(tmp_path).sessions()) == 2 and "seconds" in Ledger(tmp_path).sessions()[1]
+    command.run_suite(suite_of("a"), Ledger(tmp_path))  # nothing to do, so no session
+    assert ", took 485 s, commit" in (tmp_path / "results.md").read_text()
+
+
+def test_a_session_that_was_killed_cannot_tell_how_long(tmp_path):
+    book = ledger(tmp_path, [row("a", 1)])
+    assert "took" not in where_line(book.sessions(), book.rows())
+    book.append("session", SESSION)
+    book.append("row", row("a", 2))
+    book.append("finish", {"seconds": 1234.5})
+    assert ", took 1,234 s and a time unknown in 1 session without an end, " in where_line(book.sessions(), book.rows())
+
+
+@pytest.mark.parametrize(("load", "busy"), [(0.3, False), (2.0, False), (12.3, True)])
+def test_a_machine_that_is_not_quiet_is_named(tmp_path, ran, monkeypatch, capsys, load, busy):
+    about = {key: SESSION[key] for key in ("date", "commit", "uncommitted_changes", "versions")}
+    monkeypatch.setattr(machine, "describe", lambda: {**about, "machine": {"cores": 2, "cpu": "A CPU", "load": [load, 0.0, 0.0]}})
+    command.run_suite(suite_of("a"), Ledger(tmp_path))
+    assert ("the load is 12.3 on 2 cores: something else is running" in capsys.readouterr().out) is busy
+    assert ("BESIDE OTHER WORK: it began at a load of 12.3" in (tmp_path / "results.md").read_text()) is busy
+
+
+# ---------------------------------------------------------------------------------------------- who could not be run
+def test_a_peer_that_cannot_be_installed_is_reported_and_not_judged(tmp_path, monkeypatch):
+    """It is neither a failure nor a miss, and tried again at the next start."""
+    monkeypatch.setattr(jobs, "_installed", lambda peer: (False, "could not be installed: no wheel"))
+    race = {"env": "CartPole-v1", "peer": "torchrl", "max_seconds": 9.0, "until_return": 475.0}
+    buffer = {"workload": "small", "size": 100, "who": ["cpprb"]}
+    suite = parse_suite("t", {"case": [race, buffer], "defaults": {"seeds": [1]}})
+    assert command.run_suite(suite, Ledger(tmp_path)) == 0 and not Ledger(tmp_path).finished()
+    rows = Ledger(tmp_path).rows()
+    assert len(rows) == 2 and all(one["skipped"] for one in rows) and not missed(rows) and not failed(rows)
+    text = (tmp_path / "results.md").read_text()
+    assert "not run" in text and text.count("no wheel") == 2 and "🔴" not in text
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("no wheel") == 2 and "class=bad" not in page
+
+
+def test_who_was_not_run_is_not_counted_among_those_who_missed():
+    rows = [learning("a", 1, 5000), {**learning("a", 2, None), "error": "not installed", "skipped": True}]
+    assert verdict_of(rows) == "reached 475: 1 of 1"
+    assert verdict_of([*rows, learning("a", 3, None)]) == "🔴 missed 475: 1 of 2"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from shoal.bench import limits, probe
@@ -112,4 +114,52 @@ def test_probes_measure_each_part(monkeypatch):
 def test_a_probe_that_dies_is_named():
     cell = Cell("env", 4, Layout(1, 1), "no such back-end")
     with Probes() as probes, pytest.raises(RuntimeError, match="no such back-end"):
-        probes.rate(json.dumps({"env": "CartPole-v1"}), cell, 0.01)
+        probes.rate(json.dumps({"preset": "ppo", "env": "CartPole-v1"}), cell, 0.01)
+
+
+# ---------------------------------------------------------------------------------------------- with the case's own arguments
+def asked(case):
+    """The cells that are measured for a case, and what is said."""
+    found, said = [], []
+
+    class Stub(Probes):
+        def rate(self, workload, cell, seconds=0.0):
+            found.append(cell)
+            return 1000.0
+
+    limits.measure(case, Stub(), say=said.append)
+    return found, said
+
+
+def with_kwargs(scene, *pairs):
+    return Case("own", scene, "ppo", {"envs.kwargs": list(pairs), "device": "cpu"})
+
+
+def test_the_environment_is_made_with_the_case_s_own_arguments():
+    pairs = ("stack_num=2", "frameskip=1")
+    env = probe._world("ALE/Pong-v5", "raw:ale", 2, 1, pairs)
+    assert env.single_observation_space.shape == (2, 84, 84)
+    work = probe.stepping(json.dumps(with_kwargs(PONG, *pairs).arguments()), "raw:ale", 2, 1)  # it has the same ones
+    frames = []
+    for _ in range(2):
+        frames.append(env.step(np.zeros(2, np.int64))[-1]["frame_number"])
+        work()
+    assert (frames[1] - frames[0] == 2).all()  # two decisions of one frame, not of four
+    usual = probe._world("ALE/Pong-v5", "raw:ale", 2, 1, ())
+    assert usual.single_observation_space.shape == (4, 84, 84)
+    cartpole = probe._world("CartPole-v1", "raw:gymnasium", 2, 1, ("sutton_barto_reward=True",))
+    assert (cartpole.step(np.zeros(2, np.int64))[1] == 0).all()
+
+
+def test_a_back_end_that_does_not_know_the_arguments_is_left_out():
+    cells, said = asked(with_kwargs(CARTPOLE, "render_mode=rgb_array"))
+    assert {cell.backend for cell in cells if cell.what == "env"} == {"raw:gymnasium"}
+    assert "compiled cannot make CartPole-v1 with render_mode=rgb_array" in said[0]
+    cells, said = asked(with_kwargs(CARTPOLE))
+    assert {cell.backend for cell in cells if cell.what == "env"} == {"compiled", "raw:gymnasium"} and "cannot" not in said[0]
+
+
+def test_a_limit_that_no_back_end_can_have_is_refused_in_words():
+    scene = replace(CARTPOLE, grid=replace(CARTPOLE.grid, backends=("compiled",)))
+    with pytest.raises(RuntimeError, match=r"no back-end of the limit \(compiled\) can make CartPole-v1 with render_mode"):
+        asked(with_kwargs(scene, "render_mode=rgb_array"))

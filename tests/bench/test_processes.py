@@ -147,6 +147,23 @@ def test_outside_a_checkout_nothing_is_said_of_changes(tmp_path, monkeypatch):
     assert about["commit"] == "unknown" and about["uncommitted_changes"] is None
 
 
+def test_only_code_counts_as_a_change(tmp_path, monkeypatch):
+    """Results that have just been written, and pages, change nothing that is measured."""
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    files = [tmp_path / name for name in ("docs/results/a/results.jsonl", "README.md", "docs/benchmark.md", "src/a.py")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("old")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "m"]):
+        subprocess.run([*git, *words], check=True)
+    for file in files[:-1]:
+        file.write_text("new")
+    assert machine.describe()["uncommitted_changes"] is False
+    files[-1].write_text("new")
+    assert machine.describe()["uncommitted_changes"] is True
+
+
 def test_a_case_that_gpu_pong_does_not_know_is_refused(capsys):
     with pytest.raises(SystemExit) as ended:
         gpu_pong.main(["--only", "seed,nonsense"])

@@ -70,6 +70,25 @@ def test_the_model_of_scaling_by_hand():
     assert modelled({**LIMIT, "l": 20_000.0}, 8) == 1000.0
 
 
+def test_the_model_of_scaling_with_a_gpu():
+    """e = 2000 per core, i and l of the one device, whatever the cores: more actors step more until the limit is reached."""
+    limit = {**LIMIT, "e": 8000.0, "i": 4000.0, "l": 12_000.0, "cores": 4, "gpu": True, "env_steps_per_second": 3000.0}
+    assert [modelled(limit, actors) for actors in (1, 2, 4)] == [2000.0, 3000.0, 3000.0]
+
+
+def test_the_bound_of_scaling_is_that_of_the_case(tmp_path, monkeypatch):
+    """The parts differ from run to run: their medians make one bound, which does not fall where there are more actors."""
+    rates = {1: 4000.0, 2: 8000.0, 4: 3000.0, 8: 5000.0}
+    rows = [row(f"c, {n} actors", 1, case="c", asked_actors=n, env_steps_per_second=9.0 * n, limit={
+        **LIMIT, "env_steps_per_second": rate / 4, "e": rate, "i": rate, "l": rate / 2}) for n, rate in rates.items()]
+    rows.append(row("c, 8 actors", 2, case="c", asked_actors=8, error="stopped", limit={**LIMIT, "e": 9e9, "i": 9e9, "l": 9e9}))
+    drawn = []
+    monkeypatch.setattr(html, "lines", lambda name, chart, *words, **more: drawn.extend(chart) or "")
+    page("T", "where", ledger(tmp_path, rows).groups())
+    (bound,) = [one.points for one in drawn if one.name == "parts alone"]
+    assert bound == [(float(n), pytest.approx(1125.0)) for n in rates]  # of 4500, 4500 and 2250 on two cores
+
+
 def test_ticks_are_round_and_inside():
     assert nice_ticks(0.0, 10.0) == [0, 2, 4, 6, 8, 10]
     assert nice_ticks(-300.0, 0.0) == [-300, -200, -100, 0]

@@ -16,7 +16,7 @@ from shoal.cli import main
 from shoal.errors import ConfigError
 
 SHOAL = {"preset": "impala", "env": "CartPole-v1", "max_seconds": 3.0}
-PEER = {"peer": "sb3", "env": "CartPole-v1", "max_seconds": 3.0}
+PEER = {"peer": "sb3", "env": "CartPole-v1", "max_seconds": 3.0, "order": {"epochs": 1}}
 REPLAY = {"workload": "small", "size": 100, "who": ["shoal inline"]}
 
 
@@ -44,6 +44,15 @@ REPLAY = {"workload": "small", "size": 100, "who": ["shoal inline"]}
     ({**SHOAL, "warm_seconds": 3.0}, "warm_seconds=3 leaves nothing of max_seconds=3"),
     ({**SHOAL, "until_return": math.nan}, "until_return=nan"),
     ({**SHOAL, "expert": "shoal.envs.experts:follow_cue"}, "--demos with --algorithm vtrace does not fit"),
+    ({**SHOAL, "kill": ["nobody 7"]}, "kill='nobody 7' is not possible: no process is called that; there are actor 0, actor"),
+    ({**SHOAL, "kill": ["actor 2"]}, "kill='actor 2' is not possible"),
+    ({**SHOAL, "kill": ["actor 1"], "actors": [4, 1]}, "kill='actor 1' is not possible: no process is called that"),
+    ({**SHOAL, "kill": ["learner 0", "actor 0"], "runtime": "inline"}, "kill with runtime='inline' is not possible"),
+    ({**SHOAL, "kill": ["worker 0"], "actors": ["auto"]}, "kill='worker 0' is not possible"),
+    ({**SHOAL, "limit": True, "env": "Acrobot-v1"}, "limit=true is not possible: the parts of a limit are known for ALE/Pong-v5"),
+    ({**SHOAL, "limit": True, "preset": "apex"}, "limit=true is not possible: dqn learns from replay"),
+    ({**SHOAL, "preset": "r2d3", "env": "shoal/CueLure-v0", "expert": "no.such:thing"}, "expert='no.such:thing' is not possible"),
+    ({**SHOAL, "preset": "dqn", "env": "Pendulum-v1"}, "Pendulum-v1"),
 ])
 def test_a_case_that_could_not_be_run_is_refused_by_name(case, words):
     with pytest.raises(ConfigError) as error:
@@ -67,7 +76,7 @@ def test_the_defaults_give_each_case_what_it_takes():
     table = {"defaults": {"overrides": {"eval.enabled": False}, "limit": True, "actors": [1, 2], "max_env_steps": 9,
                           "order": {"epochs": 1, "threads": 2}},
              "quick": {"order": {"threads": 1}},
-             "case": [SHOAL, {**PEER, "order": {"epochs": 4}}, {**PEER, "peer": "torchrl", "limit": False}, REPLAY]}
+             "case": [SHOAL, {**PEER, "order": {"epochs": 4}}, {**PEER, "peer": "torchrl", "limit": False, "order": {}}, REPLAY]}
     shoal, sb3, torchrl, replay = parse_suite("t", table).cases
     assert shoal.limit and shoal.actors == (1, 2) and shoal.overrides == {"eval.enabled": False} and shoal.order == {}
     assert sb3 == SuiteCase("sb3 CartPole-v1", peer="sb3", env="CartPole-v1", max_seconds=3.0, order={"epochs": 4, "threads": 2})
@@ -153,8 +162,37 @@ class Ran:
 def test_a_timed_run_without_a_rate_is_an_error(case, monkeypatch):
     monkeypatch.setattr(jobs, "_installed", lambda peer: (True, "1.0"))
     timed = Job(SuiteCase("c", **{**case, "warm_seconds": 1.0}), 1)
-    short, long = [[0.5, 5], [1.5, 10]], [[0.5, 5], [1.5, 10], [2.5, 20]]
+    short, long = [[0.5, 5], [1.5, 10]], [[at / 10, at] for at in range(5, 30)]
     assert "too short to have a rate after 1 s" in run_job(timed, Ran(short))["error"]
     row = run_job(timed, Ran(long))
     assert row["error"] is None and row["env_steps_per_second"] == 10.0
     assert run_job(Job(SuiteCase("c", **case), 1), Ran(short))["error"] is None  # nobody asked for a rate
+
+
+# ---------------------------------------------------------------------------------------------- who is known by the same words
+@pytest.mark.parametrize("cases", [
+    [{**SHOAL, "name": "x", "actors": [1, 2]}, {**SHOAL, "name": "x, 1 actor"}],
+    [{**REPLAY, "name": "small", "who": ["shoal inline", "cpprb"]}, {**SHOAL, "name": "small, cpprb"}],
+])
+def test_two_cases_whose_rows_would_hide_each_other_are_refused(cases):
+    with pytest.raises(ConfigError, match="two cases whose runs are called"):
+        parse_suite("t", {"case": cases})
+    parse_suite("t", {"case": [cases[0], {**cases[1], "name": "another"}]})
+
+
+def test_two_that_meet_in_the_full_variant_only_are_refused_in_both():
+    cases = [{**SHOAL, "name": "x", "actors": [1, 2], "quick": False}, {**SHOAL, "name": "x, 1 actor"}]
+    with pytest.raises(ConfigError, match="two cases whose runs are called 'x, 1 actor'"):
+        parse_suite("t", {"case": cases}, "quick")
+
+
+def test_a_package_that_is_missing_is_no_fault_of_the_suite(monkeypatch):
+    """Its case becomes a row that says so."""
+    def without(self):
+        try:
+            raise ImportError("no such package")
+        except ImportError as error:
+            raise ConfigError("pip install it") from error
+
+    monkeypatch.setattr("shoal.architectures.parts.EnvSource.describe", without)
+    assert parse_suite("t", {"case": [{**SHOAL, "overrides": {"algorithm.lr": 0.123}}]}).cases  # not known from before

@@ -87,6 +87,13 @@ def test_peer_tables_say_what_failed():
     assert "no wheel" in text and "7 s, 480, not reached" in text and "nan" not in text
 
 
+def test_the_page_misses_no_run_of_ray_that_was_made():
+    """A sentence about a run without a rate is stale where every run has one."""
+    scenes = machine.load("bench_ray.json")["scenes"]
+    assert all(run["env_steps_per_second"] for scene in scenes for runs in scene["runs"].values() for run in runs)
+    assert "has no rate" not in report.PAGE.read_text()
+
+
 def test_the_page_is_generated(tmp_path):
     page = tmp_path / "page.md"
     others = "".join(f"<!-- {name}: begin -->\n<!-- {name}: end -->\n" for name in report.SECTIONS if name != "bench")

@@ -63,7 +63,7 @@ PONG = Scene(
     "pong",
     Grid((16, 32), (64, 256), (160, 1280), ("raw:ale",)),
     warm_seconds=3.0,
-    seconds=9.0,
+    seconds=12.0,
 )
 NATURE = {"net.torso": "nature"}
 PAIR = {**NATURE, "actors": 2, "learners": 2, "architecture.one_place": True}

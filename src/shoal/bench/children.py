@@ -16,8 +16,10 @@ from pathlib import Path
 
 from shoal.bench.bound import bound
 
-__all__ = ["Children"]
+__all__ = ["TOO_LONG", "Children"]
 
+TOO_LONG = 124
+"""The exit code of a command that was ended because it took longer than it may."""
 Beside = Callable[[int, threading.Event], None]
 """What is done meanwhile, in a thread: it is given the process's id, and an event that is set at its end."""
 
@@ -43,7 +45,7 @@ class Children:
         except subprocess.TimeoutExpired:
             _signal(process.pid, signal.SIGKILL)
             out, err = process.communicate()
-            return subprocess.CompletedProcess(list(words), 124, out, f"{err}\nnot done after {seconds:.0f} s")
+            return subprocess.CompletedProcess(list(words), TOO_LONG, out, f"{err}\nnot done after {seconds:.0f} s")
         except BaseException:  # Ctrl-C, where this is the main thread
             self.end()
             process.communicate()

@@ -10,7 +10,8 @@ from typing import Any
 
 from shoal.bench.tables import layouts, markdown, short, spread
 
-__all__ = ["COLUMNS", "Column", "failed", "missed", "rates_of", "results_table", "stored_groups", "where_line"]
+__all__ = ["COLUMNS", "Column", "count", "crowded", "failed", "left_line", "missed", "rates_of", "results_table",
+           "stored_groups", "where_line"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -66,7 +67,7 @@ COLUMNS = (
 
 
 def failed(rows: Rows) -> list[Mapping[str, Any]]:
-    """The runs that broke; one that was left out, for want of a GPU, did not."""
+    """The runs that broke; one that was left out, for want of a GPU or of a peer that can be installed, did not."""
     return [row for row in rows if row["error"] and not row.get("skipped")]
 
 
@@ -82,10 +83,11 @@ def verdict_of(rows: Rows) -> str:
         return ""
     if all(row.get("skipped") for row in rows):
         return "not run"
-    if all(row["error"] for row in rows):
+    if all(row["error"] for row in rows):  # those of them that were run
         return "🔴 failed"
     gone, goal = missed(rows), rows[0]["until_return"]
-    return f"🔴 missed {goal:g}: {len(gone)} of {len(rows)}" if gone else f"reached {goal:g}: {len(rows)} of {len(rows)}"
+    judged = sum(not row.get("skipped") for row in rows)
+    return f"🔴 missed {goal:g}: {len(gone)} of {judged}" if gone else f"reached {goal:g}: {judged} of {judged}"
 
 
 def stored_groups(groups: Mapping[str, Rows]) -> dict[str, Rows]:
@@ -149,6 +151,25 @@ def where_line(sessions: Sequence[Mapping[str, Any]], rows: Rows) -> str:
                      f"{_about(sessions, origin, found)}" for origin, found in origins.items())
 
 
+def left_line(left_out: Mapping[str, int]) -> str:
+    """What was measured and is shown no more."""
+    names = ", ".join(f"{name} ({count(runs, 'run')})" for name, runs in left_out.items())
+    return f"\n\nNo longer in the suite, and left out here: {names}." if names else ""
+
+
+def took(sessions: Sequence[Mapping[str, Any]]) -> str:
+    """How long they ran, limits and all; nothing where none of them has come to its end."""
+    known = [one["seconds"] for one in sessions if one.get("seconds") is not None]
+    lost = len(sessions) - len(known)
+    more = f" and a time unknown in {count(lost, 'session')} without an end" if lost else ""
+    return f", took {sum(known):,.0f} s{more}" if known else ""
+
+
+def crowded(machine: Mapping[str, Any]) -> bool:
+    """Whether more was running than there are cores, a minute long, when a session began."""
+    return bool(machine.get("load") and machine.get("cores") and machine["load"][0] > machine["cores"])
+
+
 def count(number: int, what: str) -> str:
     return f"{number} {what}" + ("s" if number != 1 else "")
 
@@ -174,5 +195,7 @@ def _about(sessions: Sequence[Mapping[str, Any]], origin: tuple[str, ...], rows:
     mine = [sessions[number] for number in sorted({row["sitting"] for row in rows})]
     many = max(one.get("jobs", 1) for one in mine)
     once = f", {many} runs at once" if many > 1 else ""
+    busy = [one["machine"]["load"][0] for one in mine if crowded(one["machine"])]
+    beside = f", BESIDE OTHER WORK: it began at a load of {short(max(busy))}" if busy else ""
     commit, cores, versions = origin
-    return f"{' and '.join(one['date'] for one in mine)}{once}, {commit}, {cores}{load}; {versions}."
+    return f"{' and '.join(one['date'] for one in mine)}{took(mine)}{once}, {commit}, {cores}{load}{beside}; {versions}."

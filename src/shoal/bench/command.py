@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -64,6 +65,7 @@ def bench_command(arguments: list[str]) -> int:
     options = parse_options(Options, Options(), rest, "shoal bench SUITE")
     if options.jobs < 1:
         raise ConfigError(f"--jobs {options.jobs} is not possible: give 1 or more")
+    sys.path.append(os.getcwd())  # for environments of the user's own, as in `shoal train`
     suite = load_suite(positionals[0], options.suite)
     default = Path("runs") / "bench" / (suite.name + ("-quick" if options.suite == "quick" else ""))
     ledger = Ledger(Path(options.out) if options.out else default)
@@ -85,38 +87,56 @@ def run_suite(suite: Suite, ledger: Ledger, only: str = "", many: int = 1, varia
 
 
 def _run_jobs(suite: Suite, jobs: Sequence[Job], ledger: Ledger, only: str, many: int, variant: str, again: bool) -> int:
-    from shoal.bench import machine
     from shoal.bench.columns import count, failed
     from shoal.bench.report_files import write_files
+    from shoal.bench.scratch import sweep
 
     ledger.belongs(suite.title, variant)
     if torn := ledger.torn():
         say(f"{count(torn, 'line')} of {ledger.path} cannot be read: what stood there does not count")
+    sweep()
+    if ledger.cases() != suite.marks():
+        ledger.append("suite", {"cases": suite.marks()})
     finished = set() if again else ledger.finished()
     waiting = [job for job in jobs if job.key not in finished]
     at_once = many if any(not job.case.alone for job in waiting) else 1
+    started = time.monotonic()
     if waiting:
         void = [group for group in ledger.groups() if only.lower() in group.lower()] if again else None
-        ledger.append("session", {"suite": suite.name, "title": suite.title, "variant": variant, "jobs": at_once, "again": void,
-                                  **machine.describe()})
+        _open_session(ledger, {"suite": suite.name, "title": suite.title, "variant": variant, "jobs": at_once, "again": void})
     done = len(jobs) - len(waiting)
     say(f"{suite.title}: {count(len(jobs), 'run')}" + (f", {done} of them finished before" if done else ""))
     if many > at_once:
         say("they measure speed, so they run one after the other")
-    started = time.monotonic()
-    places = {group: place for place, group in enumerate(dict.fromkeys(job.group for job in suite.jobs()))}
+    places = {group: place for place, group in enumerate(suite.marks())}
     try:
         with _stoppable():
             _run_all(waiting, places, ledger, at_once)
     except KeyboardInterrupt:
         say(f"interrupted; the same command goes on from {ledger.path}")
         raise
+    finally:
+        if waiting:
+            ledger.append("finish", {"seconds": round(time.monotonic() - started, 1)})
     table = write_files(ledger)
     say(f"\n{table}\n\n{time.monotonic() - started:.0f} s; {ledger.folder} has results.jsonl, results.md and report.html")
     if not waiting:
         say("everything was finished before; --again measures again, or give another --out")
     asked = {(job.group, job.seed) for job in jobs}
     return int(bool(failed([row for row in ledger.rows() if (row["group"], row["seed"]) in asked])))
+
+
+def _open_session(ledger: Ledger, values: dict[str, Any]) -> None:
+    """Its line; and a word where the machine is not quiet."""
+    from shoal.bench import machine
+    from shoal.bench.columns import count, crowded
+
+    about = machine.describe()
+    ledger.append("session", {**values, **about})
+    if crowded(about["machine"]):
+        load, cores = about["machine"]["load"][0], about["machine"]["cores"]
+        say(f"the load is {load:g} on {count(cores, 'core')}: something else is running, and what is measured beside it is worth "
+            "little; better wait until the machine is quiet")
 
 
 @contextlib.contextmanager
@@ -136,7 +156,7 @@ def _run_all(waiting: Sequence[Job], places: dict[str, int], ledger: Ledger, man
     from shoal.bench.report_files import write_files
     from shoal.bench.yardstick import Yardstick
 
-    with Yardstick(ledger, say) as yardstick, contextlib.closing(_columns(waiting, many)) as found:
+    with Yardstick(ledger, say) as yardstick, contextlib.closing(_columns(waiting, many, ledger.folder)) as found:
         for number, (job, columns) in enumerate(found, 1):
             row = {"key": job.key, "group": job.group, "place": places[job.group], "seed": job.seed, "case": job.case.name,
                    "preset": job.case.preset, "peer": job.case.peer, "env": job.case.env, "runtime": job.case.runtime,
@@ -158,14 +178,14 @@ def settings(case: SuiteCase) -> dict[str, Any]:
     return {**given, **{f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}}
 
 
-def _columns(waiting: Sequence[Job], many: int) -> Iterator[tuple[Job, dict[str, Any]]]:
+def _columns(waiting: Sequence[Job], many: int, results: Path) -> Iterator[tuple[Job, dict[str, Any]]]:
     """Jobs with what they found, as they end: `many` at once of those that do not measure speed, then the others, each alone."""
     from shoal.bench import jobs
 
     children = Children()
     together = [job for job in waiting if many > 1 and not job.case.alone]
     with ThreadPoolExecutor(many) as pool:
-        running = {pool.submit(jobs.run_job, job, children): job for job in together}
+        running = {pool.submit(jobs.run_job, job, children, results): job for job in together}
         try:
             for future in as_completed(running):
                 yield running[future], future.result()
@@ -175,7 +195,7 @@ def _columns(waiting: Sequence[Job], many: int) -> Iterator[tuple[Job, dict[str,
             raise
     for job in waiting:
         if job not in together:
-            yield job, jobs.run_job(job, children)
+            yield job, jobs.run_job(job, children, results)
 
 
 def _words(row: dict[str, Any]) -> str:

@@ -204,7 +204,7 @@ def _overall(found: Sequence[Difference]) -> str:
     """A line for each column that two cases have."""
     columns = [[d for d in found if d.column.name == name and d.comparable] for name in dict.fromkeys(d.column.name for d in found)]
     lines = [together(measured) for measured in columns if len(measured) > 1]
-    head = ("over all cases", "cases", "geometric mean of B / A", "interquartile mean of B over A's mean", "P(B > A)", "")
+    head = ("over all cases", "cases", "geometric mean of B / A", "interquartile mean of B over A's mean", "P(B beats A)", "")
     return markdown(head, lines) if lines else ""
 
 
@@ -213,25 +213,34 @@ def together(measured: Sequence[Difference]) -> list[str]:
     Cases with too few runs count only where all but one have too few, and then nothing is judged."""
     enough = [d for d in measured if not d.few]
     used = enough if len(enough) > 1 else measured
-    a, b, scores = [d.a for d in used], [d.b for d in used], [d.b / d.a.mean() for d in used]
-    wins = float(np.mean([probability_of_improvement(d.b[:, None], d.a[:, None]) for d in used]))
+    a, b = [d.a for d in used], [d.b for d in used]
     if used is enough:
-        ratio, middle = bootstrap(_ratios, a, b), bootstrap(_middle, scores)
+        ratio, middle = bootstrap(_ratios, a, b), bootstrap(_middle, a, b)
         cells = [_interval(ratio), _interval(middle)]
         sure = ratio.excludes(1.0) and permutation_test(a, b, np.log) <= LEVEL
         judged = _judged(used[0].column, sure, ratio.value > 1)
     else:
-        cells, judged = [f"{_ratios(a, b):.2f}", f"{_middle(scores):.2f}"], f"too few runs ({FEWEST} are needed)"
+        cells, judged = [f"{_ratios(a, b):.2f}", f"{_middle(a, b):.2f}"], f"too few runs ({FEWEST} are needed)"
     cases = str(len(used)) + (f" of {len(measured)}" if len(used) < len(measured) else "")
-    return [used[0].column.head, cases, *cells, f"{wins:.2f}", judged]
+    return [used[0].column.head, cases, *cells, _improvement(used), judged]
+
+
+def _improvement(used: Sequence[Difference]) -> str:
+    """How likely a run of B beats one of A, in the direction that is better; nothing where neither is."""
+    better = used[0].column.better
+    if not better:
+        return "-"
+    return f"{np.mean([probability_of_improvement(better * d.b[:, None], better * d.a[:, None]) for d in used]):.2f}"
 
 
 def _ratios(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> np.ndarray:
     return geometric_mean(np.stack([theirs.mean(-1) / ours.mean(-1) for ours, theirs in zip(a, b, strict=True)], -1))
 
 
-def _middle(tasks: Sequence[np.ndarray]) -> np.ndarray:
-    return interquartile_mean(np.concatenate(tasks, -1)[..., None])
+def _middle(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> np.ndarray:
+    """A's means are drawn anew too: they are no better known than B's."""
+    scores = [theirs / ours.mean(-1, keepdims=True) for ours, theirs in zip(a, b, strict=True)]
+    return interquartile_mean(np.concatenate(scores, -1)[..., None])
 
 
 def _interval(interval: Interval | None) -> str:

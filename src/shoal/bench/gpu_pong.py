@@ -1,6 +1,7 @@
 """Pong on a machine with a GPU: whole programs against the environment alone, in turns of a few seconds.
 
     python -m shoal.bench.gpu_pong [--turns 3] [--only seed,impala] [--set gpu.compile=true]
+    python -m shoal.bench.gpu_pong --switch core_each --only seed --out FILE
 
 A machine whose cores are shared with others may be a third faster a minute later. So a program is started once and then takes
 turns with its yardsticks: its processes are stopped (SIGSTOP) while ALE and the policy are measured alone on the same cores, and
@@ -10,7 +11,10 @@ the GPU, so its yardstick is e; with the ResNet it is the smaller of e and 1 / (
 pass makes alone on the GPU and l what the learner's update makes there, in the program's batches and measured in the same turn.
 impala's actors infer on the cores that also step the environments, so its yardstick is 1 / (1/e + 1/i); where they infer on the GPU
 it is e again. A program is measured once its learner has made its first updates, in which kernels are chosen and graphs captured.
-Prints one JSON object.
+
+With --switch the yardstick of a program is the same program without that switch of --gpu: two are started, and each is stopped
+while the other runs. The ratio of their env steps/s is taken turn by turn; the median is reported. Prints one JSON object; with
+--out it goes to a file too, beside the rows of other switches and cases that are there.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import contextlib
 import json
 import math
 import os
+import shlex
 import signal
 import statistics
 import subprocess
@@ -27,7 +32,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +40,7 @@ from shoal.bench import machine
 from shoal.bench.cases import NATURE, PONG, Case
 from shoal.bench.limits import Cell, Layout, Probes, composed
 from shoal.bench.measure import phases, snapshots
+from shoal.bench.switch_tables import switch_row
 from shoal.runtime.forkserver import PR_SET_PDEATHSIG, prctl
 
 __all__ = ["main"]
@@ -43,7 +49,8 @@ CORES = len(os.sched_getaffinity(0))
 ENV = Cell("env", 16, Layout(CORES, 1), "raw:ale")
 ACT = Cell("act", 64, Layout(CORES, 1))
 WIDE = {"device": "cuda", "actors": CORES, "architecture.envs_per_actor": 16}
-SEED = {**WIDE, "architecture.groups": 2, "architecture.batch_slots": 8, "architecture.queue_slots": 32}
+SEED = {**WIDE, "actors": max(1, CORES - 1), "architecture.groups": 2, "architecture.batch_slots": 8,
+        "architecture.queue_slots": 32}  # a core is left for the server
 IMPALA = {**NATURE, **WIDE, "architecture.batch_slots": 8}
 CASES = (
     Case("seed", PONG, "seed", {**NATURE, **SEED}),
@@ -68,7 +75,9 @@ class Held:
 
     def __init__(self, case: Case, folder: str) -> None:
         self._run = Path(folder) / "run"
-        arguments = case.arguments(max_seconds=LONGEST_SECONDS, run_dir=str(self._run))
+        patient = {"faults.hang_seconds": LONGEST_SECONDS}  # who was stopped does not hang
+        arguments = case.arguments(max_seconds=LONGEST_SECONDS, run_dir=str(self._run), **patient)
+        self._said: str | None = None
         self._process = subprocess.Popen([sys.executable, "-m", "shoal.bench.training", json.dumps(arguments)],
                                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                                          preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL))  # it never outlives us
@@ -97,24 +106,34 @@ class Held:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        self._tell(signal.SIGSTOP)
+        self.stop()
         try:
             yield
         finally:
-            self._tell(signal.SIGCONT)
+            self.go_on()
+
+    def stop(self) -> None:
+        self._tell(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._tell(signal.SIGCONT)
 
     def _tell(self, word: signal.Signals) -> None:
         import psutil
 
-        top = psutil.Process(self._process.pid)
-        for process in (top, *top.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                process.send_signal(word)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            top = psutil.Process(self._process.pid)
+            for process in (top, *top.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(word)
 
     def end(self) -> str:
         """End it, and with it all that it started; what it said."""
-        self._process.kill()
-        return self._process.communicate()[1]
+        if self._said is None:
+            self.go_on()  # who is stopped does not hear that it is to end
+            self._process.kill()
+            self._said = self._process.communicate()[1]
+        return self._said
 
 
 class Gpu:
@@ -135,7 +154,7 @@ class Gpu:
     def rates(self, seconds: float) -> dict[str, float]:
         from shoal.bench.learner_limit import inference
 
-        return {"i": inference(self._algorithm, self._hardware, seconds, ROWS), "l": self._bare.rate(seconds)}
+        return {"i": inference(self._algorithm, self._hardware, seconds, ROWS), "l": self._bare.rates(seconds)["bare"]}
 
 
 def turn(case: Case, held: Held, probes: Probes, gpu: Gpu | None, workload: str, seconds: float) -> dict[str, float]:
@@ -170,30 +189,82 @@ def measured(case: Case, probes: Probes, workload: str, turns: int, seconds: flo
             "phases": phases(last.get("roles") or {}), "begin_seconds": first["seconds"]}
 
 
+def switched(case: Case, switch: str, turns: int, seconds: float) -> dict[str, Any]:
+    """Two programs of a case, with a switch of --gpu and without it, of which one stands still while the other runs."""
+    began, found = time.perf_counter(), {True: [], False: []}  # type: float, dict[bool, list[float]]
+    torso, programs = case.overrides["net.torso"], {}  # type: str, dict[bool, Held]
+    mark = {"name": f"{switch}, {case.name}", "case": case.name}
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-bench-"))
+        try:
+            for on in found:
+                side = replace(case, overrides={**case.overrides, f"gpu.{switch}": on})
+                programs[on] = Held(side, f"{folder}/{'on' if on else 'off'}")
+                stack.callback(programs[on].end)
+                programs[on].begin(case.scene.warm_seconds)
+                programs[on].stop()
+            for _ in range(turns):
+                for on, held in programs.items():
+                    held.go_on()
+                    found[on].append(held.rate(seconds))
+                    held.stop()
+        except RuntimeError as error:
+            return {**mark, "torso": torso, "switch": switch, "what": "program", "missing": f"failed: {error}"}
+    return {**mark, **switch_row(torso, switch, "program", found[True], found[False], time.perf_counter() - began)}
+
+
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--only", default="", metavar="CASES",
                         help=f"which, with commas: {', '.join(case.name for case in CASES)}; without it {', '.join(USUAL)}")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=JSON", help="further settings of all cases")
+    parser.add_argument("--switch", default="", metavar="NAME", help="of --gpu: each program with it and without it, in turns")
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args(words)
     chosen = options.only.split(",") if options.only else USUAL
     unknown = [name for name in chosen if name not in {case.name for case in CASES}]
     if unknown:
         parser.error(f"--only has {unknown[0]!r}; there are {', '.join(case.name for case in CASES)}")
+    known = _switches() if options.switch else []
+    if options.switch and options.switch not in known:
+        parser.error(f"--switch has {options.switch!r}; there are {', '.join(known)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is stopped must go on, or it could not end
     more = {name: json.loads(value) for name, _, value in (word.partition("=") for word in options.set)}
     cases = [replace(case, overrides={**case.overrides, **more}) for case in CASES if case.name in chosen]
+    command = shlex.join(["python", "-m", "shoal.bench.gpu_pong", *(sys.argv[1:] if words is None else words)])
+    results = {**machine.describe(), "command": command}
+    if options.switch:
+        found = (switched(case, options.switch, options.turns, options.seconds) for case in cases)
+        results["rows"] = [{**_told(row), "command": command} for row in found]
+    else:
+        results["cases"] = _against_limits(cases, options.turns, options.seconds)
+    if options.out is not None:
+        before = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
+        results = machine.with_earlier_rows(results, before, "rows") if options.switch else results
+        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    sys.stdout.write(json.dumps(results, indent=1) + "\n")
+
+
+def _switches() -> list[str]:
+    from shoal.algorithms.hardware import GpuConfig
+
+    return [field.name for field in fields(GpuConfig)]
+
+
+def _against_limits(cases: Sequence[Case], turns: int, seconds: float) -> list[dict[str, Any]]:
     workload = json.dumps({**next(case for case in CASES if case.name == "impala").arguments(), "device": "cpu"})
-    found: list[dict[str, Any]] = []
     with Probes() as probes:
         for cell in (ENV, ACT):
             probes.rate(workload, cell, 0.5)  # they make their environments
-        for case in cases:
-            found.append(measured(case, probes, workload, options.turns, options.seconds))
-            sys.stderr.write(json.dumps(found[-1]) + "\n")
-    sys.stdout.write(json.dumps({**machine.describe(), "cases": found}, indent=1) + "\n")
+        return [_told(measured(case, probes, workload, turns, seconds)) for case in cases]
+
+
+def _told(found: dict[str, Any]) -> dict[str, Any]:
+    """What is found is shown at once."""
+    sys.stderr.write(json.dumps(found) + "\n")
+    return found
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@
 Two of everything are made, one with the switch and one without, all other switches at their defaults; they take turns of --seconds.
 A learner is fed with batches that lie in host memory, as a program's are: they go over the bus, an update is made, its weights are
 copied to the host. An inference server answers requests from host memory, at the size of half of Pong's environments and at a small
-one. The ratio is that of the medians: above 1 the switch pays. Weights on the device: one handing over of weights and the forward
-pass after it, on the device or through the host as the broadcast does. torch.compile comes last: what is not begun before
---most-seconds is reported as not measured. Prints a Markdown table, and one JSON object to --out.
+one. The ratio is the median of the turns' ratios: above 1 the switch pays. Weights on the device: one handing over of weights and
+the forward pass after it, on the device or through the host as the broadcast does. torch.compile comes last: what is not begun
+before --most-seconds is reported as not measured. Prints a Markdown table, and one JSON object to --out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import statistics
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -29,7 +29,7 @@ import torch
 from shoal.algorithms.hardware import GpuConfig, Hardware
 from shoal.bench import learner_limit, machine
 from shoal.bench.learner_limit import FRAMES, Requests, fill
-from shoal.bench.switch_tables import switch_rows
+from shoal.bench.switch_tables import switch_row, switch_rows
 from shoal.core import Progress
 
 __all__ = ["main"]
@@ -144,11 +144,8 @@ def compared(torso: str, switch: str, kind: str, rows: int, turns: int, seconds:
     for _ in range(turns):
         for on, work in pair.items():
             found[on].append(rate(work, seconds, wait))
-    on, off = (statistics.median(found[side]) for side in (True, False))
     what = f"{kind}, {rows} rows" if rows else kind
-    return {"torso": torso, "switch": switch, "what": what, "on": round(on), "off": round(off),
-            "ratio": round(on / off, 3), "turns": {"on": [round(x) for x in found[True]], "off": [round(x) for x in found[False]]},
-            "took_seconds": round(time.perf_counter() - began, 1)}
+    return switch_row(torso, switch, what, found[True], found[False], time.perf_counter() - began)
 
 
 def main(words: list[str] | None = None) -> None:
@@ -176,7 +173,9 @@ def main(words: list[str] | None = None) -> None:
     sys.stdout.write(switch_rows(rows) + "\n")
     if options.out is not None:
         took = round(time.perf_counter() - began)
-        options.out.write_text(json.dumps({**machine.describe(), "seconds": took, "rows": rows}, indent=1) + "\n")
+        command = shlex.join(["python", "-m", "shoal.bench.gpu_switches", *(sys.argv[1:] if words is None else words)])
+        results = {**machine.describe(), "command": command, "seconds": took, "rows": rows}
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

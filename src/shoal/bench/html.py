@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from shoal.bench.columns import COLUMNS, failed, missed, rates_of, stored_groups, verdict_of
+from shoal.bench.limits import composed
 from shoal.bench.statistics import bootstrap, interquartile_mean, performance_profile
 from shoal.bench.svg import COLOURS, Bar, Line, bars, lines
 from shoal.bench.tables import spread
@@ -111,12 +112,25 @@ def modelled(limit: Mapping[str, Any], actors: int) -> float:
     """What the parts alone allow with so many actors of one thread each and one learner.
 
         min(actors / (1/e + 1/i), l / r, limit)        e, i, l per core
+        min(actors x e, limit)                         e per core; i and l are those of a GPU
 
-    Each actor steps and infers in turn on a core of its own, the learner has another; all together cannot beat the composed
-    limit of the cores there are.
+    Each actor steps and infers in turn on a core of its own, the learner has another; with a GPU an actor only steps, and one
+    device infers and learns, however many actors there are. All together cannot beat the composed limit of what there is.
     """
     e, i, l = (limit[part] / limit["cores"] for part in ("e", "i", "l"))  # noqa: E741  the names of limits.py
+    if limit.get("gpu"):
+        return float(min(actors * e, limit["env_steps_per_second"]))
     return float(min(actors / (1 / e + 1 / i), l / limit["passes"], limit["env_steps_per_second"]))
+
+
+def _parts(rows: Rows) -> dict[str, Any] | None:
+    """The limit of a case from the medians of its parts over all of its runs: what differs from run to run is noise, no curve."""
+    limits = [row["limit"] for row in rows if not row["error"] and row.get("limit")]
+    if not limits:
+        return None
+    e, i, l = (statistics.median(limit[part] for limit in limits) for part in ("e", "i", "l"))  # noqa: E741
+    last = limits[-1]
+    return {**last, "e": e, "i": i, "l": l, "env_steps_per_second": composed(e, i, l, last["passes"], last.get("gpu", False))}
 
 
 def _observed(rows: Rows) -> dict[str, Any] | None:
@@ -158,13 +172,10 @@ def _scaling(groups: Groups) -> dict[str, str]:
     for name, by_actors in cases.items():
         if len(by_actors) < 2:
             continue
-        measured, alone = [], []
-        for n, rows in sorted(by_actors.items()):
-            limits = [row["limit"] for row in rows if not row["error"] and row.get("limit")]
-            if found := _values(rows, "env_steps_per_second"):
-                measured.append((float(n), statistics.median(found)))
-            if limits:
-                alone.append((float(n), statistics.median(modelled(limit, n) for limit in limits)))
+        measured = [(float(n), statistics.median(found)) for n, rows in sorted(by_actors.items())
+                    if (found := _values(rows, "env_steps_per_second"))]
+        parts = _parts([row for rows in by_actors.values() for row in rows])
+        alone = [(float(n), modelled(parts, n)) for n in sorted(by_actors)] if parts else []
         model = predicted(by_actors)
         chart = [Line("measured", measured, COLOURS[0], dots=True), Line("parts alone", alone, COLOURS[1], dashed=True),
                  Line("model", model, COLOURS[2], dashed=True)]

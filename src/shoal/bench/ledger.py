@@ -1,6 +1,9 @@
 """results.jsonl: what a suite has measured so far. Only ever appended to, so that an interruption costs one run at most.
 
+    {"kind": "suite", ...}      what the suite holds, whenever that has changed: rows of other cases, or of one that was another
+                                before, do not count any more
     {"kind": "session", ...}    at every start: suite, variant, commit, machine, versions, load, date
+    {"kind": "finish", ...}     at its end, also by Ctrl-C: how many seconds it has taken, limits and all
     {"kind": "limit", ...}      the composed limit of a workload with its whole grid, once
     {"kind": "row", ...}        one job; a failed one is tried again at the next start, and the newest row of a job counts
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +26,51 @@ from shoal.telemetry.sinks import jsonable
 __all__ = ["Ledger"]
 
 WANTED: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "suite": {"cases": dict},
     "session": {"title": str, "date": str, "commit": str, "machine": dict, "versions": dict},
+    "finish": {"seconds": (int, float)},
     "limit": {"workload": str, "env": str},
     "row": {"key": str, "group": str, "seed": int, "error": (str, type(None))},
 }
 """What every line of a kind has."""
 STOPPED = "it ends with what it has measured, and the same command goes on from there"
+
+
+@dataclass
+class Found:
+    """What the lines of a file amount to, one after the other."""
+
+    sessions: list[dict[str, Any]] = field(default_factory=list)
+    limits: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cases: dict[str, str | None] = field(default_factory=dict)
+    """Group -> the mark of what is run in it now: by the newest suite line, or by the newest row where there is none."""
+    _rows: dict[tuple[str, str | None, int], dict[str, Any]] = field(default_factory=dict)
+    """(group, mark, seed) -> its newest row."""
+
+    def add(self, line: dict[str, Any]) -> None:
+        if line["kind"] == "suite":
+            self.cases = line["cases"]
+        elif line["kind"] == "limit":
+            self.limits[line["workload"]] = line
+        elif line["kind"] == "row":
+            _, sign, mark = line["key"].rpartition("#")
+            self.cases[line["group"]] = mark if sign else None
+            self._rows[line["group"], self.cases[line["group"]], line["seed"]] = {
+                **line, "sitting": len(self.sessions) - 1 if self.sessions else None}
+        elif line["kind"] == "session":
+            self.sessions.append(line)
+            if line.get("again") is not None:
+                self.limits.clear()
+                self._rows = {job: row for job, row in self._rows.items() if row["group"] not in line["again"]}
+        elif self.sessions:
+            self.sessions[-1] = {**self.sessions[-1], "seconds": line["seconds"]}
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for (group, mark, _), row in self._rows.items() if group in self.cases and self.cases[group] == mark]
+
+    def left_out(self) -> dict[str, int]:
+        gone = [group for group, _, _ in self._rows if group not in self.cases]
+        return {group: gone.count(group) for group in gone}
 
 
 class Ledger:
@@ -106,34 +149,32 @@ class Ledger:
         """How many lines a kill, or a damaged disk, has made unreadable."""
         return self._lines()[1]
 
-    def _read(self) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]], list[dict[str, Any]]]:
-        """Sessions, limits by workload, and the rows that count."""
-        sessions: list[dict[str, Any]] = []
-        limits: dict[str, dict[str, Any]] = {}
-        rows: dict[tuple[str, int], dict[str, Any]] = {}
+    def _read(self) -> Found:
+        found = Found()
         for line in self._lines()[0]:
-            if line["kind"] == "limit":
-                limits[line["workload"]] = line
-            elif line["kind"] == "row":
-                rows[line["group"], line["seed"]] = {**line, "sitting": len(sessions) - 1 if sessions else None}
-            else:
-                sessions.append(line)
-                if line.get("again") is not None:
-                    limits.clear()
-                    rows = {job: row for job, row in rows.items() if row["group"] not in line["again"]}
-        return sessions, limits, list(rows.values())
+            found.add(line)
+        return found
 
     def sessions(self) -> list[dict[str, Any]]:
-        return self._read()[0]
+        """With "seconds", how long it has taken, where that was written down: a killed one cannot tell."""
+        return self._read().sessions
 
     def limits(self) -> dict[str, dict[str, Any]]:
         """Workload -> its limit."""
-        return self._read()[1]
+        return self._read().limits
+
+    def cases(self) -> dict[str, str | None]:
+        """Group -> the mark of what is run in it, as the suite was when it was last run."""
+        return self._read().cases
 
     def rows(self) -> list[dict[str, Any]]:
-        """The newest row of every group and seed, in the order in which they came first: an edited case replaces what it was.
-        "sitting" is the session that it is from."""
-        return self._read()[2]
+        """The newest row of every group and seed of the suite as it is now, in the order in which they came first: what an edited
+        case was before does not count. "sitting" is the session that it is from."""
+        return self._read().rows()
+
+    def left_out(self) -> dict[str, int]:
+        """Group -> its runs, of groups that the suite does not have any more."""
+        return self._read().left_out()
 
     def finished(self) -> set[str]:
         return {row["key"] for row in self.rows() if not row["error"]}

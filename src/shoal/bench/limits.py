@@ -3,11 +3,12 @@
     limit = 1 / (1/e + 1/i + r/l)            one kind of processor does everything, so the times of a frame add up
     limit = min(e, 1 / (1/i + r/l))          with a GPU: environments and the GPU work side by side
 
-e is env steps/s of the fastest back-end with random actions, i the frames/s of the policy, l those of the learner
-(forward, backward, optimiser) on data in memory, r the passes over the data. Each is measured alone with all cores, as
-the best over a grid of batch sizes and of layouts (P processes of t threads with P x t = cores), and the grid is kept:
-a bad batch size must not be able to lower the limit. Where the workload computes on a GPU (--device, as a run would take it),
-i and l are measured there, by one process. efficiency = env steps/s / limit, both from the same run.
+e is env steps/s of the fastest back-end with random actions, made with the workload's own arguments (--envs.kwargs), i the
+frames/s of the policy, l those of the learner (forward, backward, optimiser) on data in memory, r the passes over the data. Each
+is measured alone with all cores, as the best over a grid of batch sizes and of layouts (P processes of t threads with
+P x t = cores), and the grid is kept: a bad batch size must not be able to lower the limit. Where the workload computes on a GPU
+(--device, as a run would take it), i and l are measured there, by one process. efficiency = env steps/s / limit, both from the
+same run.
 """
 
 from __future__ import annotations
@@ -174,11 +175,26 @@ def cells(case: Case, cores: int, gpu: bool = False) -> list[Cell]:
     return out
 
 
+def able(case: Case, pairs: tuple[str, ...], say: Callable[[str], None]) -> Case:
+    """The case with those back-ends that can make its environment with its own arguments (--envs.kwargs)."""
+    from shoal.bench.probe import refusal
+
+    scene, backends = case.scene, case.scene.grid.backends
+    refused = {backend: words for backend in backends if pairs and (words := refusal(scene.env, backend, pairs))}
+    for backend, words in refused.items():
+        say(f"  {backend} cannot make {scene.env} with {' '.join(pairs)}: {words}")
+    if len(refused) == len(backends):
+        raise RuntimeError(f"no back-end of the limit ({', '.join(backends)}) can make {scene.env} with {' '.join(pairs)}: "
+                           f"{'; '.join(refused.values())}")
+    left = tuple(backend for backend in backends if backend not in refused)
+    return replace(case, scene=replace(scene, grid=replace(scene.grid, backends=left)))
+
+
 def measure(case: Case, probes: Probes, *, known: Limit | None = None, same_env: Limit | None = None,
             seconds: float = SECONDS, say: Callable[[str], None] = lambda text: None) -> Limit:
     """The limit of a case: over the whole grid or, where a limit is `known`, again at its best cells only.
 
-    `same_env` is the limit of another case in the same environment: its e is this one's.
+    `same_env` is the limit of another case in the same environment, made with the same arguments: its e is this one's.
     """
     from shoal.bench.probe import passes, prepared
 
@@ -188,6 +204,7 @@ def measure(case: Case, probes: Probes, *, known: Limit | None = None, same_env:
         return Limit(*again, known.passes, gpu=known.gpu)
     started, ready = time.monotonic(), prepared(workload)
     gpu = ready.hardware().on_gpu
+    case = able(case, ready.plan.experiment.envs.kwargs, say)
     grid = [] if same_env is None else [cell for cell in same_env.grid if cell.what == "env"]
     for cell in cells(case, len(os.sched_getaffinity(0)), gpu):
         if same_env is None or cell.what != "env":

@@ -20,12 +20,13 @@ __all__ = ["RESULTS", "ROOT", "describe", "kept", "load", "merged", "save", "sta
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "docs" / "results"
+NO_CODE = ("docs", "*.md")  # what is written there changes nothing that is measured
 PACKAGES = ("shoal", "torch", "numpy", "gymnasium", "numba", "ale-py")
 
 
 def describe() -> dict[str, Any]:
-    """Commit, machine, versions, date. Of a commit and its changes only a checkout of shoal's can tell."""
-    changes = _git("status", "--porcelain", "--untracked-files=no")
+    """Commit, machine, versions, date. Of a commit and its changes only a checkout of shoal's can tell, and only code counts."""
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *(f":(exclude){path}" for path in NO_CODE))
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": _git("rev-parse", "HEAD") or "unknown",

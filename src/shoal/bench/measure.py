@@ -1,7 +1,9 @@
 """Runs, each in processes of its own: alternating, so that a slow minute of the machine hits everybody; medians and spread.
 
 Whatever is run reports marks, (seconds since its first environment step, env steps so far); a rate is taken between the
-first and the last change of the count after the warm-up. A run that fails is an Outcome with an error, never a missing row.
+first and the last change of the count after the warm-up. Marks of shoal are snapshots, which see a change up to a second late: what
+that may cost is known, and a window that is too short for it has no rate. A run that fails is an Outcome with an error, never a
+missing row.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -23,12 +24,14 @@ from typing import Any
 
 from shoal.bench.bound import bound
 from shoal.bench.cases import Case, Scene
+from shoal.bench.scratch import scratch
 
 __all__ = ["Outcome", "Spread", "alternate", "last_json", "rate", "run_reference", "run_shoal", "snapshots", "start", "tail"]
 
 Marks = Sequence[Sequence[float]]
 REFERENCE = (sys.executable, "-m", "shoal.bench.reference_loop")
 LEAST_SECONDS = 3.0  # of a window: a run is looked at once a second
+COARSEST = 0.15  # how far a rate may be off because somebody only looks at the count now and then
 SLACK_SECONDS = 120.0  # beyond a run's own time: start, stop, a busy machine
 
 
@@ -63,16 +66,30 @@ class Outcome:
         return {**asdict(self), "env_steps_per_second": speed}
 
 
-def rate(marks: Marks, warm_seconds: float) -> float:
+def rate(marks: Marks, warm_seconds: float, looked: bool = False) -> float:
     """Env steps/s between the first and the last change of the count after the warm-up; none where it changes less than twice.
 
-    Who counts a whole unroll at once would otherwise gain or lose one of them by where the window happens to end.
+    Who counts a whole unroll at once would otherwise gain or lose one of them by where the window happens to end. Marks are made at
+    the changes themselves, or (`looked`) by somebody who looks now and then: then there is no rate where it could be off by more
+    than COARSEST.
     """
-    changed = [mark for before, mark in pairwise(marks) if mark[1] > before[1]]
-    warm = [mark for mark in changed if mark[0] >= warm_seconds]
-    if len(warm) < 2 or warm[-1][0] <= warm[0][0]:
+    seen = [(before, mark) for before, mark in pairwise(marks) if mark[0] >= warm_seconds]
+    changed = [both for both in seen if both[1][1] > both[0][1]]
+    if len(changed) < 2:
         return math.nan
-    return (warm[-1][1] - warm[0][1]) / (warm[-1][0] - warm[0][0])
+    (early, first), (late, last) = changed[0], changed[-1]
+    seconds, steps = last[0] - first[0], last[1] - first[1]
+    look = max(first[0] - early[0], last[0] - late[0])
+    if seconds <= 0 or (looked and min(_jump(seen) / steps, look / seconds) > COARSEST):
+        return math.nan
+    return steps / seconds
+
+
+def _jump(seen: Sequence[tuple[Sequence[float], Sequence[float]]]) -> int:
+    """How much is counted at once, as far as looks can tell: whatever divides all differences, or what one look saw more than
+    another. A window may hold one of them too many or too few; but neither is it longer or shorter than by one look."""
+    found = [int(mark[1] - before[1]) for before, mark in seen]
+    return max(math.gcd(*found), max(found) - min(found))
 
 
 def start(command: Sequence[str], seconds: float, cwd: str | Path | None = None,
@@ -142,8 +159,8 @@ def run_shoal(case: Case, scale: float = 1.0, **more: Any) -> Outcome:
     """shoal.train with the case's preset, in a fresh process and a run directory of its own."""
     warm = case.scene.warm_seconds * scale
     seconds = warm + max(case.scene.seconds * scale, LEAST_SECONDS)
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        directory = Path(folder) / "run"
+    with scratch() as folder:
+        directory = folder / "run"
         arguments = case.arguments(**{"max_seconds": seconds, **more, "run_dir": str(directory)})
         done = start([sys.executable, "-m", "shoal.bench.training", json.dumps(arguments)], arguments["max_seconds"])
         if done.returncode:
@@ -151,7 +168,7 @@ def run_shoal(case: Case, scale: float = 1.0, **more: Any) -> Outcome:
         summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
         shots = snapshots(directory / "metrics.jsonl")
     marks = [(shot["seconds"], shot["env_steps"]) for shot in shots if shot["seconds"] and not shot.get("last")]
-    speed = rate(marks, warm)
+    speed = rate(marks, warm, looked=True)
     kept = ("learner_idle", "policy_lag", "samples_per_insert", "startup_seconds", "seconds", "verdict", "peak_memory_mb",
             "stopped_by", "eval_return", "env_steps", "restarts", "layout")
     details = {**{name: summary.get(name) for name in kept}, "phases": phases(summary.get("roles") or {})}

@@ -25,7 +25,7 @@ import numpy as np
 if TYPE_CHECKING:
     from shoal.experiment.prepare import Prepared
 
-__all__ = ["passes", "prepared", "serve"]
+__all__ = ["passes", "prepared", "refusal", "serve"]
 
 SEATS = 8  # of one slot; a learner's batch is as many of them as it needs
 ACTIONS = 16  # different batches of random actions
@@ -51,8 +51,8 @@ def passes(experiment: Any) -> int:
 
 # ---------------------------------------------------------------------------------------------- the three parts
 def stepping(workload: str, backend: str, batch: int, threads: int) -> Work:
-    """e: the environment alone, with random actions made beforehand."""
-    env = _world(json.loads(workload)["env"], backend, batch, threads)
+    """e: the environment alone, made with the workload's own arguments, with random actions made beforehand."""
+    env = _world(json.loads(workload)["env"], backend, batch, threads, prepared(workload).plan.experiment.envs.kwargs)
     space = getattr(env, "single_action_space", None) or env.action_space
     actions = list(np.random.default_rng(0).integers(space.n, size=(ACTIONS, batch)))
     turn = 0
@@ -67,30 +67,43 @@ def stepping(workload: str, backend: str, batch: int, threads: int) -> Work:
 
 
 @lru_cache(maxsize=16)
-def _world(name: str, backend: str, batch: int, threads: int) -> Any:
+def _world(name: str, backend: str, batch: int, threads: int, pairs: tuple[str, ...]) -> Any:
     """Environments, begun. They are kept: Atari's take a tenth of a second each to make and another to reset."""
-    if backend == "raw:gymnasium":
-        import gymnasium as gym
-
-        env: Any = gym.make_vec(name, batch, vectorization_mode="vector_entry_point")
-    elif backend == "raw:ale":
-        from ale_py.vector_env import AtariVectorEnv
-
-        env = AtariVectorEnv(_rom(name), batch, num_threads=threads, repeat_action_probability=0.25)
-    else:
-        from shoal import envs
-
-        env = envs.make(name, batch, backend=backend, **({"num_threads": threads} if backend == "ale" else {}))
+    env = _made(name, backend, batch, threads, pairs)
     env.reset(seed=0)
     return env
 
 
-def _rom(name: str) -> str:
-    """ALE/MsPacman-v5 -> ms_pacman."""
-    import ale_py  # noqa: F401  registers the ids
-    import gymnasium as gym
+def _made(name: str, backend: str, batch: int, threads: int, pairs: tuple[str, ...]) -> Any:
+    """`pairs` are those of --envs.kwargs."""
+    from shoal.experiment.config import EnvsConfig
 
-    return str(gym.spec(name).kwargs["game"])
+    kwargs = EnvsConfig(kwargs=pairs).arguments()
+    if backend == "raw:gymnasium":
+        import gymnasium as gym
+
+        return gym.make_vec(name, batch, vectorization_mode="vector_entry_point", **kwargs)
+    if backend == "raw:ale":
+        from ale_py.vector_env import AtariVectorEnv
+
+        from shoal.envs.atari import atari_spec
+        from shoal.envs.protocol import AtariProtocol
+
+        registered = atari_spec(name).kwargs
+        protocol, others = AtariProtocol.of(name, registered, {"num_threads": threads, **kwargs})
+        return AtariVectorEnv(registered["game"], batch, **others, **protocol.ale())
+    from shoal import envs
+
+    return envs.make(name, batch, backend=backend, **({"num_threads": threads} if backend == "ale" else {}), **kwargs)
+
+
+def refusal(name: str, backend: str, pairs: tuple[str, ...]) -> str:
+    """Why a back-end cannot make an environment with these arguments; empty where it can."""
+    try:
+        _made(name, backend, 1, 1, pairs).close()
+    except Exception as error:  # an environment may raise anything
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def acting(workload: str, batch: int) -> Work:

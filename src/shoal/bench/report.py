@@ -27,6 +27,8 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str], str]] = {
     "feed": ("feed.json", feed_tables, "make bench-feed"),
     "means": ("means.json", means_tables, "python -m shoal.bench.means"),
     "switches": ("h200_switches.json", switch_tables, "python -m shoal.bench.gpu_switches --out FILE"),
+    "program switches": ("h200_program_switches.json", switch_tables,
+                         "python -m shoal.bench.gpu_pong --switch NAME --only CASE --out FILE"),
     "startup": ("startup.json", startup_tables, "python -m shoal.bench.startup"),
 }
 """Marker -> (results file, how it is shown, the command that measures it)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.bench.columns import results_table, where_line
+from shoal.bench.columns import left_line, results_table, where_line
 from shoal.bench.html import page
 from shoal.bench.ledger import Ledger
 from shoal.errors import ConfigError
@@ -13,7 +13,7 @@ __all__ = ["write_files"]
 def write_files(ledger: Ledger) -> str:
     """Returns the table."""
     sessions, groups = ledger.sessions(), ledger.groups()
-    where = where_line(sessions, ledger.rows())
+    where = where_line(sessions, ledger.rows()) + left_line(ledger.left_out())
     table = f"{where}\n\n{results_table(groups)}"
     title = sessions[0]["title"] if sessions else ledger.folder.name
     try:

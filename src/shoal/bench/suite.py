@@ -16,8 +16,9 @@
     env = "CartPole-v1"
     order = { epochs = 1 }
 
-[defaults] and [quick] give a case what it can take: a peer takes no `overrides`, a preset no `order`. What stands in the case
-itself and does not apply to it is refused, as is all else that makes no sense (bench/suite_checks.py), before anything is run.
+[defaults] and [quick] give a case what it can take: a peer takes no `overrides`, a preset no `order`, a driver no key that it does
+not read. What stands in the case itself and does not apply to it is refused, as is all else that makes no sense
+(bench/suite_checks.py), before anything is run.
 
 Jobs are ordered by seed first: everybody's first seed, then everybody's second, so that a slow minute hits all of them.
 """
@@ -115,10 +116,15 @@ class Job:
         return self.case.name + actors + (f", {self.who}" if self.who else "")
 
     @property
-    def key(self) -> str:
-        """Names what is run, to the last value: a case that was edited is run again."""
+    def mark(self) -> str:
+        """Stands for what is run, to the last value but the seed: of a case that was edited it is another one."""
         about = json.dumps({**asdict(self.case), "actors": self.actors, "seeds": None, "quick": None}, sort_keys=True)
-        return f"{self.group}, seed {self.seed} #{hashlib.sha1(about.encode()).hexdigest()[:8]}"
+        return hashlib.sha1(about.encode()).hexdigest()[:8]
+
+    @property
+    def key(self) -> str:
+        """Names the run: a case that was edited is run again."""
+        return f"{self.group}, seed {self.seed} #{self.mark}"
 
     def arguments(self) -> dict[str, Any]:
         """What shoal.train is called with."""
@@ -134,6 +140,10 @@ class Suite:
     name: str
     title: str
     cases: tuple[SuiteCase, ...]
+
+    def marks(self) -> dict[str, str]:
+        """Group -> what is run in it now."""
+        return {job.group: job.mark for job in self.jobs()}
 
     def jobs(self) -> list[Job]:
         rounds = max((len(case.seeds) for case in self.cases), default=0)
@@ -193,15 +203,23 @@ def parse_suite(name: str, table: Mapping[str, Any], variant: str = "full") -> S
         cases["full"].append(_case(where, defaults, own, {}))
         if cases["full"][-1].quick:
             cases["quick"].append(_case(f"{where} with [quick]", defaults, own, quick))
-    names = [case.name for case in cases["full"]]
-    twice = sorted({one for one in names if names.count(one) > 1})
-    if twice:
-        raise ConfigError(f"suite {name} has two cases called {twice[0]!r}; give one of them another name = \"...\"")
-    if not names:
+    if not cases["full"]:
         raise ConfigError(f"suite {name} has no [[case]]")
+    for one in cases.values():
+        _check_groups(Suite(name, title, tuple(one)))
     if not cases[variant]:
         raise ConfigError(f"suite {name} has no case for --suite {variant}: all of them say quick = false")
     return Suite(name, title, tuple(cases[variant]))
+
+
+def _check_groups(suite: Suite) -> None:
+    """Rows are known by their group and seed: two cases with the same would hide each other."""
+    names = [case.name for case in suite.cases]
+    groups = [group for case in suite.cases for group in dict.fromkeys(job.group for job in Suite("", "", (case,)).jobs())]
+    for what, found in (("two cases called", names), ("two cases whose runs are called", groups)):
+        twice = sorted({one for one in found if found.count(one) > 1})
+        if twice:
+            raise ConfigError(f"suite {suite.name} has {what} {twice[0]!r}; give one of them another name = \"...\"")
 
 
 def _entries(name: str, given: Any) -> list[Mapping[str, Any]]:
@@ -245,9 +263,23 @@ def _case(where: str, defaults: Mapping[str, Any], own: Mapping[str, Any], more:
             raise ConfigError(f"{where}: {key}={value!r} does not apply to a {kinds[0]}, but to {able}; leave it out")
     given = {key: value for table in (defaults, own, more) for key, value in table.items() if key in takes}
     given |= {key: {**defaults.get(key, {}), **own.get(key, {}), **more.get(key, {})} for key in TABLES if key in takes}
+    if "order" in takes:
+        given["order"] = _ordered(given, own.get("order", {}))
     if "name" not in given:
         what = given.get("preset") or given.get("peer") or f"{given['workload']} {given.get('size')}"
         given["name"] = f"{what} {given['env']}" if given.get("env") else what
     case = SuiteCase(**given)
     check(case, f"{where} ({case.name})")
     return case
+
+
+def _ordered(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The order of a peer: what stands in the case itself, and of the rest what its driver takes."""
+    from shoal.bench.peers.more import ALL
+    from shoal.bench.peers.orders import takes
+
+    order, peer = given["order"], given["peer"]
+    if peer not in {one.name for one in ALL}:
+        return dict(order)
+    able = takes(peer, given.get("until_return") is not None, order.get("algorithm"))
+    return {key: value for key, value in order.items() if key in own or key in able}

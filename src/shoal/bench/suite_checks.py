@@ -9,7 +9,7 @@ import difflib
 import math
 from functools import cache
 
-from shoal.bench.suite import Job, SuiteCase
+from shoal.bench.suite import SuiteCase
 from shoal.errors import ConfigError, ShoalError
 
 __all__ = ["check"]
@@ -53,7 +53,7 @@ def _check_numbers(case: SuiteCase) -> None:
 # ---------------------------------------------------------------------------------------------- what is run
 def _check_preset(case: SuiteCase) -> None:
     """As `shoal train` would find it wrong, before any process is started."""
-    from shoal.experiment.run import plan_of
+    from shoal.bench.preset_checks import check_expert, check_limit, check_roles, plan_for
 
     _need_env(case)
     if not (case.max_env_steps or case.max_seconds):
@@ -61,27 +61,30 @@ def _check_preset(case: SuiteCase) -> None:
     names = {**OF_THE_CASE, **({"actors": "actors"} if case.actors else {})}
     for key in (key for key in case.overrides if key in names):
         raise ConfigError(f"overrides has {key!r}, which the case gives itself; write {names[key]} = ... beside overrides")
-    for actors in case.actors or (None,):
-        values = Job(case, case.seeds[0], actors).arguments()
-        if case.expert:
-            values["demos"] = "to be recorded"
-        plan = plan_of(values.pop("preset"), values.pop("env"), None, None, values)
+    plans = [plan_for(case, actors) for actors in case.actors or (None,)]
+    for plan in plans:
         plan.validate()
     if plan.experiment.envs.backend != "envpool":  # which has names of its own
         _check_env(case.env)
+    if case.limit:
+        check_limit(case, plan)
+    for actors in case.actors or (None,):
+        check_roles(case, actors)
+    if case.expert:
+        check_expert(case)
 
 
 def _check_peer(case: SuiteCase) -> None:
-    from shoal.bench.cases import CASES
     from shoal.bench.peers.more import peer_named
+    from shoal.bench.peers.orders import SCENES, check_order
 
     _need_env(case)
-    peer_named(str(case.peer))
-    known = sorted({one.scene.env for one in CASES})
-    if case.env not in known:
-        raise ConfigError(f"env={case.env!r} is not possible: the drivers of peers know {' and '.join(known)}")
+    peer = peer_named(str(case.peer))
+    if case.env not in SCENES:
+        raise ConfigError(f"env={case.env!r} is not possible: the drivers of peers know {' and '.join(sorted(SCENES))}")
     if not case.max_seconds:
         raise ConfigError("it would never end; add max_seconds")
+    check_order(peer.name, case.env, case.until_return, case.order)
 
 
 def _check_workload(case: SuiteCase) -> None:
@@ -113,14 +116,16 @@ def _check_env(name: str) -> None:
 
     import shoal.envs  # noqa: F401  registers its ids
     from shoal.envs.atari import has_ale
-    from shoal.experiment.references import find
+    from shoal.experiment.references import EnvRef, find
 
-    if ":" in name:
-        find(name)
+    if not isinstance(EnvRef.named(name).target, str):
         return
-    if name not in gym.registry:
+    plain = name.rpartition(":")[2]  # of gymnasium's module:Env-v0; the module is imported by now, if it can be
+    if plain not in gym.registry:
         atari = has_ale()  # which registers ids of its own
-        if name not in gym.registry and (atari or not name.startswith("ALE/")):
+        if plain not in gym.registry and (atari or not name.startswith("ALE/")):
+            if ":" in name:
+                find(name)  # says why it cannot be imported
             near = difflib.get_close_matches(name, gym.registry, 3, 0.7)
             hint = f"did you mean {', '.join(near)}?" if near else "give an id of gymnasium's, or package.module:function"
             raise ConfigError(f"there is no environment {name!r}; {hint}")

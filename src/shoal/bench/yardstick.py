@@ -12,6 +12,7 @@ from typing import Any
 from shoal.bench import limits
 from shoal.bench.cases import CASES, Case
 from shoal.bench.ledger import Ledger
+from shoal.bench.probe import prepared
 from shoal.bench.suite import Job
 
 __all__ = ["Yardstick"]
@@ -47,18 +48,22 @@ class Yardstick:
             self._probes = limits.Probes()
             return None
         return {"env_steps_per_second": now.env_steps_per_second, "passes": now.passes, "cores": len(os.sched_getaffinity(0)),
-                **{part: getattr(now, part).frames_per_second for part in ("e", "i", "l")}}
+                "gpu": now.gpu, **{part: getattr(now, part).frames_per_second for part in ("e", "i", "l")}}
 
     def _known(self, case: Case, seconds: float) -> limits.Limit:
-        """The whole grid, from the ledger where it has been measured before; e is that of the environment, whoever needs it."""
-        workload, known = json.dumps(case.arguments(), sort_keys=True), self._ledger.limits()
-        if workload not in known:
-            same = next((_read(one) for one in known.values() if one["env"] == case.scene.env), None)
-            self._say(f"  {case.name}: the grid of its limit")
-            found = limits.measure(case, self._probes, same_env=same, seconds=seconds)
-            self._ledger.append("limit", {"workload": workload, "env": case.scene.env, "name": case.name, **found.record()})
-            return found
-        return _read(known[workload])
+        """The whole grid, from the ledger where it has been measured before; e is that of the environment, whoever needs it: of one
+        that is made with the same arguments."""
+        workload = json.dumps(case.arguments(), sort_keys=True)
+        pairs = list(prepared(workload).plan.experiment.envs.kwargs)
+        known = {name: one for name, one in self._ledger.limits().items() if one.get("env_kwargs", []) == pairs}
+        if workload in known:
+            return _read(known[workload])
+        same = next((_read(one) for one in known.values() if one["env"] == case.scene.env), None)
+        self._say(f"  {case.name}: the grid of its limit")
+        found = limits.measure(case, self._probes, same_env=same, seconds=seconds)
+        self._ledger.append("limit", {"workload": workload, "env": case.scene.env, "env_kwargs": pairs, "name": case.name,
+                                      **found.record()})
+        return found
 
 
 def _read(record: dict[str, Any]) -> limits.Limit:

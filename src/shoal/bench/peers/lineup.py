@@ -71,7 +71,7 @@ SAME_ENV: dict[str, dict[str, Any]] = {
 
 _cases = {case.name: case for case in CASES}
 _cartpole = _cases["CartPole impala"].scene
-_pong = replace(_cases["Pong impala"].scene, seconds=12.0)  # peers need a few seconds for one batch
+_pong = _cases["Pong impala"].scene
 
 LINEUP: dict[str, tuple[Runner, ...]] = {
     "CartPole-v1": lineup(_cases, (

@@ -1,7 +1,7 @@
 """PPO as a single file in CleanRL's manner: gymnasium's SyncVectorEnv, plain PyTorch, one process. Timed, or trained to a "goal".
 
 CleanRL itself is a collection of scripts to copy, not a package; this one is ours, with the settings of its ppo.py and
-ppo_atari.py (epochs, minibatches, step size, clipping), more environments and one thread.
+ppo_atari.py (epochs, minibatches, step size, clipping), more environments and one thread. An order may ask for other `epochs`.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def greedy(agent: Agent, observation: np.ndarray) -> np.ndarray:
 
 def main(order: dict) -> None:
     scene, goal, seed = order["scene"], order.get("goal"), order.get("seed", 0)
-    settings = {**(SETTINGS[scene] if goal is None else RACE), **order.get("settings", {})}
+    settings = dict(SETTINGS[scene] if goal is None else RACE)
+    settings.update({"epochs": order.get("epochs", settings["epochs"]), **order.get("settings", {})})
     torch.set_num_threads(order.get("threads", 1))
     torch.manual_seed(seed)
     envs = gym.vector.SyncVectorEnv([lambda: same_env.make(scene)] * settings["envs"],

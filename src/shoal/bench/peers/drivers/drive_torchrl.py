@@ -64,7 +64,8 @@ def greedy(actor: ProbabilisticActor, observation: np.ndarray) -> np.ndarray:
 def main(order: dict) -> None:
     warnings.simplefilter("ignore")
     scene, goal, seed = order["scene"], order.get("goal"), order.get("seed", 0)
-    settings = {**(SETTINGS[scene] if goal is None else RACE), **order.get("settings", {})}
+    settings = dict(SETTINGS[scene] if goal is None else RACE)
+    settings.update({"epochs": order.get("epochs", settings["epochs"]), **order.get("settings", {})})
     torch.set_num_threads(order.get("threads", 1))
     torch.manual_seed(seed)
     env = SerialEnv(settings["envs"], lambda: GymWrapper(same_env.make(scene)))
