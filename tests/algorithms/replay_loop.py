@@ -5,6 +5,7 @@ import torch
 
 from shoal import envs, replay
 from shoal.core import Progress
+from shoal.slots import map_tree
 
 
 class Actor:
@@ -42,6 +43,19 @@ def batch_of(items, probability=None, size=1000):
     count = len(items["weights_version"])
     probability = np.full(count, 1 / size) if probability is None else probability
     return {**items, "probability": probability, "table_size": np.array([size])}
+
+
+def batches(algorithm, env, count, size=16):
+    """Of what an actor recorded, with probabilities that differ; in the sixth all rewards are NaN."""
+    actor, rng = Actor(algorithm, env, 5), np.random.default_rng(0)
+    actor.play(80)
+    items, _ = actor.items()
+    for number in range(count):
+        chosen = rng.integers(len(items["reward"]), size=size)
+        batch = map_tree(lambda x: x[chosen].copy(), items)  # noqa: B023
+        if number == 5:
+            batch["reward"][:] = np.nan
+        yield batch_of(batch, rng.random(size) / 500 + 1e-4, 500)
 
 
 def gradient(learn, batch, progress=None):

@@ -235,7 +235,8 @@ def test_padding_changes_nothing():
     again, more = gradient(learn, batch_of(spoilt))
     np.testing.assert_allclose(again, grad, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(learn.priorities, known, rtol=1e-5)
-    assert more["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+    for name in ("loss", "q_mean", "q_max", "target_mean"):
+        assert more[name] == pytest.approx(metrics[name], rel=1e-5), name
 
 
 # ---------------------------------------------------------------------------------------------- actor and learner agree

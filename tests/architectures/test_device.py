@@ -196,6 +196,12 @@ def test_clashes_are_named_before_anything_starts():
     (1, ("impala", "CartPole-v1"), False),          # small networks over vectors stay where their data are
     (1, ("anakin", "CartPole-v1"), True),           # environments on the device
     (1, ("gala", "shoal/PixelCatch-v0"), False),    # computes on the CPU only
+    (1, ("gorila", "shoal/PixelCatch-v0"), False),
+    (1, ("apex", "shoal/PixelCatch-v0"), True),
+    (1, ("dqn", "shoal/PixelCatch-v0"), True),
+    (1, ("seed_r2d2", "shoal/PixelCatch-v0"), True),
+    (1, ("r2d2", "shoal/TMaze-v0"), False),
+    (1, ("r2d2", "shoal/TMaze-v0", "--device", "cuda"), True),
     (1, ("seed", "ALE/Pong-v5", "--device", "cpu"), False),
 ])
 def test_auto_takes_a_gpu_where_it_pays(gpus, arguments, on_gpu, monkeypatch):
@@ -215,6 +221,8 @@ def test_what_a_device_is(capsys):
     assert "finds no GPU here; use --device cpu" in capsys.readouterr().err
     assert cli.main(["show", "gala", "CartPole-v1", "--device", "cuda"]) == 2
     assert "--architecture gossip does not fit: it computes on the CPU only" in capsys.readouterr().err
+    assert cli.main(["show", "gorila", "shoal/Catch-v0", "--device", "cuda"]) == 2
+    assert "--architecture parameter_server does not fit: it computes on the CPU only" in capsys.readouterr().err
 
 
 def test_the_limit_is_measured():

@@ -23,9 +23,15 @@ from shoal.slots import Field, Inline, Layout
 from tests.architectures.graphs import go
 from tests.runtime.harness import RUNTIMES, Files, Killer, Saver, Watch, kill
 
-ITEM = Layout({"id": Field((1,), "i8"), "nest": {"x": Field((1, 3), "f4")}, "time": Field((1,), "f8")})
+ITEM = Layout({"id": Field((1,), "i8"), "nest": {"x": Field((1, 3), "f4")}, "screen": Field((1, 64, 64), "u1"),
+               "time": Field((1,), "f8")})  # a screen is an image, which the table compresses
 FIRST, UPDATED = 0.25, 0.5  # a priority is its item's id plus one of these
 POISON = -1  # the id of items that must never be seen
+
+
+def screens(ids):
+    """What the items of these ids show."""
+    return (ids[:, None] // 256 ** (np.arange(64) % 4) + np.arange(64)).astype(np.uint8)[:, None, :].repeat(64, 1)
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class FakeParts:
     replay: ReplayConfig
     actors: int = 2
     demos: str | None = None
+    spread: bool = False
     algorithm: Any = field(default_factory=lambda: SimpleNamespace(record=SimpleNamespace(layout=ITEM)))
 
 
@@ -51,6 +58,7 @@ class Producer:
         ids = np.arange(self.next, self.next + self.config.insert_batch)
         slot.data["items"]["id"][:] = ids
         slot.data["items"]["nest"]["x"][:] = (ids % 1000)[:, None] + [0, 1, 2]
+        slot.data["items"]["screen"][:] = screens(ids)
         slot.data["items"]["time"][:] = time.time()
         slot.data["priority"][:] = ids + FIRST
         slot.data["decisions"][0] = len(ids)
@@ -72,6 +80,7 @@ class Consumer:
         ids = batch["id"]
         assert (ids > 0).all(), "an item that was not sent"
         assert (batch["nest"]["x"] == (ids % 1000)[:, None] + np.array([0, 1, 2])).all(), "torn or mixed items"
+        assert (batch["screen"] == screens(ids)).all(), "an image of another item"
         for key, number in zip(keys.tolist(), ids.tolist(), strict=True):
             assert self.ids.setdefault(key, number) == number, "a key was used again"
             life = self.keys.setdefault(number, key)
@@ -182,6 +191,7 @@ class MortalProducer(Producer):
             if dies(self.me, 1):
                 draft.data["items"]["id"][:] = ids = np.arange(self.next, self.next + self.config.insert_batch)
                 draft.data["items"]["nest"]["x"][:], draft.data["priority"][:] = (ids % 1000)[:, None] + [0, 1, 2], ids + FIRST
+                draft.data["items"]["screen"][:] = screens(ids)
                 draft.send()
             os.kill(os.getpid(), signal.SIGKILL)
         await super().step()
@@ -209,6 +219,7 @@ class MortalConsumer(Consumer):
         await super().step()
         if self.me.incarnation < 2 and len(self.ids) > 50:
             if dies(self.me, 1):
+                self.samples._give_back()
                 draft = await self.samples._client.slot()
                 draft.data["count"][0], draft.data["priority"][:] = len(draft.data["key"]), 1e9
             os.kill(os.getpid(), signal.SIGKILL)

@@ -148,3 +148,56 @@ def test_other_processes_are_counted_before_they_are_drawn(machine, preset, name
     plan = plan_of(preset, "CartPole-v1", None, None, {f"architecture.{name}": 10**8})
     with pytest.raises(ConfigError, match=rf"--architecture.{name} 100000000 is too .*; give --architecture.{name} \d+ or fewer"):
         drawn(prepare(plan))
+
+
+# ------------------------------------------------------------------ replay tables
+def replaying(preset="apex", env="CartPole-v1", **values):
+    return prepare(plan_of(preset, env, None, None, {"actors": 2, "eval.enabled": False, "replay.min_size": 100, **values}))
+
+
+@pytest.mark.parametrize("values", [{}, {"replay.shards": 3}, {"runtime": "inline"}, {"runtime": "ray"},
+                                    {"replay.checkpoint": True}])
+def test_a_table_that_would_not_fit_is_refused_with_the_capacity_that_does(values, machine):
+    words = (r"--replay.capacity 1000000000 is too much for this machine: full, with all else, it needs at least .* GB of memory, "
+             r"and there are 24.0 GB; give --replay.capacity (\d+) or fewer$")
+    with pytest.raises(ConfigError, match=words) as caught:
+        drawn(replaying(**{**values, "replay.capacity": 10**9}))
+    most = int(re.search(words, str(caught.value))[1])
+    assert 10**7 < most < 10**8
+    drawn(replaying(**{**values, "replay.capacity": most}))
+    with pytest.raises(ConfigError, match=f"give --replay.capacity {most} or fewer"):
+        drawn(replaying(**{**values, "replay.capacity": most + 1}))
+
+
+def test_every_bundle_s_own_table_is_counted(machine):
+    def most(actors, table):
+        values = {"actors": actors, "replay.capacity": 10**9, "architecture.table": table, "replay.insert_batch": 50}
+        with pytest.raises(ConfigError, match=r"--replay.capacity") as caught:
+            drawn(replaying("gorila", **values))
+        return int(re.search(r"give --replay.capacity (\d+)", str(caught.value))[1])
+
+    assert most(4, "local") < 0.3 * most(4, "global")
+
+
+def test_the_tables_of_a_cluster_that_is_joined_are_not_measured_by_this_machine(machine):
+    drawn(replaying(runtime="ray", **{"replay.capacity": 10**9, "ray.address": "10.0.0.1:6379"}))
+
+
+@pytest.mark.atari
+def test_images_that_are_not_compressed_are_refused_with_both_ways_out(machine):
+    pytest.importorskip("ale_py")
+    drawn(replaying(env="ALE/Pong-v5"))  # as it is shipped
+    with pytest.raises(ConfigError, match=r"--replay.capacity 2000000 is too much .* at least 11\d.\d GB .*; give "
+                                          r"--replay.capacity \d{6} or fewer or --replay.compression auto$"):
+        drawn(replaying(env="ALE/Pong-v5", **{"replay.compression": "none"}))
+
+
+def test_what_is_free_is_no_more_than_there_is(tmp_path, monkeypatch):
+    assert 10**7 < room.free_memory() <= room.most_memory()
+    files = {"memory.max": "5000000", "memory.current": "4000000", "memory.stat": "anon 3000000\ninactive_file 500000"}
+    for name, value in files.items():
+        (tmp_path / name).write_text(value)
+    monkeypatch.setattr(room, "_groups", lambda controller: [str(tmp_path)])
+    assert room.free_memory() == 1_500_000, "files that are only kept for later are free"
+    (tmp_path / "memory.max").write_text("max")
+    assert room.free_memory() > 10**7

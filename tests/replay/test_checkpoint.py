@@ -214,7 +214,7 @@ time.sleep(600)
     assert not list(tmp_path.rglob("*"))
 
 
-@pytest.mark.parametrize("codec", ["lz4", "zstd", "lz4+delta", "zstd+delta"])
+@pytest.mark.parametrize("codec", ["lz4", "zstd", "lz4+delta", "zstd+delta", "lz4+rows", "zstd+rows"])
 def test_compressed_columns(codec: str, tmp_path: Path) -> None:
     def make(**options: Any) -> replay.Server:
         return replay.Server([replay.Table("t")], compression={"x": codec}, checkpoint_dir=tmp_path, **options)
@@ -236,6 +236,24 @@ def test_compressed_columns(codec: str, tmp_path: Path) -> None:
             assert (batch.data["x"][:, 3, 0, 0] == batch.data["y"]).all()
             assert (batch.data["x"][:, 0, 5, 5] == batch.data["y"] - 3).all()
         again.close()
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [("none", "lz4+rows"), ("lz4+rows", "none"), ("zstd+rows", "lz4+rows")])
+def test_a_table_is_compressed_as_it_is_configured_now(saved: str, loaded: str, tmp_path: Path) -> None:
+    def make(codec: str) -> replay.Server:
+        return replay.Server([replay.Table("t")], compression={"x": codec}, checkpoint_dir=tmp_path)
+
+    with make(saved) as server:
+        with server.client().writer(max_history=1) as writer:
+            for i in range(20):
+                writer.append({"x": np.full((64, 64), i, np.uint8), "y": i})
+                writer.create_item("t", 1.0, {name: writer.history[name][-1] for name in "xy"})
+        server.checkpoint()
+    with make(loaded) as server:
+        assert (server.core.store.stored_bytes < 20 * 4096 / 10) == (loaded != "none")
+        assert server.core.tables["t"].nbytes == server.core.store.stored_bytes
+        data = server.client().sample("t", 200).data
+        assert set(data["y"]) == set(range(20)) and (data["x"] == data["y"][:, None, None]).all()
 
 
 SAVER = """

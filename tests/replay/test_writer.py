@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal import replay
+from shoal.replay.codec import decode, decode_row, encode
+from shoal.replay.errors import Refused
 from shoal.replay.history import runs_of
 
 from .conftest import Start
@@ -234,3 +236,34 @@ def test_a_batch_may_come_from_more_compressed_chunks_than_fit_into_a_list() -> 
                 writer.create_item("t", 1.0, {"x": writer.history["x"][rng.permutation(100).tolist()]})
                 writer.end_episode()
         assert (server.client().sample("t", 700).data["x"] == np.arange(700)[:, None, None]).all()
+
+
+@pytest.mark.parametrize("codec", ["lz4", "lz4+delta", "lz4+rows"])
+def test_compressed_items_of_different_lengths_are_padded_with_zeros(codec: str) -> None:
+    with replay.Server([replay.Table("t")], compression={"x": codec}) as server:
+        client = server.client()
+        with client.writer(max_history=6) as writer:
+            for i in range(1, 7):
+                writer.append({"x": np.full((32, 32), i, np.uint8)})
+                writer.create_item("t", 1.0, {"x": writer.history["x"][-i:]})
+        for _ in range(2):  # the second batch lies where the first did
+            batch = client.sample("t", 100)
+            assert set(batch.info.lengths["x"]) == set(range(1, 7))
+            for data, length in zip(batch.data["x"], batch.info.lengths["x"], strict=True):
+                assert (data[:length, 0, 0] == np.arange(1, length + 1)).all() and not data[length:].any()
+            del batch, data
+
+
+def test_rows_that_were_compressed_by_themselves_are_read_one_by_one_and_damaged_ones_refused() -> None:
+    rows = np.random.default_rng(0).integers(0, 3, (5, 900), np.uint8)
+    for codec in ("lz4+rows", "zstd+rows"):
+        data = encode(rows, codec)
+        assert all(decode_row(data, codec, at, 900) == rows[at].tobytes() for at in range(5))
+        whole = np.empty_like(rows)
+        decode(data, codec, whole)
+        assert (whole == rows).all()
+        for bad in (data[:20], b"", data[:-1], b"\xff" * len(data), bytes(len(data))):
+            with pytest.raises(Refused):
+                decode(bad, codec, whole)
+        with pytest.raises(Refused):
+            decode_row(data, codec, 4, 899)

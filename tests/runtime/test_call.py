@@ -168,3 +168,46 @@ def test_the_requests_of_a_server_that_leaves_are_answered_by_another(tmp_path):
         watch = drive(program, kind, tmp_path, Watch(lambda c: not wanted and c.total("samples_consumed") >= at[0], act))
         assert watch.reason == "until", kind  # with one of three servers there, all clients are served
         assert watch.final["server-1"]["env_steps"] > 0
+
+
+class Prompt:
+    """Answers at once."""
+
+    def __init__(self, me, clients):
+        self.clients = clients
+
+    async def step(self):
+        for request in await self.clients.take(most=8):
+            request.answer["y"][:] = 3 * int(request.data["x"][0])
+            request.reply(request.answer)
+
+
+class Looker:
+    """Reads replies where they lie, the one before while the next is on its way."""
+
+    def __init__(self, me, server):
+        self.me, self.server, self.next, self.shown = me, server, 0, None
+
+    async def step(self):
+        self.next += 1
+        draft = await self.server.slot()
+        draft.data["x"][:], draft.data["client"][...] = self.next, self.me.index
+        pending = draft.send()
+        reply = await pending.look(timeout=20)
+        assert (reply["y"] == 3 * self.next).all()
+        if self.shown is not None:
+            before, seen = self.shown
+            assert (seen["y"] == 3 * (self.next - 1)).all(), "a reply was written over before it was given back"
+            before.done()
+        self.shown = pending, reply
+        self.me.stats.add("samples_consumed")
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_a_reply_that_is_looked_at_stays_until_it_is_given_back(kind, tmp_path):
+    program = Program("t")
+    call = program.call("call", REQUEST, REPLY, depth=2)
+    program.add("client", Looker, server=call.client)
+    program.add("server", Prompt, clients=call.server)
+    watch = drive(program, kind, tmp_path, Watch(lambda c: c.total("samples_consumed") >= 300))
+    assert watch.reason == "until" and watch.wires["call"]["timeouts"] == 0

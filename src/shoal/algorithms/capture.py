@@ -9,15 +9,21 @@ call to call (the learning rate, a weight of the loss) lie in tensors too. On a 
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-__all__ = ["CAPTURES", "Captured", "capturing"]
+if TYPE_CHECKING:
+    import numpy as np
+
+    from shoal.algorithms.training import Optimiser
+
+__all__ = ["CAPTURES", "Captured", "Graphs", "capturing"]
 
 WARM_UPS = 3
 MOST = 4  # shapes that are worth a graph each
@@ -28,9 +34,18 @@ memory back, none of which another thread may do during a capture. Who replays a
 
 @contextmanager
 def capturing(graph: Any, stream: Any = None) -> Iterator[None]:
-    """Capture what is launched inside; other threads may go on replaying."""
-    with CAPTURES, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        yield
+    """Capture what is launched inside; other threads may go on replaying. Meanwhile no garbage is collected: among it may be an old
+    graph, and taking that down would spoil the new one."""
+    with CAPTURES:
+        collecting = gc.isenabled()
+        gc.collect()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                yield
+        finally:
+            if collecting:
+                gc.enable()
 
 
 class Captured:
@@ -55,6 +70,22 @@ class Captured:
         """Kernel by kernel."""
         with CAPTURES:
             return self._function(given, *constants)
+
+
+class Graphs:
+    """A learner's gradient and its step, each captured. The learning rate lies on the device from now on: graphs read it there."""
+
+    def __init__(self, optimiser: Optimiser, descend: Callable[..., Any], step: Callable[..., Any]) -> None:
+        self._rate = optimiser.lr = torch.zeros((), device=optimiser.params.device)
+        self.descend, self._step = Captured(descend), Captured(step)
+
+    def anneal(self, rate: float | torch.Tensor) -> None:
+        self._rate.fill_(rate)
+
+    def step(self, gradient: np.ndarray | torch.Tensor) -> torch.Tensor:
+        """Whether it was made."""
+        finite: torch.Tensor = self._step(torch.as_tensor(gradient).to(self._rate.device))
+        return finite.clone()
 
 
 class Frame:

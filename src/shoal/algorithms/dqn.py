@@ -117,7 +117,7 @@ class DQN:
 
     name = "dqn"
     tolerates = Tolerance.REPLAY
-    from_replay = True
+    from_replay = runs_on_gpu = True
 
     def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
         config.validate()
@@ -149,6 +149,8 @@ class DQN:
 class TransitionErrors:
     """Errors of transitions [B]."""
 
+    captures = True
+
     def __init__(self, config: Config) -> None:
         self.config = config
 
@@ -160,7 +162,7 @@ class TransitionErrors:
         goal = items["reward"] + items["discount"] * bootstrap
         if config.rescale:
             goal = value.rescale(goal)
-        q = value.chosen(model.net(items["observation"]), items["action"])
+        q = value.chosen(model.values(items["observation"]), items["action"])
         error = goal - q
         loss = value.huber(error, config.huber_delta) if config.loss == "huber" else value.squared(error)
         return Judged(loss, error.abs(), q, goal)
@@ -169,7 +171,7 @@ class TransitionErrors:
     def _bootstrap(self, model: QModel, target: QModel, items: Tree) -> torch.Tensor:
         """The value [B] of what each transition led to."""
         following, mask = items["next_observation"], items.get("next_action_mask")
-        target_q = target.net(following)
+        target_q = target.values(following)
         if not self.config.double:
             return value.q_values(value.legal(target_q, mask))
-        return value.double_q_values(value.legal(model.net(following), mask), target_q)
+        return value.double_q_values(value.legal(model.values(following), mask), target_q)

@@ -10,14 +10,16 @@ everybody else, evaluators among them, and its version is the parcel's. On a CPU
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from shoal.core import Policy, Tree
+from shoal.algorithms.pinning import Outbox, to_host
+from shoal.core import Policy, Progress, Tree
 from shoal.slots import map_tree
 
-__all__ = ["Handoff", "Parcel"]
+__all__ = ["Handoff", "Outlet", "Parcel", "Snapshot"]
 
 
 class Parcel:
@@ -53,3 +55,40 @@ class Handoff:
     def put(self, version: int, parcel: Parcel) -> None:
         parcel.version, parcel.since = version, time.monotonic()
         self.newest = parcel  # the moment at which it becomes current
+
+
+class Outlet:
+    """How weights leave a learner. `weights` gives what is published at some progress, as tensors that go on changing."""
+
+    def __init__(self, weights: Callable[[Progress], Tree]) -> None:
+        self._weights = weights
+        self._outbox: Outbox | None = None
+
+    def published(self, progress: Progress) -> Tree:
+        """As arrays; on a CPU they are the tensors' own memory."""
+        return map_tree(lambda x: x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x, self._weights(progress))
+
+    def parcel(self, progress: Progress) -> Parcel:
+        """What `published` gives at this moment, left on the device."""
+        return Parcel(self._weights(progress))
+
+    def snapshot(self, progress: Progress) -> Snapshot:
+        """The same on its way to the host too: the next update may already run."""
+        parcel = self.parcel(progress)
+        if self._outbox is None:
+            self._outbox = Outbox(parcel.tree["params"])
+        return Snapshot(parcel, self._outbox)
+
+
+class Snapshot:
+    """Weights of one moment: `parcel` on the device, and called for, on the host."""
+
+    def __init__(self, parcel: Parcel, outbox: Outbox) -> None:
+        self.parcel, self._outbox = parcel, outbox
+        self._norm = {name: to_host(x) for name, x in parcel.tree["norm"].items()}
+        self._turn = outbox.put(parcel.tree["params"])  # last: it says when all have come
+
+    def __call__(self) -> Tree:
+        params = self._outbox.get(self._turn)
+        norm = {name: x.numpy() for name, x in self._norm.items()}
+        return {"params": params, "norm": norm, "progress": self.parcel.tree["progress"]}

@@ -8,7 +8,6 @@ all`, and the mean of the learners' gradients is exactly the gradient of the mea
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -18,16 +17,16 @@ import torch
 
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.blueprint import Blueprint
-from shoal.algorithms.capture import Captured
-from shoal.algorithms.handoff import Parcel
+from shoal.algorithms.capture import Graphs
+from shoal.algorithms.handoff import Outlet
 from shoal.algorithms.hardware import Hardware
 from shoal.algorithms.normaliser import Normaliser
-from shoal.algorithms.pinning import Outbox, Pinned, to_host
+from shoal.algorithms.pinning import Pinned
+from shoal.algorithms.readings import descend
 from shoal.algorithms.training import Optimiser, annealed
 from shoal.core import Progress, Tree
-from shoal.slots import map_tree
 
-__all__ = ["Descent", "Learner", "Objective", "Readings", "Totals"]
+__all__ = ["Descent", "Learner", "Objective", "Totals"]
 
 REWARD_CLIP = 10.0  # of scaled rewards, in standard deviations of the return
 
@@ -46,39 +45,6 @@ class Totals:
         return self.learners if reduction == "sum" else self.learners * parts / max(self.decisions, 1.0)
 
 
-class Readings(Mapping[str, float]):
-    """Numbers that lie on a device until somebody looks: then they are fetched, all at once."""
-
-    def __init__(self, numbers: Mapping[str, torch.Tensor]) -> None:
-        self._names = tuple(numbers)
-        self._values = torch.stack([value.detach() for value in numbers.values()])
-
-    def copy(self) -> Readings:
-        """The same numbers, in memory of their own."""
-        other = Readings.__new__(Readings)
-        other._names, other._values = self._names, self._values.clone()
-        return other
-
-    def send(self) -> None:
-        """Start them on their way; see `to_host` for when they may be read."""
-        self._values = to_host(self._values)
-
-    def read(self) -> dict[str, float]:
-        return dict(zip(self._names, self._values.tolist(), strict=True))
-
-    def __getitem__(self, name: str) -> float:
-        return self.read()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def items(self) -> Any:
-        return self.read().items()
-
-
 class Learner:
     """Model, optimiser, normalisers. `state` is everything that a checkpoint must hold, changed in place only."""
 
@@ -93,7 +59,8 @@ class Learner:
         self._seats, self._final_rows = plan.seats, plan.record.final_capacity
         self._waits = True  # for a gradient's numbers, before it returns them
         self._tensor: Any = torch.from_numpy
-        self._outbox: Outbox | None = None
+        outlet = Outlet(self._weights_of)
+        self.published, self.parcel, self.snapshot = outlet.published, outlet.parcel, outlet.snapshot
 
     def to(self, hardware: Hardware) -> None:
         """Learn there from now on, in tensors: gradients and metrics stay there until somebody asks for a number."""
@@ -177,36 +144,7 @@ class Learner:
     # -------------------------------------------------------------------------------- gradients
     def descend(self, loss: torch.Tensor, metrics: dict[str, torch.Tensor]) -> tuple[Any, Mapping[str, float]]:
         """The flat gradient (a view, valid until the next call) and the metrics as numbers, read in one go."""
-        grad = self.model.grad
-        grad.zero_()
-        loss.backward()
-        metrics = {"loss": loss, **metrics, "grad_norm": torch.linalg.vector_norm(grad)}
-        if not self._waits:
-            finite = torch.isfinite(metrics["loss"].detach()) & torch.isfinite(metrics["grad_norm"])
-            grad.add_(torch.where(finite, 0.0, math.nan))
-            lr = grad.new_zeros(()) + self.optimiser.lr
-            return grad, Readings({**metrics, "learning_rate": lr, "skipped": (~finite).float()})
-        values = torch.stack([value.detach() for value in metrics.values()]).tolist()
-        numbers = dict(zip(metrics, values, strict=True))
-        numbers["learning_rate"] = self.optimiser.lr
-        finite = math.isfinite(numbers["loss"]) and math.isfinite(numbers["grad_norm"])
-        numbers["skipped"] = 0.0 if finite else 1.0
-        if not finite:
-            grad.fill_(math.nan)  # so that every learner of a group leaves this update out
-        return grad.numpy(), numbers
-
-    def parcel(self, progress: Progress) -> Parcel:
-        """What `published` gives at this moment, left on the device."""
-        return Parcel(self._weights_of(progress))
-
-    def snapshot(self, progress: Progress) -> Snapshot:
-        """The same on its way to the host too: the next update may already run."""
-        if self._outbox is None:
-            self._outbox = Outbox(self.model.params)
-        return Snapshot(self.parcel(progress), self._outbox)
-
-    def published(self, progress: Progress) -> Tree:
-        return map_tree(lambda x: x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x, self._weights_of(progress))
+        return descend(loss, metrics, self.model.grad, self.optimiser.lr, self._waits)
 
     def _weights_of(self, progress: Progress) -> Tree:
         norm = {}
@@ -214,20 +152,6 @@ class Learner:
             norm = {"mean": self.observations.mean, "scale": self.observations.scale}
         numbers = np.array([progress.env_steps, progress.learner_steps, progress.fraction])
         return {"params": self.model.params, "norm": norm, "progress": numbers}
-
-
-class Snapshot:
-    """Weights of one moment: `parcel` on the device, and called for, on the host."""
-
-    def __init__(self, parcel: Parcel, outbox: Outbox) -> None:
-        self.parcel, self._outbox = parcel, outbox
-        self._norm = {name: to_host(x) for name, x in parcel.tree["norm"].items()}
-        self._turn = outbox.put(parcel.tree["params"])  # last: it says when all have come
-
-    def __call__(self) -> Tree:
-        params = self._outbox.get(self._turn)
-        norm = {name: x.numpy() for name, x in self._norm.items()}
-        return {"params": params, "norm": norm, "progress": self.parcel.tree["progress"]}
 
 
 class Objective(Protocol):
@@ -251,23 +175,21 @@ class Descent:
         self.state, self.sums, self.gradients = learner.state, objective.sums, objective.gradients
         self.moments, self.absorb, self.bind, self.published = learner.moments, learner.absorb, learner.bind, learner.published
         self.to, self.snapshot, self.parcel = learner.to, learner.snapshot, learner.parcel
-        self._rate: torch.Tensor | None = None  # where graphs read the learning rate
-        self._descend: Any = None
-        self._step: Any = learner.optimiser.step
+        self._graphs: Graphs | None = None
 
     def capture(self) -> None:
         """Learn by replaying graphs from now on, where the objective can be captured (see capture.py)."""
         if not getattr(self.objective, "captures", False):
             return
         optimiser = self.learner.optimiser
-        self._rate = optimiser.lr = torch.zeros((), device=optimiser.params.device)
-        self._descend, self._step = Captured(self.objective.gradients), Captured(optimiser.step)
+        self._graphs = Graphs(optimiser, self.objective.gradients, optimiser.step)
         self.gradients = self._replayed
 
     def _replayed(self, minibatch: Any, phase: str) -> tuple[Any, Any]:
+        assert self._graphs is not None
         if not minibatch.batch.regular:
-            return self._descend.eagerly(minibatch, phase)  # type: ignore[no-any-return]
-        gradient, readings = self._descend(minibatch, phase)
+            return self._graphs.descend.eagerly(minibatch, phase)  # type: ignore[no-any-return]
+        gradient, readings = self._graphs.descend(minibatch, phase)
         return gradient, readings.copy()
 
     @property
@@ -276,17 +198,14 @@ class Descent:
 
     def anneal(self, progress: Progress) -> None:
         rate = annealed(progress, self.config.lr, self.config.lr_final)
-        if self._rate is None:
+        if self._graphs is None:
             self.learner.optimiser.lr = rate
         else:
-            self._rate.fill_(rate)
+            self._graphs.anneal(rate)
 
     def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Any]:
         self.anneal(progress)
         return self.objective.minibatches(batch, sums, progress, rng)
 
     def apply(self, gradient: np.ndarray | torch.Tensor, phase: str) -> bool | torch.Tensor:
-        if self._rate is None:
-            return self.learner.optimiser.step(gradient)
-        finite: torch.Tensor = self._step(torch.as_tensor(gradient).to(self._rate.device))
-        return finite.clone()
+        return self.learner.optimiser.step(gradient) if self._graphs is None else self._graphs.step(gradient)

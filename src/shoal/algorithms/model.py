@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shoal.algorithms.hardware import Hardware
+from shoal.algorithms.placed import Placed
 from shoal.core import StepView, Tree
-from shoal.nets import NetConfig, Output, build, flat_grad, flatten
-from shoal.nets.flat import adopt
-from shoal.nets.torsos import Conv
+from shoal.nets import NetConfig, Output, build
 from shoal.slots import leaves, map_tree
 
 if TYPE_CHECKING:
@@ -23,8 +22,8 @@ __all__ = ["Model"]
 OBSERVATION_CLIP = 10.0  # of normalised observations, in standard deviations
 
 
-class Model:
-    """A net, `params` (one flat vector, of which its parameters are views), and the observation statistics in use.
+class Model(Placed):
+    """A net with its parameters, and the observation statistics in use.
 
     `statistics` are tensors owned by somebody else (the learner's normaliser), or None: then private ones.
     """
@@ -37,15 +36,11 @@ class Model:
         norm_size: int,
         statistics: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
-        self.net = build(
-            spec.observation_space, spec.action_space, config, spec.mask_size if spec.has_action_mask else None, seed
+        super().__init__(
+            build(spec.observation_space, spec.action_space, config, spec.mask_size if spec.has_action_mask else None, seed)
         )
         self.recurrent = self.net.recurrent
-        self.params = flatten(self.net)
-        self._grad: torch.Tensor | None = None
-        self._hardware: Hardware = Hardware()
         self._compiled: Any = None
-        self._convolutional = any(p.dim() == 4 for p in self.net.parameters())
         self._space, self._norm_size = spec.observation_space, norm_size
         self.watch(*(statistics or (torch.zeros(norm_size), torch.ones(norm_size))))
 
@@ -54,34 +49,11 @@ class Model:
         self.mean, self.scale = mean, scale
         self._slices = _slices(self._space, mean, scale) if self._norm_size else None
 
-    def move(self, into: torch.Tensor) -> None:
-        """Let the parameters live in `into`, with the values that are there."""
-        self.params = adopt(self.net, into)
-
     def to(self, hardware: Hardware) -> None:
         """Compute there from now on."""
-        self._hardware, self._grad = hardware, None
-        self.move(self.params.to(hardware.device))
+        super().to(hardware)
         self.watch(self.mean.to(hardware.device), self.scale.to(hardware.device))
-        if hardware.on_gpu:
-            torch.backends.cudnn.benchmark = True  # batches have few sizes: the fastest convolution of each is looked for once
-            for module in self.net.modules():
-                if isinstance(module, Conv):
-                    module.channels_last = hardware.gpu.channels_last
-        if hardware.on_gpu and hardware.gpu.compile:
-            self._compiled = torch.compile(self.net.unroll, dynamic=False)
-
-    def tensor(self, x: Any) -> torch.Tensor:
-        """Where the parameters are; an array there is only looked at, not copied."""
-        x = x if isinstance(x, torch.Tensor) else torch.from_numpy(x)
-        return x.to(self.params.device) if self._hardware.on_gpu else x
-
-    @property
-    def grad(self) -> torch.Tensor:
-        """The flat gradient; made when first asked for, because actors need none."""
-        if self._grad is None:
-            self._grad = flat_grad(self.net)
-        return self._grad
+        self._compiled = self.compiled(self.net.unroll)
 
     def see(self, observation: Tree) -> Tree:
         """What the net is shown: floating-point numbers normalised, everything else as it is."""
@@ -93,7 +65,7 @@ class Model:
     def step(self, view: StepView, state: Tree) -> Output:
         """One step of B seats, from arrays or tensors; so may the state be."""
         if self._hardware.on_gpu:
-            with self._hardware.precision(self._convolutional):
+            with self.precision():
                 return _full(self._step(view, state))
         return self._step(view, state)
 
@@ -110,7 +82,7 @@ class Model:
     # -------------------------------------------------------------------------------- learning
     def unroll(self, batch: Batch) -> Output:
         """All rows of a batch, from its initial recurrent state."""
-        with self._hardware.precision(self._convolutional):
+        with self.precision():
             output = (self._compiled or self.net.unroll)(
                 self.see(batch.observation),
                 batch.first,
@@ -136,7 +108,7 @@ class Model:
         if finals is None:
             return values
         states = {name: x[finals.t, finals.b] for name, x in (output.states or {}).items()}
-        with self._hardware.precision(self._convolutional):
+        with self.precision():
             found = self.net.final_values(self.see(finals.observation), states, finals.prev_action, finals.prev_reward)
         return finals.put(values, found.float())
 

@@ -3,6 +3,7 @@
     Pinned   staging buffer --> GPU, all fields of a batch
     Direct   slots of a stream --> GPU, the large fields: they are never gathered on the host
     Outbox   parameters --> host, to be published while the next update runs
+    to_host  small things --> host; a Mark says when they have come
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from shoal.core import Tree
 from shoal.slots import Layout, map_tree
 
-__all__ = ["Direct", "Outbox", "Pinned", "to_device", "to_host"]
+__all__ = ["Direct", "Mark", "Outbox", "Pinned", "to_device", "to_host"]
 
 MOST = 16  # buffers that are locked; a stream has three for each size of batch
 LARGE = 1 << 16
@@ -52,6 +53,7 @@ class Pinned:
     def __init__(self, device: torch.device) -> None:
         self._device, self._locks = device, Locks()
         self._side = torch.cuda.Stream(device)
+        self._copied = torch.cuda.Event(blocking=True)
 
     def tensor(self, array: np.ndarray | torch.Tensor) -> torch.Tensor:
         if isinstance(array, torch.Tensor):
@@ -63,6 +65,11 @@ class Pinned:
         main.wait_stream(self._side)
         moved.record_stream(main)
         return moved
+
+    def wait(self) -> None:
+        """Until nothing reads from the arrays any more."""
+        self._copied.record(self._side)
+        self._copied.synchronize()
 
 
 class Direct:
@@ -126,7 +133,7 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """On its way to the host: to be read once an event that was recorded later has come. Reading it on the GPU's own stream
+    """On its way to the host: to be read once a Mark (or an event) that was set later has come. Reading it on the GPU's own stream
     would wait for all that was started since."""
     if not tensor.is_cuda:
         return tensor
@@ -135,18 +142,37 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     return host
 
 
+class Mark:
+    """A moment on a device's stream: `wait` until it has come there. A CPU is always there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event(blocking=True) if device.type == "cuda" else None
+        if self._event is not None:
+            self._event.record(torch.cuda.current_stream(device))
+
+    def wait(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+
+
 class Outbox:
-    """A tensor's value of one moment, on its way to the host: `get` waits for it. Two of them take turns."""
+    """A tensor's value of one moment, on its way to the host: `get` waits for it. Two of them take turns.
+
+    On a CPU the same code runs without events (the tests do).
+    """
 
     def __init__(self, like: torch.Tensor) -> None:
-        self._host = [torch.empty(like.shape, dtype=like.dtype, pin_memory=True) for _ in range(2)]
-        self._events = [torch.cuda.Event(blocking=True) for _ in range(2)]
-        self._side = torch.cuda.Stream(like.device)
+        self._host = [torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda) for _ in range(2)]
+        self._events = [torch.cuda.Event(blocking=True) for _ in range(2)] if like.is_cuda else []
+        self._side: Any = torch.cuda.Stream(like.device) if like.is_cuda else None
         self._turn = 0
 
     def put(self, tensor: torch.Tensor) -> int:
         """`tensor` is changed by nobody: the next update need not wait for the bus."""
         self._turn = 1 - self._turn
+        if self._side is None:
+            self._host[self._turn].copy_(tensor)
+            return self._turn
         self._side.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(self._side):
             self._host[self._turn].copy_(tensor, non_blocking=True)
@@ -155,5 +181,6 @@ class Outbox:
         return self._turn
 
     def get(self, turn: int) -> np.ndarray:
-        self._events[turn].synchronize()
+        if self._events:
+            self._events[turn].synchronize()
         return self._host[turn].numpy()

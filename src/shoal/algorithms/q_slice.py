@@ -34,10 +34,14 @@ def optimiser_of(config: Any, params: torch.Tensor, state: dict[str, torch.Tenso
 
 
 def advance(
-    config: Any, optimiser: Optimiser, updates: torch.Tensor, target: torch.Tensor, gradient: np.ndarray
-) -> bool:
+    config: Any, optimiser: Optimiser, updates: torch.Tensor, target: torch.Tensor, gradient: np.ndarray | torch.Tensor
+) -> bool | torch.Tensor:
     """Step, and refresh the target where that is due. False, and nothing changed, where the gradient is not finite."""
-    if not optimiser.step(gradient):
+    finite = optimiser.step(gradient)
+    if isinstance(finite, torch.Tensor):
+        _refresh_unseen(config, updates, target, optimiser.params, finite)
+        return finite
+    if not finite:
         return False
     updates += 1
     period = config.target_period_updates
@@ -46,6 +50,19 @@ def advance(
     elif period and int(updates) % period == 0:
         polyak_(target, optimiser.params, 1.0)
     return True
+
+
+@torch.no_grad()
+def _refresh_unseen(
+    config: Any, updates: torch.Tensor, target: torch.Tensor, params: torch.Tensor, finite: torch.Tensor
+) -> None:
+    """What follows a step, without reading a number back: a device need not be waited for, and counts by itself."""
+    updates += finite
+    if config.target_tau > 0:
+        target.copy_(torch.where(finite, torch.lerp(target, params, config.target_tau), target))
+    elif config.target_period_updates:
+        due = finite & (updates % config.target_period_updates == 0)
+        target.copy_(torch.where(due, params, target))
 
 
 class QSlice:
@@ -67,7 +84,7 @@ class QSlice:
     def anneal(self, progress: Progress) -> None:
         self.optimiser.lr = annealed(progress, self.config.lr, self.config.lr_final)
 
-    def apply(self, gradient: np.ndarray, phase: str) -> bool:
+    def apply(self, gradient: np.ndarray, phase: str) -> bool | torch.Tensor:
         return advance(self.config, self.optimiser, self.updates, self.target, gradient)
 
     def moments(self, batch: Tree) -> np.ndarray:

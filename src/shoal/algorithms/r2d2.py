@@ -125,7 +125,7 @@ class R2D2:
 
     name = "r2d2"
     tolerates = Tolerance.REPLAY
-    from_replay = True
+    from_replay = runs_on_gpu = True
 
     def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
         config.validate()
@@ -167,6 +167,7 @@ class WindowErrors:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.captures = not config.diagnose  # which asks how many windows are whole
 
     def __call__(self, model: QModel, target: QModel, items: Tree) -> Judged:
         config, l = self.config, self.config.burn_in  # noqa: E741
@@ -190,11 +191,11 @@ class WindowErrors:
         size, steps = error.detach().abs(), valid.sum(0).clamp(min=1)
         priority = config.eta * size.amax(0) + (1 - config.eta) * size.sum(0) / steps
         more = self.staleness(model, items, online_q) if config.diagnose else {}
-        return Judged(value.squared(error).sum(0), priority, q[valid], goal[valid], more)
+        return Judged(value.squared(error).sum(0), priority, q, goal, valid, more)
 
     def unroll(self, model: QModel, items: Tree) -> QOutput:
         """q-values of the loss rows and of the one after them; the burn-in is walked through without a gradient."""
-        net, l = model.net, self.config.burn_in  # noqa: E741
+        l = self.config.burn_in  # noqa: E741
         columns = [items["observation"], items["first"]]
         if "prev_action" in items:
             columns += [items["prev_action"], items["prev_reward"]]
@@ -205,9 +206,9 @@ class WindowErrors:
         if l:
             with torch.no_grad():
                 observation, first, *previous = (map_tree(lambda x: x[:l], column) for column in columns)
-                state = net.unroll(observation, first, state, *previous).state
+                state = model.unroll(observation, first, state, *previous).state
         observation, first, *previous = (map_tree(lambda x: x[l:], column) for column in columns)
-        return net.unroll(observation, first, state, *previous)
+        return model.unroll(observation, first, state, *previous)
 
     @torch.no_grad()
     def staleness(self, model: QModel, items: Tree, online_q: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
+from shoal.algorithms.pinning import to_host
 from shoal.architectures.parts import Parts
 from shoal.core import Learn, Me, Progress, Shared, Tree
 from shoal.slots import Field, Layout
@@ -59,6 +60,17 @@ class Books:
             self.unheard.append(finite)
         else:
             self._judge(finite)
+
+    def send(self, metrics: Any) -> Callable[[], None]:
+        """Start all that is to be known of an update on its way from the GPU; what is returned looks at it, once it has come."""
+        metrics.send()
+        verdicts, self.unheard = to_host(torch.stack(self.unheard)), []
+
+        def look() -> None:
+            self.hear(verdicts.tolist())
+            self.show(metrics)
+
+        return look
 
     def hear(self, verdicts: Iterable[bool]) -> None:
         """What became of updates that were made on a GPU."""

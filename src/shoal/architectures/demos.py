@@ -22,6 +22,7 @@ from shoal import replay
 from shoal.algorithms.records import leaf_tree
 from shoal.architectures.parts import Parts
 from shoal.architectures.replay import Block, items_layout, samples_wire, store, stored_columns, tell
+from shoal.architectures.replay_memory import codecs
 from shoal.architectures.replaying import ReplayLearner
 from shoal.architectures.roles import Evaluator
 from shoal.core import Algorithm, Me, Progress, Server, Tree
@@ -39,7 +40,7 @@ __all__ = ["Demonstrations", "Shelf", "cut", "draw_offline"]
 
 TABLE = "demonstrations"
 SEATS = 32  # episodes that are walked through side by side
-SOME = 1024  # items that are put into the table at once
+SOME, SOME_BYTES = 1024, 1 << 26  # items that are put into the table at once, and what they may take before that
 VERSION = -1
 
 
@@ -130,15 +131,16 @@ class Demonstrations:
     """The table: filled once, never emptied, drawn from by priorities of its own."""
 
     def __init__(self, me: Me, parts: Parts) -> None:
-        exponent = parts.replay.exponent
+        exponent, columns = parts.replay.exponent, stored_columns(parts.algorithm.record.layout)
         self.me, self.ratio, self.rng = me, parts.replay.rho, me.rng("demonstrations")
         self.layout = items_layout(parts.algorithm.record.layout, parts.replay.batch_size)
         self.core = Core([replay.Table(TABLE, replay.Prioritized(exponent) if exponent else replay.Uniform(), max_size=1 << 40,
-                                       limiter=replay.MinSize(1))], seed=int(me.rng("demonstration draws").integers(2**62)))
+                                       limiter=replay.MinSize(1))], compression=codecs(columns, parts.replay.compression),
+                         seed=int(me.rng("demonstration draws").integers(2**62)))
         self.table = self.core.table(TABLE)
-        columns = stored_columns(parts.algorithm.record.layout)
         assert parts.demos is not None
-        for items, priority in cut(parts.algorithm, open_demos(parts.demos).episodes(), parts.seed):
+        some = max(1, min(SOME, SOME_BYTES // parts.algorithm.record.layout.nbytes))
+        for items, priority in cut(parts.algorithm, open_demos(parts.demos).episodes(), parts.seed, some=some):
             store(self.core, self.table, columns, items, priority)
             me.beat()
         me.stats.set("demo_size", self.table.size)

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from shoal.algorithms.capture import capturing
 from shoal.architectures.books import SKIPS_IN_A_ROW, Books
 from shoal.architectures.parts import Parts
 from shoal.architectures.roles import Evaluator
@@ -151,7 +152,7 @@ class DeviceLearner:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
+        with capturing(graph):
             self._update()
         self.graph = graph
 

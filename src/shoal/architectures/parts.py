@@ -78,6 +78,8 @@ class Parts:
     eval: EvalPlan = field(default_factory=EvalPlan)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """Of use where the algorithm learns from replay."""
+    spread: bool = False
+    """Whether the shards of a replay table may be on different machines."""
     demos: str | None = None
     """Folder of demonstrations: a second table to draw from."""
     offline: bool = False

@@ -30,6 +30,7 @@ import numpy as np
 
 from shoal import replay
 from shoal.architectures.parts import Parts
+from shoal.architectures.replay_memory import Forecast, codecs
 from shoal.core import Me, Request, Server, Tree, any_of
 from shoal.errors import ConfigError
 from shoal.replay import checkpoint
@@ -38,6 +39,7 @@ from shoal.replay.columns import Column, Spec, flatten
 from shoal.replay.core import Core, Pending
 from shoal.replay.sharding import MOST_SHARDS
 from shoal.runtime import Program
+from shoal.runtime.room import free_memory
 from shoal.runtime.wires import Call as CallWire
 from shoal.slots import Field, Layout, leaves
 
@@ -69,7 +71,8 @@ def samples_wire(program: Program, parts: Parts, turns: bool) -> CallWire:
     items = items_layout(parts.algorithm.record.layout, most)
     reply = {"items": Field((items.nbytes,), "u1"), "key": Field((most,), "i8"), "probability": Field((most,), "f8"),
              "table_size": Field((most,), "i8"), "fresh": Field((1,), "i8"), "mass": Field((1,), "f8")}
-    updates = {"key": Field((most,), "i8"), "priority": Field((most,), "f8"), "count": Field((1,), "i8"),
+    told = 2 * most  # priorities of two batches: a learner on a GPU may hear of both at once
+    updates = {"key": Field((told,), "i8"), "priority": Field((told,), "f8"), "count": Field((1,), "i8"),
                "wanted": Field((1,), "i8"), "trim": Field((1,), "bool")}
     return program.call("samples", Layout(updates), Layout(reply), 1 if turns else config.prefetch * config.shards)
 
@@ -103,12 +106,14 @@ class Replay:
     def __init__(self, me: Me, parts: Parts, inserts: Server, samples: Server, turns: bool = False) -> None:
         self.me, self.inserts, self.samples, self.config, self.turns = me, inserts, samples, parts.replay, turns
         self.limiter, exponent = make_limiter(parts, turns), self.config.exponent
+        self.columns = stored_columns(parts.algorithm.record.layout)
         self.core = Core([replay.Table(
             TABLE, replay.Prioritized(exponent) if exponent else replay.Uniform(), replay.Fifo(),
             max_size=self.config.part(self.config.capacity), limiter=self.limiter, soft=self.config.trim_updates > 0)],
-            seed=int(me.rng("draws").integers(2**62)))
+            compression=codecs(self.columns, self.config.compression), seed=int(me.rng("draws").integers(2**62)))
         self.table = self.core.table(TABLE)
-        self.columns = stored_columns(parts.algorithm.record.layout)
+        together = 1 if parts.spread else me.replicas  # on one machine, one of them speaks for all
+        self.forecast = Forecast(self.table, self.config, together, free_memory, me.note) if me.index % together == 0 else None
         self.layout = items_layout(parts.algorithm.record.layout, self.config.most_drawn)
         self.rows = records(self.config.insert_batch)
         self.adding: deque[Request] = deque()    # inserts that the limiter has not allowed
@@ -231,6 +236,8 @@ class Replay:
             self.told[side] = seconds
         stats.set("replay_size", self.table.size)
         stats.set("replay_bytes", self.table.nbytes)
+        if self.forecast is not None:
+            self.forecast.look()
 
     # ------------------------------------------------------------------ what a checkpoint holds
     def state(self) -> dict[str, np.ndarray] | None:
@@ -252,7 +259,7 @@ class Replay:
 
     def load(self, state: dict[str, np.ndarray]) -> None:
         index = checkpoint.unpacked(state["index"].tobytes(), "the saved replay table")
-        checkpoint.fill(self.core, index, io.BytesIO(state["chunks"].tobytes()), "the saved replay table")
+        checkpoint.fill(self.core, index, io.BufferedReader(Pages(state["chunks"])), "the saved replay table")
         self.counts[0] = self.counted = int(state["inserted"][0])
         self._begin_life(int(state["inserted"][1]))
         self.saved = {row.tobytes() for row in state["added"]}
@@ -313,6 +320,21 @@ def digest(data: Tree) -> bytes:
     for _, leaf in leaves(data):
         whole.update(np.ascontiguousarray(leaf).tobytes())
     return whole.digest()
+
+
+class Pages(io.RawIOBase):
+    """An array to read from as from a file: a table that is filled again is not in memory once more."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._left = memoryview(array)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = min(len(buffer), len(self._left))
+        buffer[:count], self._left = self._left[:count], self._left[count:]
+        return count
 
 
 def _raw(block: Any) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from shoal.errors import ConfigError
 
@@ -36,6 +37,8 @@ class ReplayConfig:
     """Remove what is above the capacity only every so many updates, so that inserting never waits for it; 0 does it at once."""
     publish_updates: int = 1
     """Updates between two publications of weights."""
+    compression: Literal["auto", "none", "lz4", "zstd"] = "auto"
+    """How images lie in the table: lz4 (auto), zstd (smaller, slower) or none."""
     checkpoint: bool = False
     """Save the table with every checkpoint, and fill it again after a restart."""
     demo_ratio: float | None = None
@@ -45,6 +48,11 @@ class ReplayConfig:
     def rho(self) -> float:
         """The number behind none."""
         return 1 / 256 if self.demo_ratio is None else self.demo_ratio
+
+    @property
+    def copies(self) -> int:
+        """How often the table is in memory at most: a second time while it is saved."""
+        return 2 if self.checkpoint else 1
 
     def part(self, count: int) -> int:
         """One shard's part of so many items, rounded up."""

@@ -85,17 +85,24 @@ class Samples:
         self._layout = items_layout(parts.algorithm.record.layout, self._most)
         self._asked: deque[Asked] = deque()
         self._masses, self._sizes = np.zeros(self._shards), np.zeros(self._shards, np.int64)  # as they were told last
-        self._keys = self._priorities = np.zeros(0)
+        self._shown: list[Any] = []  # the replies that the last batch lies in
+        self._staging: Tree = None  # of a batch that is put together of several
+        self._keys, self._priorities = np.zeros(0, np.int64), np.zeros(0)  # new ones, to be told
         self._batches = 0
         self.fresh = 0  # env_steps that have come into the table, and that no batch before this one has told of
 
     async def take(self) -> tuple[np.ndarray, Tree]:
-        """The keys of the next batch, and the batch: its items side by side, how likely each was, how many there are."""
+        """The keys of the next batch, and the batch: its items side by side, how likely each was, how many there are.
+
+        Both lie in memory that the next `take` gives back.
+        """
+        self._give_back()
         while len(self._asked) < self._ahead:
             self._asked.append(await self._ask())
         asked = self._asked[0]
-        replies = [await pending.result() for pending in asked.pending]
+        replies = [await pending.look() for pending in asked.pending]
         self._asked.popleft()
+        self._shown = asked.pending
         self._batches += 1
         self.fresh = sum(int(reply["fresh"][0]) for reply in replies)
         if self._shards == 1:
@@ -104,6 +111,15 @@ class Samples:
                                   "table_size": reply["table_size"]}
         return self._joined(asked, replies)
 
+    def waiting(self) -> bool:
+        """Whether the next batch has come already."""
+        return bool(self._asked) and all(pending.answered().ready() for pending in self._asked[0].pending)
+
+    def _give_back(self) -> None:
+        for pending in self._shown:
+            pending.done()
+        self._shown = []
+
     async def _ask(self) -> Asked:
         share, counts = np.ones(1), np.full(1, self._batch)
         if self._shards > 1:
@@ -111,16 +127,16 @@ class Samples:
             share = shares(self._masses, self._sizes, self._batch, self._most)
             counts = deal(share, self._batch, float(self._rng.random()))
         trim = self._trim_updates > 0 and self._batches % self._trim_updates == 0
-        pending, whose = [], self._keys.astype(np.int64) >> SHARD_BIT
+        pending, whose = [], self._keys >> SHARD_BIT
         for shard in range(self._shards):
             draft = await self._client.slot()
             mine = np.flatnonzero(whose == shard)
             count = draft.data["count"][0] = len(mine)
-            draft.data["key"][:count] = self._keys[mine].astype(np.int64) & ((1 << SHARD_BIT) - 1)
+            draft.data["key"][:count] = self._keys[mine] & ((1 << SHARD_BIT) - 1)
             draft.data["priority"][:count] = self._priorities[mine]
             draft.data["wanted"][0], draft.data["trim"][0] = counts[shard], trim
             pending.append(draft.send(shard if self._shards > 1 else None))
-        self._keys = self._priorities = np.zeros(0)
+        self._keys, self._priorities = np.zeros(0, np.int64), np.zeros(0)
         return Asked(pending, counts, share)
 
     def _joined(self, asked: Asked, replies: list[Tree]) -> tuple[np.ndarray, Tree]:
@@ -129,17 +145,20 @@ class Samples:
             self._masses[shard], self._sizes[shard] = reply["mass"][0], reply["table_size"][0]
         whose = np.repeat(np.arange(self._shards), asked.counts)
 
-        def together(*given: np.ndarray) -> np.ndarray:
-            return np.concatenate([leaf[:count] for leaf, count in zip(given, asked.counts, strict=True)])
+        def together(*given: np.ndarray, into: np.ndarray | None = None) -> np.ndarray:
+            return np.concatenate([leaf[:count] for leaf, count in zip(given, asked.counts, strict=True)], out=into)
 
         keys = together(*(reply["key"] for reply in replies)) + (whose << SHARD_BIT)
         likely = together(*(reply["probability"] for reply in replies)) * asked.shares[whose]
-        items = map_tree(together, *(self._layout.views(reply["items"]) for reply in replies))
+        parts = [self._layout.views(reply["items"]) for reply in replies]
+        if self._staging is None:
+            self._staging = map_tree(together, *parts)  # the same memory every time: a GPU has it locked
+        items = map_tree(lambda into, *given: together(*given, into=into), self._staging, *parts)
         return keys, {**items, "probability": likely, "table_size": np.full(self._batch, self._sizes.sum())}
 
     def update(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """New priorities of the batch that was taken last."""
-        self._keys, self._priorities = keys, priorities
+        """New priorities of a batch that was taken; they go with the next question."""
+        self._keys, self._priorities = np.concatenate([self._keys, keys]), np.concatenate([self._priorities, priorities])
 
 
 def shares(masses: np.ndarray, sizes: np.ndarray, batch: int, most: int) -> np.ndarray:

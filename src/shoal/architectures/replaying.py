@@ -7,21 +7,25 @@
          └──────────────── weights (broadcast) ◀──────────────────────┴──▶ evaluator
 
 `synchronous` and `actor_learner` draw this when the algorithm is `from_replay`. They differ in one thing: in turns, an actor
-waits until the learner has made the updates that its items are due; otherwise actors wait only for the rate limiter.
+waits until the learner has made the updates that its items are due; otherwise actors wait only for the rate limiter. A learner on
+a GPU begins the next update before it asks what became of the last one: priorities then go back one batch later.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from shoal.algorithms.pinning import Mark, to_host
 from shoal.architectures.books import Books
 from shoal.architectures.parts import Parts
 from shoal.architectures.replay import Replay, make_limiter, replay_wires
 from shoal.architectures.replay_ends import Inserts, Samples
-from shoal.architectures.roles import Actor, Evaluator, agree, learner_group
+from shoal.architectures.roles import Actor, Evaluator, agree, group_on, learner_group
 from shoal.core import Call, Group, Me, Publisher, Reader, Tree
 from shoal.errors import ConfigError, GroupChanged
 from shoal.runtime import Program
@@ -29,6 +33,7 @@ from shoal.runtime.wires import Broadcast
 from shoal.runtime.wires import Call as CallWire
 
 __all__ = ["ReplayLearner", "add_replay", "collector", "draw_replay", "measure"]
+
 
 def draw_replay(program: Program, parts: Parts, *, turns: bool, one_place: bool) -> None:
     """The graph above; offline, what is left of it without actors."""
@@ -62,11 +67,22 @@ def add_replay(program: Program, parts: Parts, inserts: CallWire, samples: CallW
                 replicas=parts.replay.shards, place=place)
     program.add("learner", ReplayLearner, parts=parts, samples=samples.client, weights=weights.publisher,
                 group=learner_group(program, parts), replicas=parts.learners, place=place, compute_threads=parts.learner_threads)
+    if parts.core_each:
+        program.pin("actor")
 
 
 def collector(me: Me, parts: Parts, inserts: Call, weights: Reader) -> Actor:
     """Acts in its environments with the newest weights and sends finished items, with first priorities, to the replay."""
     return Actor(me, parts, Inserts(inserts, parts.replay.shards, me.index), weights)
+
+
+class Running(NamedTuple):
+    """An update that a GPU may still be busy with."""
+
+    deliver: Callable[[], None]
+    """Wait for it, then tell of it."""
+    publishes: bool
+    """Whether its weights are among what is told."""
 
 
 class ReplayLearner:
@@ -76,7 +92,12 @@ class ReplayLearner:
 
     def __init__(self, me: Me, parts: Parts, samples: Call, weights: Publisher, group: Group | None = None) -> None:
         """With others in a group it makes the update of their joined batch."""
-        self.me, self.weights, self.group, self.config = me, weights, group, parts.replay
+        parts = parts.on(me.index)
+        parts.hardware.enter()
+        self.me, self.weights, self.group, self.config = me, weights, group_on(me, parts, group), parts.replay
+        self.gpu = parts.hardware.on_gpu
+        self.running: Running | None = None
+        self.metrics: Any = None
         self.samples = Samples(parts, samples, me.rng("shards"))
         self.books = Books(me, parts)
         self.learn = self.books.learn
@@ -94,24 +115,58 @@ class ReplayLearner:
         """Whose weights are published and kept."""
         return self.group is None or self.group.leader
 
+    @property
+    def version(self) -> int:
+        """Of the newest weights, those among them that are yet to be published."""
+        return self.weights.version + (self.running is not None and self.running.publishes)
+
     async def step(self) -> None:
         self.settled = True  # nothing is changed before a batch is here
         if not self.greeted:
             await self._greet()
+        if self.gpu:
+            self.learn.release()  # type: ignore[attr-defined]  # the last batch, whose memory is used again
         keys, batch = await self.samples.take()
         self.settled = False
-        measure(self.me, batch, self.weights.version, self.decisions)
+        measure(self.me, batch, self.version, self.decisions)
         try:
             steps = await self._update(batch)
         except GroupChanged:
             self.me.stats.add("group_discarded")
-            self.greeted = False
+            self.greeted, self.running, self.books.unheard = False, None, []
             return
-        self.samples.update(keys, self.learn.priorities)  # type: ignore[attr-defined]
         if self.leader:
             self.me.stats.add("learner_steps", steps)
-            if self.counts[1] % self.config.publish_updates == 0:
-                self._publish()
+        publishes = self.leader and self.counts[1] % self.config.publish_updates == 0
+        if self.gpu:
+            self._follow(keys.copy(), publishes)
+            return
+        self.books.show(self.metrics)
+        self.samples.update(keys, self.learn.priorities)  # type: ignore[attr-defined]
+        if publishes:
+            self._publish()
+
+    def _follow(self, keys: np.ndarray, publishes: bool) -> None:
+        """Leave this update to the GPU if there is a batch to go on with, and tell of the one before it."""
+        look, learn = self.books.send(self.metrics), self.learn
+        priorities = to_host(learn.priorities)  # type: ignore[attr-defined]
+        snapshot = learn.snapshot(self.books.progress) if publishes else None  # type: ignore[attr-defined]
+        made = Mark(learn.state["params"].device)
+
+        def deliver() -> None:
+            with self.me.stats.phase("learn"):
+                made.wait()
+            look()
+            self.samples.update(keys, priorities.numpy())
+            if snapshot is not None:
+                self._publish(snapshot())
+
+        before, self.running = self.running, Running(deliver, publishes)
+        if before is not None:
+            before.deliver()
+        if not self.samples.waiting():
+            deliver()
+            self.running = None
 
     async def _greet(self) -> None:
         """Agree with the others on one state, then publish it."""
@@ -135,13 +190,13 @@ class ReplayLearner:
                         gradient = await self.group.mean(gradient)
                     self.books.apply(gradient, phase)
                 steps += 1
-        self.books.show(metrics)
+        self.metrics = metrics
         self.books.count(fresh, steps)
         return steps
 
-    def _publish(self) -> None:
+    def _publish(self, published: Tree | None = None) -> None:
         with self.me.stats.phase("publish"):
-            version = self.weights.publish(self.learn.published(self.books.progress))
+            version = self.weights.publish(published or self.learn.published(self.books.progress))
         self.me.stats.set("weights_version", version)
 
     # ------------------------------------------------------------------ what a checkpoint holds

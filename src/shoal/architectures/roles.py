@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from shoal.algorithms.handoff import Handoff, Parcel
-from shoal.algorithms.pinning import Direct, to_host
+from shoal.algorithms.pinning import Direct
 from shoal.architectures.books import Books, SharedModel, bundle
 from shoal.architectures.episodes import play_episodes
 from shoal.architectures.parts import Parts
@@ -23,7 +23,7 @@ from shoal.runtime import Program
 from shoal.runtime.across import Across
 from shoal.slots import Layout, leaves, map_tree
 
-__all__ = ["Actor", "Evaluator", "Learner", "agree", "bundles", "learner_group"]
+__all__ = ["Actor", "Evaluator", "Learner", "agree", "bundles", "group_on", "learner_group"]
 
 
 def learner_group(program: Program, parts: Parts) -> Any:
@@ -33,6 +33,11 @@ def learner_group(program: Program, parts: Parts) -> Any:
     learn = parts.algorithm.learn(parts.seed)
     nbytes = Layout.of(bundle(learn, np.zeros(2, np.int64))).nbytes
     return program.group("gradients", nbytes).port("member")
+
+
+def group_on(me: Me, parts: Parts, group: Group | None) -> Any:
+    """A learner's group, of learners on GPUs where they are."""
+    return group if group is None or not parts.hardware.on_gpu else Across(group, parts.hardware.device, me.note)
 
 
 async def agree(books: Books, group: Group) -> None:
@@ -103,7 +108,7 @@ class Learner:
         parts = parts.on(me.index)
         parts.hardware.enter()
         self.me, self.weights, self.batch_slots, self.handoff = me, weights, batch_slots, handoff
-        self.group: Any = group if group is None or not parts.hardware.on_gpu else Across(group, parts.hardware.device, me.note)
+        self.group: Any = group_on(me, parts, group)
         self.reuse = Reuse(me, unrolls, parts.algorithm.record.layout, **reuse) if reuse else None
         self.unrolls = self.reuse or unrolls
         limits = [n for n in (max_staleness, getattr(parts.algorithm, "max_lag", None)) if n is not None]
@@ -164,22 +169,20 @@ class Learner:
 
     def _follow(self) -> None:
         """Leave this update to the GPU if there is more to do, and publish the one before it."""
-        self.metrics.send()
-        verdicts, self.books.unheard = to_host(torch.stack(self.books.unheard)), []
+        look = self.books.send(self.metrics)
         snapshot = self.learn.snapshot(self.books.progress)  # type: ignore[attr-defined]  # last: it says when all have come
-        before, self.running = self.running, (snapshot, self.metrics, verdicts)
+        before, self.running = self.running, (snapshot, look)
         if before is not None:
             self._deliver(*before)
         if not self.unrolls.waiting(self.batch_slots or 0):  # type: ignore[attr-defined]
             self._deliver(*self.running)
             self.running = None
 
-    def _deliver(self, snapshot: Any, metrics: Any, verdicts: torch.Tensor) -> None:
+    def _deliver(self, snapshot: Any, look: Callable[[], None]) -> None:
         """Wait for an update and publish it."""
         with self.me.stats.phase("learn"):
             published = snapshot()
-        self.books.hear(verdicts.tolist())
-        self.books.show(metrics)
+        look()
         self._publish(published, snapshot.parcel)
 
     async def _greet(self) -> None:

@@ -76,7 +76,8 @@ class Prepared:
                       learner_threads=experiment.learner_threads, max_env_steps=experiment.max_env_steps,
                       max_learner_steps=experiment.max_learner_steps,
                       eval=experiment.eval.plan(experiment.until_return, experiment.offline),
-                      replay=experiment.replay, demos=experiment.demos, offline=experiment.offline, hardware=self.hardware())
+                      replay=experiment.replay, spread=experiment.runtime == "ray" and experiment.ray.joined,
+                      demos=experiment.demos, offline=experiment.offline, hardware=self.hardware())
         program.on_gpu = parts.hardware.on_gpu
         with making_networks():  # to know the size of the weights
             architecture_of(names.architecture).draw(program, parts, experiment.architecture)

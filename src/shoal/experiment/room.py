@@ -11,10 +11,10 @@ from typing import Any
 
 from shoal import algorithms
 from shoal.errors import ConfigError
-from shoal.experiment.config import Experiment, flag
+from shoal.experiment.config import Experiment, flag, replayed
 from shoal.experiment.prepare import Prepared
 from shoal.experiment.values import apply
-from shoal.runtime import Program
+from shoal.runtime import Program, room
 from shoal.runtime.room import PLACE_BYTES, SPARE_PROCESSES, Need, least, needs, shortage
 
 __all__ = ["SURE", "drawn"]
@@ -34,18 +34,40 @@ def drawn(prepared: Prepared, resumed: int = 0) -> Program:
     experiment = prepared.plan.experiment
     _refuse(prepared, _at_least(experiment))
     program = prepared.program(resumed)
-    _refuse(prepared, _short(program, experiment))
+    need = _need(program, experiment)
+    _refuse(prepared, shortage(need))
+    _refuse_tables(prepared, program, need.nbytes)
     return program
 
 
-def _short(program: Program, experiment: Experiment[Any, Any]) -> str:
-    """What there is not enough of on this machine, if it is the one that the program would run on."""
+def _need(program: Program, experiment: Experiment[Any, Any]) -> Need:
+    """What a program takes of this machine, but for replay tables, if it is the one that it would run on."""
     if experiment.runtime != "ray":
-        return shortage(needs(program, experiment.runtime))
+        return needs(program, experiment.runtime)
     if experiment.ray.joined:
-        return ""
+        return Need(0, 0, 0)
     places, nbytes = len(program.places), needs(program, "local").nbytes
-    return shortage(Need(0, places + SPARE_PROCESSES, nbytes + (RAY_PLACE_BYTES - PLACE_BYTES) * places))
+    return Need(0, places + SPARE_PROCESSES, nbytes + (RAY_PLACE_BYTES - PLACE_BYTES) * places)
+
+
+def _refuse_tables(prepared: Prepared, program: Program, others: int) -> None:
+    """Replay tables fill slowly: what they come to shows after hours, when there is no memory left."""
+    experiment = prepared.plan.experiment
+    if not replayed(prepared.algorithm) or (experiment.runtime == "ray" and experiment.ray.joined):
+        return
+    from shoal.architectures.replay import Replay, stored_columns
+    from shoal.architectures.replay_memory import capacity_for, codecs, table_bytes
+
+    config, columns = experiment.replay, stored_columns(prepared.algorithm.record.layout)  # type: ignore[attr-defined]
+    tables = sum(node.most for node in program.nodes.values() if node.role is Replay)
+    nbytes, memory = tables * table_bytes(columns, config), room.most_memory()
+    if others + nbytes <= memory:
+        return
+    fits = capacity_for(columns, config, (memory - others) // tables)
+    instead = " or --replay.compression auto" if config.compression == "none" and codecs(columns, "auto") else ""
+    raise ConfigError(f"--replay.capacity {config.capacity} is too much for this machine: full, with all else, it needs at least "
+                      f"{(others + nbytes) / 1e9:,.1f} GB of memory, and there are {memory / 1e9:,.1f} GB; give "
+                      f"--replay.capacity {fits} or fewer{instead}")
 
 
 def _at_least(experiment: Experiment[Any, Any]) -> str:
@@ -104,6 +126,6 @@ def _fits(prepared: Prepared, changes: Mapping[str, Any]) -> bool:
     made = algorithms.make(experiment.algorithm, prepared.spec, experiment.net, seats)
     other = dataclasses.replace(prepared, plan=dataclasses.replace(plan, experiment=experiment), algorithm=made)
     try:
-        return not _short(other.program(), experiment)
+        return not shortage(_need(other.program(), experiment))
     except ConfigError:  # the architecture wants this number together with another one
         return False

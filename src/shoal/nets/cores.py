@@ -2,7 +2,8 @@
 
 State is a dict of tensors ``[B, H]`` ({} for none). Where ``first`` is set an episode starts, and the state is put to 0
 BEFORE that step is processed. ``states`` is the state after every step, ``[T, B, H]``: what is needed to evaluate the
-true final observation of a truncated episode, which is not part of the sequence.
+true final observation of a truncated episode, which is not part of the sequence. Under autocast the recurrence stays in
+float32: errors of one step would go on into all others.
 
 The LSTM's input projection is one matrix product over all T x B; only the recurrence is a loop. Its gradient is written
 out by hand (`_Recurrence`): the local derivatives of all steps are computed at once, and the gradient of the recurrent
@@ -17,9 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["LSTMCore", "PassThrough", "State"]
+__all__ = ["LSTMCore", "PassThrough", "State", "autocasting"]
 
 State = dict[str, Tensor]
+
+
+def autocasting() -> bool:
+    """Whether results are being rounded, on a GPU or on a CPU."""
+    return torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu")
 
 
 class PassThrough(nn.Module):
@@ -61,7 +67,7 @@ class LSTMCore(nn.Module):
 
     def forward(self, x: Tensor, state: State, first: Tensor | None) -> tuple[Tensor, State, State]:
         """Process a sequence; ``first=None`` means that no episode starts in it."""
-        gates = F.linear(x, self.weight_x, self.bias)
+        gates = F.linear(x, self.weight_x, self.bias).to(self.bias.dtype)  # under autocast too
         keep = None if first is None else (~first).unsqueeze(-1).to(gates.dtype)
         hs, cs = _Recurrence.apply(gates, self.weight_h, state["h"], state["c"], keep)
         return hs, {"h": hs[-1], "c": cs[-1]}, {"h": hs, "c": cs}
@@ -72,7 +78,12 @@ class LSTMCore(nn.Module):
         if first is not None:
             keep = (~first).unsqueeze(-1).to(h.dtype)
             h, c = h * keep, c * keep
-        gates = torch.addmm(F.linear(x, self.weight_x, self.bias), h, self.weight_h.t())
+        gates = F.linear(x, self.weight_x, self.bias)
+        if autocasting():
+            with torch.autocast(gates.device.type, enabled=False):
+                gates = torch.addmm(gates.float(), h, self.weight_h.t())
+        else:
+            gates = torch.addmm(gates, h, self.weight_h.t())
         cell, rest = gates.split([self.features, 3 * self.features], 1)
         enter, forget, out = torch.sigmoid(rest).chunk(3, 1)
         c = torch.addcmul(forget * c, enter, torch.tanh(cell))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from shoal.errors import ConfigError
 from shoal.nets.config import NetConfig
-from shoal.nets.cores import LSTMCore, PassThrough, State
+from shoal.nets.cores import LSTMCore, PassThrough, State, autocasting
 from shoal.nets.encoder import Observation, encoder
 from shoal.nets.sequences import fold, lead, previous_step
 from shoal.nets.torsos import MLP, orthogonal
@@ -130,6 +130,13 @@ class QNetwork(nn.Module):
         return QOutput(self._read(x), state, {})
 
     def _read(self, x: Tensor) -> Tensor:
+        """In float32 under autocast too: bfloat16 has two to three digits, and the values of two actions may differ by less."""
+        if not autocasting():
+            return self._head(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return self._head(x.float())
+
+    def _head(self, x: Tensor) -> Tensor:
         if self.streams is None:
             return F.linear(x, self.out.weight, self.out.bias)
         value, advantage = self.streams(x).chunk(2, -1)

@@ -80,17 +80,14 @@ def rmsprop_(
         mean.lerp_(grad, 1 - decay)
         # Rounding may leave E[g^2] - E[g]^2 below 0 where the gradient hardly varies.
         variance = torch.addcmul(square, mean, mean, value=-1).clamp_(min=0).add_(eps)
-    if isinstance(lr, Tensor):
-        params.addcmul_(grad * -lr, variance.rsqrt_())
-    else:
-        params.addcmul_(grad, variance.rsqrt_(), value=-lr)
+    _descend_scaled(params, grad, variance.rsqrt_(), lr)
 
 
 @torch.no_grad()
-def adagrad_(params: Tensor, grad: Tensor, square: Tensor, lr: float, eps: float = 1e-8) -> None:
+def adagrad_(params: Tensor, grad: Tensor, square: Tensor, lr: float | Tensor, eps: float = 1e-8) -> None:
     """AdaGrad (Duchi et al. 2011), epsilon inside the root. ``square`` starts at 0 (torch) or 0.1 (TensorFlow)."""
     square.addcmul_(grad, grad)
-    params.addcmul_(grad, (square + eps).rsqrt_(), value=-lr)
+    _descend_scaled(params, grad, (square + eps).rsqrt_(), lr)
 
 
 @torch.no_grad()
@@ -109,6 +106,14 @@ def _descend(params: Tensor, direction: Tensor, lr: float | Tensor) -> None:
         params.addcmul_(direction, -lr)
     else:
         params.add_(direction, alpha=-lr)
+
+
+def _descend_scaled(params: Tensor, direction: Tensor, scale: Tensor, lr: float | Tensor) -> None:
+    """The same along `direction x scale`."""
+    if isinstance(lr, Tensor):
+        params.addcmul_(direction * -lr, scale)
+    else:
+        params.addcmul_(direction, scale, value=-lr)
 
 
 @torch.no_grad()

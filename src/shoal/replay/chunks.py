@@ -7,6 +7,7 @@ Small columns of a group lie side by side in one block: a step of them is then o
 
 from __future__ import annotations
 
+import ctypes
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import ConfigError
-from shoal.replay.codec import CODECS, decode, encode
+from shoal.replay.codec import CODECS, ROWS, decode, decode_row, encode
 from shoal.replay.columns import Spec
 from shoal.replay.ledger import Chunks
 from shoal.replay.pool import Block, Pool
@@ -25,7 +26,8 @@ __all__ = ["ChunkStore", "Group"]
 CHUNK_BYTES = 1 << 20
 """The bytes of a group of chunks, about; less where a table may hold less than eight of them."""
 FIRST_CHUNKS = 1024
-DECODED_CHUNKS = 256
+DECODED_CHUNKS, DECODED_BYTES = 256, 1 << 26
+"""Decompressed copies that are kept for the next batch, and the most that they may take together."""
 SMALL_BYTES = 64
 """Cells up to this size lie side by side with the other small ones of their step."""
 
@@ -85,6 +87,7 @@ class ChunkStore:
         self._free: dict[int, list[int]] = {}  # ids -> first ids of groups of that many
         self._encoded: dict[int, Encoded] = {}
         self._decoded: OrderedDict[int, Place] = OrderedDict()
+        self._decoded_bytes = 0
         self._tables: list[Any] = []
         self._limbo: deque[tuple[int, Block]] = deque()
         self._readers: dict[int, int] = {}
@@ -208,9 +211,8 @@ class ChunkStore:
             self._places[chunk] = None
         else:
             self._encoded.pop(chunk, None)
-            decoded = self._decoded.pop(chunk, None)
-            if decoded is not None:
-                self._retire(decoded)
+            if chunk in self._decoded:
+                self._forget(chunk)
         self.specs[chunk] = None
         self.live -= 1
         first = self._first[chunk]
@@ -280,8 +282,16 @@ class ChunkStore:
         place = Place(self.pool.take(spec.cell_bytes * encoded.rows), 0, spec.cell_bytes)
         decode(encoded.data, encoded.codec, place.array(encoded.rows, spec))
         self._decoded[chunk] = place
+        self._decoded_bytes += place.block.slab.size
         self.arrays.address[chunk], self.arrays.stride[chunk] = place.address, place.stride
         return place
+
+    def _forget(self, chunk: int) -> None:
+        """Let go of a decompressed copy."""
+        place = self._decoded.pop(chunk)
+        self._decoded_bytes -= place.block.slab.size
+        self.arrays.address[chunk] = 0
+        self._retire(place)
 
     # Checkpoints see groups of chunks, some of whose members may be gone.
 
@@ -312,28 +322,36 @@ class ChunkStore:
         return first
 
     def fill(self, chunk: int, codec: str, data: bytes) -> None:
-        """Write the rows of a restored chunk."""
-        array = self.array(chunk)
+        """Write the rows of a restored chunk, and compress them as this store does."""
+        array, spec = self.array(chunk), self.specs[chunk]
+        assert spec is not None
         if codec == "none":
             array[...] = np.frombuffer(data, array.dtype).reshape(array.shape)
-            return
-        rows = np.empty_like(array, order="C")
-        decode(data, codec, rows)
-        array[...] = rows
-        if self.compression.get(self.specs[chunk].path) == codec:  # type: ignore[union-attr]
-            self._compress(chunk, codec)
+        else:
+            rows = np.empty_like(array, order="C")
+            decode(data, codec, rows)
+            array[...] = rows
+        wanted = self.compression.get(spec.path, "none")
+        if wanted != "none":
+            self._compress(chunk, wanted)
 
     def materialize(self, chunks: Iterable[int]) -> None:
-        """Make encoded chunks readable by compiled code."""
+        """Make encoded chunks readable by compiled code; those whose rows were compressed by themselves are for `decode_rows`."""
         for chunk in chunks:
             if chunk in self._decoded:
                 self._decoded.move_to_end(chunk)
-            elif chunk in self._encoded:
+            elif chunk in self._encoded and not self._encoded[chunk].codec.endswith(ROWS):
                 self._decompress(chunk)
+
+    def decode_rows(self, chunk: int, rows: Iterable[int], address: int) -> None:
+        """Decompress some rows to an address, one behind the other."""
+        spec, encoded = self.specs[chunk], self._encoded[chunk]
+        assert spec is not None
+        for at in rows:
+            ctypes.memmove(address, decode_row(encoded.data, encoded.codec, at, spec.cell_bytes), spec.cell_bytes)
+            address += spec.cell_bytes
 
     def trim(self) -> None:
         """Forget the longest unused decompressed copies."""
-        while len(self._decoded) > DECODED_CHUNKS:
-            chunk, place = self._decoded.popitem(last=False)
-            self.arrays.address[chunk] = 0
-            self._retire(place)
+        while len(self._decoded) > DECODED_CHUNKS or self._decoded_bytes > DECODED_BYTES:
+            self._forget(next(iter(self._decoded)))

@@ -1,10 +1,12 @@
-"""Compression of chunks and batches: none, lz4 or zstd, with differences along time for integers.
+"""Compression of chunks and batches: none, lz4 or zstd, with differences along time for integers, or every row by itself.
 
-`choose` measures on the first rows of a column whether compression pays; it is never assumed.
+`choose` measures on the first rows of a column whether compression pays; it is never assumed. Rows by themselves are for items that
+are drawn one by one: their neighbours stay compressed. They lie one behind the other, after the place where each begins.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import lz4.block
@@ -15,9 +17,11 @@ import zstandard
 from shoal.replay.errors import Refused
 from shoal.replay.kernels import compiled
 
-__all__ = ["CODECS", "choose", "decode", "encode"]
+__all__ = ["CODECS", "ROWS", "choose", "decode", "decode_row", "encode"]
 
-CODECS = ("none", "lz4", "zstd", "lz4+delta", "zstd+delta")
+ROWS = "+rows"
+CODECS = ("none", "lz4", "zstd", "lz4+delta", "zstd+delta", "lz4+rows", "zstd+rows")
+PLACE = struct.Struct("<2Q")  # where a row begins, and where the next one does
 PAYS_BELOW = 0.7
 WORTH_TRYING = 4096
 
@@ -47,6 +51,12 @@ def _may_delta(dtype: np.dtype[Any]) -> bool:
 
 def encode(array: npt.NDArray[Any], codec: str) -> bytes:
     """The rows of an array (time first, contiguous) as compressed bytes."""
+    if codec not in CODECS or codec == "none":
+        raise ValueError(f"unknown codec {codec!r}; choose from {CODECS}")
+    if codec.endswith(ROWS):
+        rows = [_squeeze(row, codec) for row in array]
+        begins = np.cumsum([PLACE.size // 2 * (len(rows) + 1), *map(len, rows)], dtype="<u8")
+        return b"".join([begins.tobytes(), *rows])
     body: Any = array
     if codec.endswith("+delta"):
         if not _may_delta(array.dtype):
@@ -54,33 +64,52 @@ def encode(array: npt.NDArray[Any], codec: str) -> bytes:
         lanes = _lanes(array)
         body = np.empty_like(lanes)
         _delta(lanes, body, max(1, lanes.size // max(1, array.shape[0])))
-    raw: Any = np.ascontiguousarray(body).reshape(-1).view(np.uint8)
-    raw = memoryview(raw)
+    return _squeeze(body, codec)
+
+
+def _squeeze(array: npt.NDArray[Any], codec: str) -> bytes:
+    raw: Any = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
     if codec.startswith("lz4"):
         return bytes(lz4.block.compress(raw, store_size=False))
-    if codec.startswith("zstd"):
-        return zstandard.ZstdCompressor(level=1).compress(raw)
-    raise ValueError(f"unknown codec {codec!r}; choose from {CODECS}")
+    return zstandard.ZstdCompressor(level=1).compress(raw)
 
 
 def decode(data: Any, codec: str, array: npt.NDArray[Any]) -> None:
     """Decompress into a contiguous array of the right shape; refuses data of any other size."""
+    if codec.endswith(ROWS):
+        for at, row in enumerate(array):
+            target = row.reshape(-1).view(np.uint8)
+            target[:] = np.frombuffer(decode_row(data, codec, at, target.nbytes), np.uint8)
+        return
     target = array.reshape(-1).view(np.uint8)
-    try:
-        if codec.startswith("lz4"):
-            raw = lz4.block.decompress(data, uncompressed_size=target.nbytes)
-        else:
-            if zstandard.frame_content_size(data) != target.nbytes:
-                raise Refused(f"compressed rows do not announce {target.nbytes} bytes")
-            raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=target.nbytes)
-    except (lz4.block.LZ4BlockError, zstandard.ZstdError, ValueError, MemoryError) as error:
-        raise Refused(f"compressed rows cannot be read: {error}") from error
-    if len(raw) != target.nbytes:
-        raise Refused(f"compressed rows have {len(raw)} bytes, expected {target.nbytes}")
-    target[:] = np.frombuffer(raw, np.uint8)
+    target[:] = np.frombuffer(_unsqueeze(data, codec, target.nbytes), np.uint8)
     if codec.endswith("+delta"):
         lanes = _lanes(array)
         _undelta(lanes, max(1, lanes.size // max(1, array.shape[0])))
+
+
+def decode_row(data: Any, codec: str, at: int, nbytes: int) -> bytes:
+    """One row of so many bytes, of those that were compressed by themselves."""
+    whole = memoryview(data).cast("B")
+    begin, end = PLACE.unpack_from(whole, PLACE.size // 2 * at) if len(whole) >= PLACE.size // 2 * (at + 2) else (0, 0)
+    if not 0 < begin <= end <= len(whole):
+        raise Refused(f"compressed rows have no row {at}")
+    return _unsqueeze(whole[begin:end], codec, nbytes)
+
+
+def _unsqueeze(data: Any, codec: str, nbytes: int) -> bytes:
+    try:
+        if codec.startswith("lz4"):
+            raw: bytes = lz4.block.decompress(data, uncompressed_size=nbytes)
+        else:
+            if zstandard.frame_content_size(data) != nbytes:
+                raise Refused(f"compressed rows do not announce {nbytes} bytes")
+            raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=nbytes)
+    except (lz4.block.LZ4BlockError, zstandard.ZstdError, ValueError, MemoryError) as error:
+        raise Refused(f"compressed rows cannot be read: {error}") from error
+    if len(raw) != nbytes:
+        raise Refused(f"compressed rows have {len(raw)} bytes, expected {nbytes}")
+    return raw
 
 
 def choose(array: npt.NDArray[Any]) -> str:

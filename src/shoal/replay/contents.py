@@ -340,7 +340,8 @@ class TableCore:
         return layout
 
     def plan(self, drawn: Drawn, address: int) -> tuple[npt.NDArray[np.int64], int]:
-        """The copies that gather the drawn items at an address; call before `finish`."""
+        """The copies that gather the drawn items at an address; call before `finish`. Rows that were compressed by themselves are
+        brought there at once."""
         count = drawn.layout.count
         if self.store.compression:
             found = np.empty(max(1, drawn.rows), np.int64)
@@ -348,7 +349,11 @@ class TableCore:
             self.store.materialize(set(found[:some].tolist()))
         plan = np.empty((drawn.rows, 5), np.int64)
         lay_out(self._ledger, drawn.slots, count, address, drawn.layout.geometry, plan)
-        return plan, drawn.rows
+        if self.store.compression and (encoded := plan[:, 1] < 0).any():
+            for to, chunk, cells, start, step in plan[encoded].tolist():
+                self.store.decode_rows(-1 - chunk, [start + step * cell for cell in range(cells)], to)
+            plan = plan[~encoded]
+        return plan, len(plan)
 
     def finish(self, drawn: Drawn) -> None:
         """Let go of items whose last sample this was; their chunks stay readable until the reader ends."""

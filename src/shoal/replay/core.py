@@ -141,9 +141,9 @@ class Core:
         if layout is not None:
             drawn = drawn._replace(layout=layout)
         memory = buffers.take(drawn.layout.nbytes)
-        plan, rows = table.plan(drawn, memory.ctypes.data)
         if drawn.info.lengths is not None:
             memory[: drawn.layout.nbytes] = 0
+        plan, rows = table.plan(drawn, memory.ctypes.data)
         run_plan(plan, rows)
         table.finish(drawn)
         self.store.trim()

@@ -136,12 +136,12 @@ class Local:
             if not self.wait_for("sample", name, ready, timeout):
                 return None
             memory = buffers.take(drawn.layout.nbytes)
+            if drawn.info.lengths is not None:
+                memory[: drawn.layout.nbytes] = 0
             plan, rows = table.plan(drawn, memory.ctypes.data)
             ticket = core.store.begin_read()
             table.finish(drawn)
             self.wake()
-        if drawn.info.lengths is not None:
-            memory[: drawn.layout.nbytes] = 0
         run_plan(plan, rows)
         with self.lock:
             core.store.end_read(ticket)

@@ -1,6 +1,7 @@
 """From drawn items to a list of copies: made under the table's lock, carried out outside it.
 
-A row of a plan is (destination, source, cells, source stride in bytes, cell bytes), as `kernels.run_plan` reads it.
+A row of a plan is (destination, source, cells, source stride in bytes, cell bytes), as `kernels.run_plan` reads it. Where the chunk
+is encoded, its row is (destination, -1 - chunk, cells, first row, step): its rows are decoded to their place one by one.
 """
 
 from __future__ import annotations
@@ -40,9 +41,13 @@ def lay_out(ledger: Any, slots: Any, count: int, address: int, geometry: Any, pl
             for g in range(max(group, 1)):
                 size, stride = s.sizes[column + g, layout], c.stride[chunk + g]
                 plan[at, 0] = address + geometry[1, column + g] + i * geometry[0, column + g] + done * size
-                plan[at, 1] = c.address[chunk + g] + start * stride
-                prefetch(plan[at, 1])
-                plan[at, 2], plan[at, 3], plan[at, 4] = cells, step * stride, size
+                come = c.address[chunk + g]
+                if come != 0:
+                    come, step_by, last = come + start * stride, step * stride, size
+                    prefetch(come)
+                else:
+                    come, step_by, last = -1 - (chunk + g), start, step
+                plan[at, 1], plan[at, 2], plan[at, 3], plan[at, 4] = come, cells, step_by, last
                 at += 1
             done += cells
     return at

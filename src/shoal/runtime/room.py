@@ -13,7 +13,7 @@ from shoal.runtime.program import Program
 from shoal.runtime.wires import Stream
 from shoal.slots import Channel, Inline, Memory
 
-__all__ = ["Need", "least", "needs", "shortage"]
+__all__ = ["Need", "free_memory", "least", "most_memory", "needs", "shortage"]
 
 LINE_FILES = 2                # a place's socket and its pidfd
 SPARE_FILES = 256             # for logs, libraries, environments
@@ -119,6 +119,17 @@ def most_memory() -> int:
     return min([all_of_it, *(_number(f"{group}/{name}") for group in _groups("memory") for name in names)])
 
 
+def free_memory() -> int:
+    """Of the machine, or of the container: what nobody has, with what the system only keeps for later."""
+    found = [_field("/proc/meminfo", "MemAvailable:", 2**52) * 1024]
+    for limit, used, kept in (("memory.max", "memory.current", "inactive_file"),
+                              ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")):
+        for group in _groups("memory"):
+            taken = _number(f"{group}/{used}", 0) - _field(f"{group}/memory.stat", kept, 0)
+            found.append(_number(f"{group}/{limit}") - taken)
+    return max(0, min(found))
+
+
 def _groups(controller: str) -> list[str]:
     """The folders of this process's control groups, version 2 and 1."""
     found = ["/sys/fs/cgroup", f"/sys/fs/cgroup/{controller}"]  # as a container sees its own
@@ -134,4 +145,13 @@ def _number(path: str, default: int = 2**62) -> int:
     """What a file of the kernel's says; the default where there is none, or no limit."""
     with contextlib.suppress(OSError, ValueError):
         return int(Path(path).read_text())
+    return default
+
+
+def _field(path: str, name: str, default: int) -> int:
+    """The number behind a name in a file of the kernel's."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(path).read_text().splitlines():
+            if line.startswith(f"{name} ") or line.startswith(f"{name}\t"):
+                return int(line.split()[1])
     return default

@@ -87,7 +87,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("replay_inserts", "counter", "items", "Items that the replay table has taken in."),
     Metric("replay_samples", "counter", "items", "Items that it has handed out; the same one may be drawn often."),
     Metric("replay_size", "gauge", "items", "Items in the table now."),
-    Metric("replay_bytes", "gauge", "bytes", "Bytes of their data."),
+    Metric("replay_bytes", "gauge", "bytes", "Bytes of their data, as they are stored: images compressed."),
     Metric("replay_checkpoint_bytes", "gauge", "bytes", "Size of the table in the last checkpoint; 0 where it is not saved."),
     Metric("insert_blocked_seconds", "counter", "s", "Time in which actors' items waited for the rate limiter."),
     Metric("sample_blocked_seconds", "counter", "s", "Time in which a learner's batch waited for the rate limiter or for the "

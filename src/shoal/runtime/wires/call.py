@@ -127,7 +127,18 @@ class Pending:
         return self._client._answer(self._number, self._identity)
 
     async def result(self, timeout: float | None = None) -> Any:
-        return await self._client._result(self._number, self._identity, timeout)
+        """The reply, as a copy; the slot is free again."""
+        result = map_tree(np.copy, await self.look(timeout))
+        self.done()
+        return result
+
+    async def look(self, timeout: float | None = None) -> Any:
+        """The reply where it lies, to be read until `done`."""
+        return await self._client._reply(self._number, self._identity, timeout)
+
+    def done(self) -> None:
+        """Give the slot of a reply back."""
+        self._client._close(self._number)
 
 
 class Draft:
@@ -209,15 +220,13 @@ class Client:
         why = f"the reply to request {identity & ((1 << INCARNATION_SHIFT) - 1)} on {self.name}"
         return Wait(ready, self.name, why, self._answered.fds, _deadline(timeout))
 
-    async def _result(self, number: int, identity: int, timeout: float | None) -> Any:
+    async def _reply(self, number: int, identity: int, timeout: float | None) -> Any:
         if not await self._answer(number, identity, timeout):
             self._lost.add(number)
             self._counter[TIMEOUTS] += 1
             raise Timeout(f"{self.name}: no reply within {timeout} s")
         del self._replies[number]
-        result = map_tree(np.copy, self._slots[number][2])
-        self._close(number)
-        return result
+        return self._slots[number][2]
 
     async def ask(self, request: Any, timeout: float | None = None) -> Any:
         """Ask and wait for the reply; `timeout` is for both, a free slot and the reply."""
