@@ -61,6 +61,17 @@ def test_a_count_that_runs_has_a_rate_in_a_short_window():
     assert rate(marks, 2.0, looked=True) == pytest.approx(40_000, rel=0.1)
 
 
+def test_a_run_may_be_uneven():
+    """A shared machine: a quarter more or less from second to second."""
+    draw = random.Random(3)
+    for _ in range(300):
+        steps, marks = 0, []
+        for second in range(1, 8):
+            steps += draw.randint(30_001, 50_001)
+            marks.append((second * draw.uniform(0.99, 1.01), steps))
+        assert not math.isnan(rate(marks, 2.0, looked=True))
+
+
 def test_ppo_on_pong_counts_often_enough():
     """450 steps a second on two slow cores: the quick variant's window holds ten of its rollouts and more."""
     (case,) = [case for case in load_suite("throughput", "quick").cases if case.preset == "ppo" and case.env == "ALE/Pong-v5"]

@@ -107,7 +107,8 @@ def test_the_commands_of_the_pages_exist():
     for line in (line for line in page.splitlines() if line.startswith("    shoal train")):
         experiment = parse_train(shlex.split(line)[2:]).experiment
         AtariProtocol.of("ALE/Pong-v5", {}, experiment.envs.arguments())
-    fields = {name for row in re.findall(r"^\| (`.*?) \|", page, re.M) for name in re.findall(r"`(\w+)`", row)}
+    protocol = page.partition("## One protocol")[2].partition("\n## ")[0]
+    fields = {name for row in re.findall(r"^\| (`.*?) \|", protocol, re.M) for name in re.findall(r"`(\w+)`", row)}
     assert fields == set(AtariProtocol.__dataclass_fields__)
 
 

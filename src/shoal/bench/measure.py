@@ -31,6 +31,7 @@ __all__ = ["Outcome", "Spread", "alternate", "last_json", "rate", "run_reference
 Marks = Sequence[Sequence[float]]
 REFERENCE = (sys.executable, "-m", "shoal.bench.reference_loop")
 LEAST_SECONDS = 3.0  # of a window: a run is looked at once a second
+LUMPY = 1.9  # one look saw so many times as much as another
 COARSEST = 0.15  # how far a rate may be off because somebody only looks at the count now and then
 SLACK_SECONDS = 120.0  # beyond a run's own time: start, stop, a busy machine
 
@@ -85,11 +86,14 @@ def rate(marks: Marks, warm_seconds: float, looked: bool = False) -> float:
     return steps / seconds
 
 
-def _jump(seen: Sequence[tuple[Sequence[float], Sequence[float]]]) -> int:
+def _jump(seen: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
     """How much is counted at once, as far as looks can tell: whatever divides all differences, or what one look saw more than
-    another. A window may hold one of them too many or too few; but neither is it longer or shorter than by one look."""
-    found = [int(mark[1] - before[1]) for before, mark in seen]
-    return max(math.gcd(*found), max(found) - min(found))
+    another, for its time, where that is about twice as much (less is the unevenness of any run). A window may hold one of them too
+    many or too few; but neither is it longer or shorter than by one look."""
+    usual = (seen[-1][1][0] - seen[0][0][0]) / len(seen)
+    found = [(mark[1] - before[1]) * usual / max(mark[0] - before[0], usual / 10) for before, mark in seen]
+    uneven = max(found) - min(found) if max(found) > LUMPY * min(found) else 0.0
+    return max(math.gcd(*(int(mark[1] - before[1]) for before, mark in seen)), uneven)
 
 
 def start(command: Sequence[str], seconds: float, cwd: str | Path | None = None,
