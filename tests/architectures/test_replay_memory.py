@@ -118,16 +118,22 @@ def test_the_largest_capacity_that_fits(shards):
     assert full(most) <= 10**9 < full(most + 1)
 
 
+def test_a_table_that_a_run_cannot_fill_counts_for_what_it_can():
+    config = ReplayConfig(capacity=10**6, insert_batch=SOME, compression="none")
+    assert table_bytes(COLUMNS, config, 20_000) == table_bytes(COLUMNS, replace(config, capacity=20_000))
+    assert table_bytes(COLUMNS, config, 10**7) == table_bytes(COLUMNS, config) == table_bytes(COLUMNS, config, None)
+
+
 # ------------------------------------------------------------------ the forecast
 def fake(size, nbytes):
     return SimpleNamespace(size=size, nbytes=nbytes)
 
 
-def grown(config, each, free, together=1, upto=10**6):
+def grown(config, each, free, together=1, upto=10**6, budget=None):
     """What is said while a table grows, and when."""
     table, said = fake(0, 0), []
     forecast = Forecast(table, config, together, lambda: free - together * each * table.size,
-                        lambda text: said.append((table.size, text)))
+                        lambda text: said.append((table.size, text)), budget)
     for table.size in range(50, upto, 50):
         table.nbytes = (each - SLOT_BYTES) * table.size
         forecast.look()
@@ -142,6 +148,7 @@ def test_a_table_that_will_not_fit_is_told_of_once_and_long_before():
     assert fits == 900_000, "nine tenths of what there is"
     assert not grown(ReplayConfig(capacity=fits), 10_000, 10**10)
     assert grown(ReplayConfig(capacity=fits + 1000), 10_000, 10**10)
+    assert not grown(config, 10_000, 10**10, budget=fits), "a run that ends before the table is full"
 
 
 def test_large_items_are_told_of_before_there_are_many():

@@ -165,6 +165,7 @@ def test_a_table_that_would_not_fit_is_refused_with_the_capacity_that_does(value
     most = int(re.search(words, str(caught.value))[1])
     assert 10**7 < most < 10**8
     drawn(replaying(**{**values, "replay.capacity": most}))
+    drawn(replaying(**{**values, "replay.capacity": 10**9, "max_env_steps": 10**6}))  # it will never be full
     with pytest.raises(ConfigError, match=f"give --replay.capacity {most} or fewer"):
         drawn(replaying(**{**values, "replay.capacity": most + 1}))
 

@@ -181,6 +181,10 @@ def test_a_word_names_an_id_or_something_to_import(tmp_path, monkeypatch):
     assert prepare(parse_train(["impala", "mysim:Registered-v0"])).spec.max_episode_steps == 9
     with pytest.raises(ConfigError, match=r"unknown environment 'mysim:Oven' .*; or give .* module:callable"):
         prepare(parse_train(["impala", "mysim:Oven"]))
+    (tmp_path / "broken.py").write_text("import gymnasium\n1 / 0\n")
+    with pytest.raises(ConfigError, match="broken:Own: broken cannot be imported: ZeroDivisionError: division by zero"):
+        parse_train(["impala", "broken:Own"])
+    assert EnvRef.named(":x").target == ":x"
     with pytest.raises(ConfigError, match="No module named 'yoursim'"):
         prepare(parse_train(["impala", "yoursim:Own"]))
     assert import_path(gym.Env) == "gymnasium.core:Env"

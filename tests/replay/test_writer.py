@@ -267,3 +267,7 @@ def test_rows_that_were_compressed_by_themselves_are_read_one_by_one_and_damaged
                 decode(bad, codec, whole)
         with pytest.raises(Refused):
             decode_row(data, codec, 4, 899)
+        words = np.array([b"a" * 700, b"b" * 700], "S700")  # rows without an axis of their own
+        found = np.zeros_like(words)
+        decode(encode(words, codec), codec, found)
+        assert (found == words).all()

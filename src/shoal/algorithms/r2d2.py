@@ -226,6 +226,7 @@ class WindowErrors:
         for name, row in (("delta_q_first", l), ("delta_q_last", l + self.config.length - 1)):
             observation, first, *previous = (map_tree(lambda x: x[whole, row], column) for column in columns)  # noqa: B023
             state = map_tree(lambda x: x[whole, row], items["states"])  # noqa: B023
-            from_actor = model.net.step(observation, first, state, *previous).q
+            with model.precision():
+                from_actor = model.net.step(observation, first, state, *previous).q
             found[name] = value.delta_q(online_q[row - l, whole], from_actor, scale).mean()
         return found

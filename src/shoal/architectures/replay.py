@@ -113,7 +113,9 @@ class Replay:
             compression=codecs(self.columns, self.config.compression), seed=int(me.rng("draws").integers(2**62)))
         self.table = self.core.table(TABLE)
         together = 1 if parts.spread else me.replicas  # on one machine, one of them speaks for all
-        self.forecast = Forecast(self.table, self.config, together, free_memory, me.note) if me.index % together == 0 else None
+        self.forecast: Forecast | None = None
+        if me.index % together == 0:
+            self.forecast = Forecast(self.table, self.config, together, free_memory, me.note, parts.max_env_steps)
         self.layout = items_layout(parts.algorithm.record.layout, self.config.most_drawn)
         self.rows = records(self.config.insert_batch)
         self.adding: deque[Request] = deque()    # inserts that the limiter has not allowed

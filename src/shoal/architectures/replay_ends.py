@@ -16,6 +16,7 @@ after a shard was lost, and the probabilities say so. The top bits of a key name
 from __future__ import annotations
 
 from collections import deque
+from mmap import mmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,13 +153,18 @@ class Samples:
         likely = together(*(reply["probability"] for reply in replies)) * asked.shares[whose]
         parts = [self._layout.views(reply["items"]) for reply in replies]
         if self._staging is None:
-            self._staging = map_tree(together, *parts)  # the same memory every time: a GPU has it locked
+            self._staging = map_tree(lambda *given: _paged(together(*given)), *parts)  # always the same: a GPU has it locked
         items = map_tree(lambda into, *given: together(*given, into=into), self._staging, *parts)
         return keys, {**items, "probability": likely, "table_size": np.full(self._batch, self._sizes.sum())}
 
     def update(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """New priorities of a batch that was taken; they go with the next question."""
         self._keys, self._priorities = np.concatenate([self._keys, keys]), np.concatenate([self._priorities, priorities])
+
+
+def _paged(like: np.ndarray) -> np.ndarray:
+    """An array of that form on pages of its own: no page can be locked twice."""
+    return np.frombuffer(mmap(-1, like.nbytes), like.dtype, like.size).reshape(like.shape)
 
 
 def shares(masses: np.ndarray, sizes: np.ndarray, batch: int, most: int) -> np.ndarray:

@@ -43,9 +43,9 @@ def item_bytes(columns: tuple[Column, ...], config: ReplayConfig) -> int:
     return config.copies * (kept + SLOT_BYTES)
 
 
-def table_bytes(columns: tuple[Column, ...], config: ReplayConfig) -> int:
-    """What one shard takes when it is full."""
-    return item_bytes(columns, config) * config.part(config.capacity)
+def table_bytes(columns: tuple[Column, ...], config: ReplayConfig, budget: int | None = None) -> int:
+    """What one shard takes when it is full, or when `budget` env steps have been made: each ends at most one item."""
+    return item_bytes(columns, config) * config.part(min(config.capacity, budget or config.capacity))
 
 
 def capacity_for(columns: tuple[Column, ...], config: ReplayConfig, nbytes: int) -> int:
@@ -57,10 +57,11 @@ class Forecast:
     """Says once if a table will not fit into the memory that there is, with the capacity that would."""
 
     def __init__(self, table: TableCore, config: ReplayConfig, together: int, free: Callable[[], int],
-                 say: Callable[[str], None]) -> None:
-        """So many tables or shards share the memory of this machine; `free` says how much of it nobody has."""
+                 say: Callable[[str], None], budget: int | None = None) -> None:
+        """So many tables or shards share the memory of this machine; `free` says how much of it nobody has. A run of `budget` env
+        steps makes no more items than that."""
         self._table, self._config, self._together, self._free, self._say = table, config, together, free, say
-        self._part = config.part(config.capacity)
+        self._part = config.part(min(config.capacity, budget or config.capacity))
         self._items = max(1.0, min(FIRST_LOOK, FEW * self._part))
         self._bytes = FEW * free() / together
 

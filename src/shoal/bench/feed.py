@@ -105,7 +105,7 @@ class Pinned(Stopwatch):
 
 def measure(env: str, way: str, cores: Sequence[int], seconds: float, nursery: Nursery) -> dict[str, float]:
     """One run, and what the learner and the actors did in it."""
-    overrides = {"replay.samples_per_insert": None, "eval.enabled": False, "console.mode": "none"}
+    overrides = {"replay.samples_per_insert": None, "eval.enabled": False, "console.mode": "none", "device": "cpu"}
     program = prepare(plan_of("apex", env, None, None, overrides)).program()
     if way != "table":
         program.nodes["learner"].role = from_memory

@@ -41,7 +41,8 @@ def keep(place: Path, done: subprocess.CompletedProcess[str], run: Path | None =
     """What a failed run printed, and its run directory without the checkpoints, which are large."""
     shutil.rmtree(place, ignore_errors=True)
     if run is not None and run.is_dir():
-        shutil.copytree(run, place, ignore=shutil.ignore_patterns("checkpoints", NAME))
+        with contextlib.suppress(OSError):  # somebody who dies late may still remove files there; the others are copied
+            shutil.copytree(run, place, ignore=shutil.ignore_patterns("checkpoints", NAME))
     place.mkdir(parents=True, exist_ok=True)
     for name, text in (("stdout.txt", done.stdout), ("stderr.txt", done.stderr)):
         (place / name).write_text(text, encoding="utf-8")

@@ -56,8 +56,10 @@ class EnvRef:
         module, colon, name = word.rpartition(":")
         try:
             thing = attrgetter(name)(import_module(module)) if colon else None
-        except (ImportError, AttributeError):
+        except (ImportError, AttributeError, ValueError):
             thing = None  # whoever makes it says what is wrong
+        except Exception as error:  # of the module itself
+            raise ConfigError(f"{word}: {module} cannot be imported: {type(error).__name__}: {error}") from error
         return cls(thing if callable(thing) else word)
 
     @property

@@ -60,7 +60,7 @@ def _refuse_tables(prepared: Prepared, program: Program, others: int) -> None:
 
     config, columns = experiment.replay, stored_columns(prepared.algorithm.record.layout)  # type: ignore[attr-defined]
     tables = sum(node.most for node in program.nodes.values() if node.role is Replay)
-    nbytes, memory = tables * table_bytes(columns, config), room.most_memory()
+    nbytes, memory = tables * table_bytes(columns, config, experiment.max_env_steps), room.most_memory()
     if others + nbytes <= memory:
         return
     fits = capacity_for(columns, config, (memory - others) // tables)

@@ -54,7 +54,7 @@ def encode(array: npt.NDArray[Any], codec: str) -> bytes:
     if codec not in CODECS or codec == "none":
         raise ValueError(f"unknown codec {codec!r}; choose from {CODECS}")
     if codec.endswith(ROWS):
-        rows = [_squeeze(row, codec) for row in array]
+        rows = [_squeeze(array[at : at + 1], codec) for at in range(len(array))]
         begins = np.cumsum([PLACE.size // 2 * (len(rows) + 1), *map(len, rows)], dtype="<u8")
         return b"".join([begins.tobytes(), *rows])
     body: Any = array
@@ -77,8 +77,8 @@ def _squeeze(array: npt.NDArray[Any], codec: str) -> bytes:
 def decode(data: Any, codec: str, array: npt.NDArray[Any]) -> None:
     """Decompress into a contiguous array of the right shape; refuses data of any other size."""
     if codec.endswith(ROWS):
-        for at, row in enumerate(array):
-            target = row.reshape(-1).view(np.uint8)
+        for at in range(len(array)):
+            target = array[at : at + 1].reshape(-1).view(np.uint8)
             target[:] = np.frombuffer(decode_row(data, codec, at, target.nbytes), np.uint8)
         return
     target = array.reshape(-1).view(np.uint8)
