@@ -260,8 +260,13 @@ class ChunkStore:
         if array.dtype.kind not in "iub":
             codec = codec.removesuffix("+delta")  # differences are for integers
         data = encode(array, codec)
+        if len(data) < array.nbytes:
+            self._hold(chunk, codec, data)
+
+    def _hold(self, chunk: int, codec: str, data: bytes) -> None:
+        """Keep a chunk's rows in this form only."""
         place = self._places[chunk]
-        if place is None or len(data) >= array.nbytes:
+        if place is None:
             return
         self._encoded[chunk] = Encoded(codec, data, self.rows[chunk])
         self._resize(chunk, len(data))
@@ -332,7 +337,9 @@ class ChunkStore:
             decode(data, codec, rows)
             array[...] = rows
         wanted = self.compression.get(spec.path, "none")
-        if wanted != "none":
+        if wanted == codec != "none":
+            self._hold(chunk, codec, data)  # as it was saved
+        elif wanted != "none":
             self._compress(chunk, wanted)
 
     def materialize(self, chunks: Iterable[int]) -> None:
