@@ -42,6 +42,7 @@ class FakeParts:
     actors: int = 2
     demos: str | None = None
     spread: bool = False
+    max_env_steps: int | None = None
     algorithm: Any = field(default_factory=lambda: SimpleNamespace(record=SimpleNamespace(layout=ITEM)))
 
 
