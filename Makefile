@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup train test evidence bench bench-quick bench-peers bench-ray bench-replay bench-feed lint type docs clean
+.PHONY: setup train test evidence bench bench-quick lint type docs clean
 
 setup: $(STAMP)
 
@@ -19,30 +19,22 @@ $(STAMP): pyproject.toml constraints.txt
 train: setup
 	$(BIN)/shoal train impala CartPole-v1 --until-return 475
 
+# Most tests run in two processes; those marked `alone` (see tests/conftest.py) run after them, one at a time.
 test: setup lint type
-	$(BIN)/python -m pytest -q -m "not slow and not stress"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not stress and not alone"
+	$(BIN)/python -m pytest -q -m "alone and not slow and not stress"
 
 evidence: setup
-	$(BIN)/python -m tests.evidence
+	$(BIN)/python -m evidence
 
+# SUITE is throughput, learning, scaling, faults, replay or ray; ARGS are options of `shoal bench`.
 bench: setup
-	$(BIN)/python -m shoal.bench
+	$(BIN)/shoal bench $(or $(SUITE),throughput) $(ARGS)
 
+# The README's table.
 bench-quick: setup
 	$(BIN)/shoal bench throughput --suite quick --again --out docs/results/throughput-quick
-	$(BIN)/python -m shoal.bench.readme
-
-bench-peers: setup
-	$(BIN)/python -m shoal.bench.peers
-
-bench-ray: setup
-	$(BIN)/python -m shoal.bench.peers.on_ray
-
-bench-replay: setup
-	$(BIN)/python -m shoal.bench.replay
-
-bench-feed: setup
-	$(BIN)/python -m shoal.bench.feed
+	$(BIN)/python -m benchmarks.readme_table
 
 lint: setup
 	$(BIN)/ruff check .
@@ -51,7 +43,7 @@ type: setup
 	$(BIN)/mypy
 
 docs: setup
-	$(BIN)/python -m shoal.telemetry.glossary
+	$(BIN)/python -m benchmarks.metrics_page
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

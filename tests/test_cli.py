@@ -1,27 +1,41 @@
-"""The command as a user types it: real processes, exit codes, one sentence for each mistake."""
+"""The command as a user types it: exit codes, one sentence for each mistake, signals. What trains is a real process."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import shoal
+from shoal import cli
+from tests.tree import ROOT, tree_environment
 
 SHOAL = [sys.executable, "-m", "shoal.cli"]
-REPO = Path(__file__).parents[1]
 SMALL = ["--console.mode", "plain", "--no-tensorboard", "--net.hidden", "8", "--eval.episodes", "4",
          "--architecture.envs-per-actor", "4", "--actors", "1"]
 
 
 def command(*words: str, cwd: Path | None = None, timeout: float = 120) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": str(REPO)}
-    return subprocess.run([*SHOAL, *words], capture_output=True, text=True, timeout=timeout, cwd=cwd, env=environment)
+    return subprocess.run([*SHOAL, *words], capture_output=True, text=True, timeout=timeout, cwd=cwd, env=tree_environment())
+
+
+@pytest.fixture
+def inside(capfd, monkeypatch):
+    """A command in this process: importing torch costs two seconds."""
+
+    def call(*words: str) -> subprocess.CompletedProcess:
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        capfd.readouterr()
+        try:
+            code = cli.main(words)
+        except SystemExit as done:  # --help
+            code = done.code
+        return subprocess.CompletedProcess(words, code, *capfd.readouterr())
+
+    return call
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +44,26 @@ def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("cli") / "run"
     done = command("train", "a2c", "CartPole-v1", "--runtime", "inline", "--max-env-steps", "300", "--run-dir", str(folder), *SMALL)
     assert done.returncode == 0, done.stderr
-    for word in ("all env steps were taken", str(folder), f"shoal play {folder}", f"shoal resume {folder}", "train return"):
+    for word in ("env-step budget used up: ", str(folder), f"shoal play {folder}", f"shoal resume {folder}", "train return"):
         assert word in done.stdout
     return folder
+
+
+STUCK = """
+import atexit, sys
+from shoal import cli
+from shoal.runtime.ray.ray_config import abandoned
+atexit.register(print, "ended by Python")
+abandoned.set()
+sys.argv = ["shoal", "nosuch"]
+sys.exit(cli.main())
+"""
+
+
+def test_the_exit_code_stands_after_a_cluster_is_gone():
+    """Python's own ending may hang or crash in Ray's threads."""
+    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, env=tree_environment(), timeout=120)
+    assert done.returncode == 2 and "there is no command" in done.stderr and "ended by Python" not in done.stdout
 
 
 # ---------------------------------------------------------------------------------------------- help and imports
@@ -58,7 +89,7 @@ def test_the_front_door_knows_every_runtime_and_every_section():
     assert {*sections, "algorithm", "architecture"} == set(line.split("VALUE")[1].replace(",", "").split())
     runtimes = next(line for line in HELP.splitlines() if "--runtime" in line).split()[1]
     assert set(runtimes.split("|")) == set(RUNTIMES)
-    readme = (REPO / "README.md").read_text().partition("The runtimes are")[2].partition("\n\n")[0]
+    readme = (ROOT / "README.md").read_text().partition("The runtimes are")[2].partition("\n\n")[0]
     assert all(f"`{runtime}`" in readme for runtime in RUNTIMES)
 
 
@@ -85,8 +116,8 @@ def test_the_version_is_that_of_the_package():
     assert version("shoal") == shoal.__version__
 
 
-def test_every_option_has_its_help():
-    done = command("train", "ppo", "CartPole-v1", "--help")
+def test_every_option_has_its_help(inside):
+    done = inside("train", "ppo", "CartPole-v1", "--help")
     assert done.returncode == 0
     for word in ("--algorithm.clip", "--architecture.envs-per-actor", "--net.hidden", "--until-return", "--faults.hang-seconds",
                  "--eval.every-env-steps", "Everything random derives from it"):
@@ -103,22 +134,22 @@ BAD = {
     "train impala CartPole-v1 Pong": ["'Pong'", "one word too many"],
     "train impala CartPole-v1 --algorithm.lrr 3": ["--algorithm.lrr", "did you mean --algorithm.lr?"],
     "train impala CartPole-v1 --lr 3": ["--lr", "did you mean --algorithm.lr?"],
-    "train impala CartPole-v1 --actors -1": ["actors=-1", "--actors 1 or more"],
+    "train impala CartPole-v1 --actors -1": ["--actors is -1", "at least 1, or auto"],
     "train impala CartPole-v1 --actors two": ["--actors two", "a whole number"],
     "train impala CartPole-v1 --seed": ["--seed", "needs a value"],
-    "train impala CartPole-v1 --seed -3": ["seed=-3", "0 or more"],
-    "train impala CartPole-v1 --max-env-steps -5": ["max_env_steps=-5", "more than 0"],
-    "train impala CartPole-v1 --max-seconds 0": ["max_seconds=0", "more than 0"],
-    "train impala CartPole-v1 --max-seconds nan": ["max_seconds=nan", "--max-seconds"],
-    "train impala CartPole-v1 --until-return nan": ["until_return=nan", "--until-return"],
-    "train impala CartPole-v1 --algorithm.lr inf": ["lr=inf", "more than 0"],
-    "train ppo CartPole-v1 --algorithm.minibatches 7777": ["minibatches=7777", "lower --algorithm.minibatches"],
+    "train impala CartPole-v1 --seed -3": ["--seed is -3", "at least 0"],
+    "train impala CartPole-v1 --max-env-steps -5": ["--max-env-steps is -5", "above 0"],
+    "train impala CartPole-v1 --max-seconds 0": ["--max-seconds is 0", "above 0"],
+    "train impala CartPole-v1 --max-seconds nan": ["--max-seconds is nan", "above 0"],
+    "train impala CartPole-v1 --until-return nan": ["--until-return is nan", "finite"],
+    "train impala CartPole-v1 --algorithm.lr inf": ["--algorithm.lr is inf", "above 0"],
+    "train ppo CartPole-v1 --algorithm.minibatches 7777": ["--algorithm.minibatches 7777", "lower it"],
     "train --algorithm a2c --architecture actor_learner CartPole-v1 --architecture.buffer-slots 64": ["any age", "vtrace"],
-    "train impala CartPole-v1 --algorithm.lr -1": ["lr=-1.0", "more than 0"],
+    "train impala CartPole-v1 --algorithm.lr -1": ["--algorithm.lr is -1.0", "above 0"],
     "train impala CartPole-v1 --algorithm.c-bar 2": ["rho_bar=1.0", "c_bar=2.0"],
     "train impala CartPole-v1 --net.hidden 3 x": ["--net.hidden 3 x", "a whole number"],
     "train impala CartPole-v1 --runtime mars": ["--runtime mars", "'inline'"],
-    "train impala CartPole-v1 --eval.no-enabled --until-return 3": ["until_return=3", "--eval.enabled"],
+    "train impala CartPole-v1 --eval.no-enabled --until-return 3": ["--until-return 3", "--eval.enabled"],
     "train impala CartPole-v1 --envs.kwargs pixels": ["pixels", "name=value"],
     "train impala CartPole-v1 --envs.kwargs foo=3": ["foo"],
     "train impala CartPole-v1 --run-dir RUN": ["RUN already has a run", "shoal resume RUN"],
@@ -132,7 +163,7 @@ BAD = {
     "resume RUN": ["RUN has already done", "larger --max-env-steps"],
     "eval EMPTY": ["EMPTY", "no run in it"],
     "eval": ["give one run directory", "shoal runs"],
-    "eval RUN --episodes 0": ["--episodes 0", "1 or more"],
+    "eval RUN --episodes 0": ["--episodes is 0", "at least 1"],
     "play /no/such/folder": ["/no/such/folder", "does not exist"],
     "play RUN --video film.mp4": ["film.mp4", ".gif"],
     "show impalla": ["'impalla'", "did you mean impala?"],
@@ -143,26 +174,19 @@ BAD = {
 }
 
 
-@pytest.fixture(scope="module")
-def mistakes(trained, tmp_path_factory) -> dict:
-    """All of them, two at a time: each is a process of its own in a folder of its own."""
-
-    def make(line: str) -> tuple:
-        folder = tmp_path_factory.mktemp("bad")
-        (folder / "empty").mkdir()
-
-        def real(text: str) -> str:
-            return text.replace("RUN", str(trained)).replace("EMPTY", str(folder / "empty"))
-
-        return command(*(real(word) for word in line.split()), cwd=folder), folder, real
-
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(BAD, pool.map(make, BAD), strict=True))
+PROCESSES = {"trian", "train", "train impala CartPol-v1", "resume EMPTY", "play RUN --video film.mp4"}
+"""Lines that are given to a real process; the others run in this one."""
 
 
 @pytest.mark.parametrize("line", BAD)
-def test_each_mistake_is_one_sentence_that_names_the_value_and_the_fix(line, mistakes):
-    done, folder, real = mistakes[line]
+def test_each_mistake_is_one_sentence_that_names_the_value_and_the_fix(line, trained, tmp_path, inside, monkeypatch):
+    (tmp_path / "empty").mkdir()
+
+    def real(text: str) -> str:
+        return text.replace("RUN", str(trained)).replace("EMPTY", str(tmp_path / "empty"))
+
+    monkeypatch.chdir(tmp_path)
+    done = (command if line in PROCESSES else inside)(*(real(word) for word in line.split()))
     said = done.stderr + done.stdout
     assert done.returncode == 2, said
     assert "Traceback" not in said
@@ -170,37 +194,37 @@ def test_each_mistake_is_one_sentence_that_names_the_value_and_the_fix(line, mis
         assert real(word) in said, said
     if line != "train":  # which shows the help
         assert len(done.stderr.splitlines()) == 1 and not done.stdout, said
-    assert sorted(path.name for path in folder.iterdir()) == ["empty"], "something was written"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty"], "something was written"
 
 
 # ---------------------------------------------------------------------------------------------- looking
-def test_list_shows_presets_and_the_grid():
-    done = command("list")
+def test_list_shows_presets_and_the_grid(inside):
+    done = inside("list")
     assert done.returncode == 0
     for word in ("impala", "vtrace x actor_learner", "synchronous", "any replay", "yes"):
         assert word in done.stdout
 
 
-def test_show_prints_the_graph_and_where_values_come_from():
-    done = command("show", "impala")
+def test_show_prints_the_graph_and_where_values_come_from(inside):
+    done = inside("show", "impala")
     assert done.returncode == 0
     for word in ("actor", "learner", "evaluator", "unrolls", "weights", "algorithm.lr", "tuned"):
         assert word in done.stdout
-    assert command("show", "--algorithm", "ppo", "--architecture", "synchronous", "Pendulum-v1").returncode == 0
+    assert inside("show", "--algorithm", "ppo", "--architecture", "synchronous", "Pendulum-v1").returncode == 0
 
 
-def test_runs_eval_and_play(trained):
-    listed = command("runs", str(trained.parent))
+def test_runs_eval_and_play(trained, inside):
+    listed = inside("runs", str(trained.parent))
     assert str(trained) in listed.stdout and "env_steps" in listed.stdout
-    evaluated = command("eval", str(trained), "--episodes", "5")
+    evaluated = inside("eval", str(trained), "--episodes", "5")
     assert evaluated.returncode == 0 and "over 5 episodes" in evaluated.stdout
-    played = command("play", str(trained))
+    played = inside("play", str(trained))
     assert played.returncode == 0 and "episode 1: return" in played.stdout
 
 
-def test_doctor():
-    assert command("doctor").returncode == 0
-    sick = command("doctor", "--env", "tests.experiment.gyms:Poison-v0")
+def test_doctor(inside):
+    assert inside("doctor").returncode == 0
+    sick = inside("doctor", "--env", "tests.experiment.gyms:Poison-v0")
     assert sick.returncode == 1 and "nan" in sick.stdout.lower()
 
 
@@ -224,7 +248,7 @@ def test_options_may_come_first(tmp_path):
 def start(folder: Path, *words: str, stepped: bool = True) -> subprocess.Popen:
     """A local run that would go on for ever, waited for until its environments step, or only until it has a process below it."""
     process = subprocess.Popen([*SHOAL, "train", "impala", "CartPole-v1", "--run-dir", str(folder), *words, *SMALL],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=tree_environment())
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (_stepped(folder) if stepped else _descendants(process.pid)):
         assert process.poll() is None, process.communicate()
@@ -250,7 +274,7 @@ def test_ctrl_c_saves_and_says_goodbye(tmp_path):
 
 @pytest.mark.parametrize("moment", ["starting", "running"])
 def test_a_second_ctrl_c_kills(moment, tmp_path):
-    """Roles and fork server are gone within 3 s, whatever they were doing."""
+    """Roles and fork server are gone, whatever they were doing."""
     process = start(tmp_path / "run", stepped=moment == "running")
     children = _descendants(process.pid)
     assert len(children) >= (4 if moment == "running" else 1)
@@ -259,9 +283,9 @@ def test_a_second_ctrl_c_kills(moment, tmp_path):
     time.sleep(0.05)
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert process.returncode == 130
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in children):
         time.sleep(0.05)
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
@@ -272,7 +296,7 @@ def test_killed_half_way_resumed_and_never_backwards(tmp_path):
     process = start(folder, "--checkpoint.every-seconds", "1")
     time.sleep(2)
     process.kill()
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert json.loads((folder / "summary.json").read_text())["stopped_by"] is None
     before = max(_counted(folder)[-1], *(int(path.name.rstrip("+")) for path in (folder / "checkpoints").glob("0*")))
     done = command("resume", str(folder), "--max-env-steps", str(before + 2000), "--console.mode", "none")
@@ -282,7 +306,7 @@ def test_killed_half_way_resumed_and_never_backwards(tmp_path):
 
 
 def _counted(folder: Path) -> list[int]:
-    from shoal.telemetry.sinks import read_lines
+    from shoal.telemetry.outputs import read_lines
 
     return [row["env_steps"] for row in read_lines(folder / "metrics.jsonl") if row["kind"] == "snapshot"]
 

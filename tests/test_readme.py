@@ -1,5 +1,6 @@
 """Every command of the README is run, shortened where it would train for long; its Python too."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -39,7 +40,7 @@ def test_command(command, run, tmp_path):
     if arguments[0] == "train":
         arguments += [*SHORT, "--run-dir", str(tmp_path / "run")]
     if arguments[0] == "resume":
-        arguments += ["--max-env-steps", "60000"]
+        arguments += ["--max-env-steps", str(json.loads((run / "summary.json").read_text())["env_steps"] + 2000)]
     shoal(arguments, run.parent)
 
 

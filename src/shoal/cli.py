@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from types import FrameType
 
 __all__ = ["main"]
 
@@ -11,7 +16,7 @@ HELP = """\
 shoal: distributed reinforcement learning
 
   shoal train PRESET ENV [options]      train, such as: shoal train impala CartPole-v1 --until-return 475
-  shoal train --algorithm A --architecture B ENV [options]
+  shoal train --algorithm A --architecture B ENV [options]     your own: ./my_preset.toml, --algorithm my.module:MyAlgorithm
   shoal resume RUN [options]            go on from the newest checkpoint of a run directory
   shoal eval RUN [--episodes N]         mean return of fresh episodes, played greedily
   shoal play RUN [--video FILE.gif]     watch it play
@@ -36,18 +41,30 @@ Options of train (all of them: shoal train PRESET ENV --help)
   --max-env-steps N          stop after N agent decisions
   --max-learner-steps N      stop after N updates
   --max-seconds S            stop after S seconds
-  --demos PATH               learn from recorded episodes too; with --offline from nothing else   (dqn, r2d2)
+  --demos PATH               learn from recorded episodes too; with --offline from nothing else   (dqn, r2d2, qtopt)
   --run-dir DIR              where the run is written            (runs/<time>-<preset>-<env>-<seed>)
   --SECTION.FIELD VALUE      algorithm, architecture, net, replay, envs, eval, checkpoint, gpu, faults, autoscale, console, ray
 
 Exit codes: 0 done, 2 something you gave makes no sense, 3 a role kept failing, 130 stopped with Ctrl-C.
 """
 
-COMMANDS = ("train", "resume", "eval", "play", "show", "list", "runs", "doctor", "replay", "data", "bench", "plan")
+COMMANDS = {
+    **dict.fromkeys(("train", "resume", "eval", "play"), "shoal.experiment.run_commands"),
+    **dict.fromkeys(("show", "list", "runs", "doctor", "replay"), "shoal.experiment.inspect_commands"),
+    "data": "shoal.experiment.data_commands",
+    "bench": "shoal.bench.command",
+    "plan": "shoal.planning.command",
+}
+"""Command -> the module with its function COMMAND_command(arguments)."""
+BRIEF = {("list",), ("runs",), ("show",), ("replay",), ("data",), ("data", "info"), ("bench", "compare")}
+"""What has no options of its own: its lines of HELP say all."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; returns the exit code. Without arguments this process is the command, and hears Ctrl-C as one."""
+    if arguments is None:
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the exit code stands by then: nothing may change it
+        signal.signal(signal.SIGINT, _interrupted)
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
         sys.stdout.write(HELP)
@@ -57,7 +74,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         sys.stdout.write(f"shoal {__version__}\n")
         return 0
-    return _guarded(words[0], words[1:])
+    code = _guarded(words[0], words[1:])
+    if arguments is None:
+        _skip_ending(code)
+    return code
+
+
+def _skip_ending(code: int) -> None:
+    """End at once after a Ray cluster that is gone was left: Ray's threads may hang in Python's own ending or crash it (SIGSEGV),
+    and the exit code would be lost."""
+    if "shoal.runtime.ray.ray_config" not in sys.modules:
+        return
+    from shoal.runtime.ray.ray_config import abandoned
+
+    if abandoned.is_set():
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    """The first Ctrl-C unwinds the command; a second one ends the process with the same exit code, wherever it is."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    raise KeyboardInterrupt
 
 
 def _guarded(command: str, rest: list[str]) -> int:
@@ -95,16 +134,12 @@ def _run(command: str, rest: list[str]) -> int:
         near = difflib.get_close_matches(command, COMMANDS, n=1)
         raise ConfigError(f"there is no command {command!r}; "
                           + (f"did you mean `shoal {near[0]}`?" if near else f"there are {', '.join(COMMANDS)}"))
-    if command == "bench":
-        from shoal.bench import command as commands
-    elif command == "plan":
-        from shoal.planning import command as commands  # type: ignore[no-redef]
-    elif command == "data":
-        from shoal.experiment import data_commands as commands  # type: ignore[no-redef]
-    elif command in ("list", "runs", "doctor", "show", "replay"):
-        from shoal.experiment import inspect_commands as commands  # type: ignore[no-redef]
-    else:
-        from shoal.experiment import run_commands as commands  # type: ignore[no-redef]
+    if (command, *rest[:-1]) in BRIEF and rest[-1:] in (["-h"], ["--help"]):
+        sys.stdout.write("".join(line for line in HELP.splitlines(True) if line.startswith(f"  shoal {command} ")))
+        return 0
+    if os.getcwd() not in sys.path:  # modules of the user's own: environments, networks, algorithms; installed ones come first
+        sys.path.append(os.getcwd())
+    commands = import_module(COMMANDS[command])
     return int(getattr(commands, f"{command}_command")(rest))
 
 

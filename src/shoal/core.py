@@ -1,45 +1,51 @@
-"""The theory of shoal, in one file: what a role is, what the five wires promise, what an algorithm is.
+"""The contract of roles and wires: what a role is and what the five wires promise. `learning.py` has algorithms and architectures.
 
     algorithm      what is learned            Policy, Record, Learn                 knows nothing of processes
     architecture   who does what, with whom   a Program: roles joined by wires      knows nothing of losses
     runtime        where it runs              inline | local | ray                  knows nothing of RL
 
-A **role** is a class with one coroutine, `step()`: one unit of work. Whatever it needs from the world it awaits on a
-wire, and nothing else may block, so the same role runs in one thread with all others, in a process of its own, or on
-another machine. This file holds protocols only; `runtime/` has the wires, `architectures/` the graphs.
+A **role** is a class with one coroutine, `step()`: one unit of work. It awaits everything that it needs from other roles on
+a wire and blocks nowhere else, so the same role runs in one thread with all others, in a process of its own, or on another
+machine. This file holds protocols only: `runtime/` implements the wires, `architectures/` draws the graphs. A Program, its ports
+and CONTROL are in `runtime/program.py`, exceptions (Timeout, GroupChanged) in `errors.py`, what a role awaits (Wait: a condition,
+its descriptors, words) in `slots/waiting.py`. A role whose step raises is restarted; docs/faults.md says how often.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from shoal.slots import Layout, Wait, any_of  # `await any_of(a, b, timeout=1.0)`: False when the time was over
+from shoal.slots import Wait, any_of  # `await any_of(a, b, timeout=1.0)` gives False when the time is over
 
 if TYPE_CHECKING:
-    import torch
+    from shoal.telemetry import Stats
 
-__all__ = ["Algorithm", "Call", "Delivery", "Group", "Learn", "Me", "Policy", "Progress", "Publisher", "Reader", "Record",
-           "Request", "Role", "Server", "Shared", "Sink", "Slot", "Source", "StepView", "Tolerance", "Tree", "Wait", "any_of"]
+__all__ = ["Adjustable", "Call", "Closable", "Control", "DirectCopy", "Draft", "Drainable", "Group", "GroupMember",
+           "KeepsTurn", "Me", "Pending", "Publisher", "Reader", "Request", "Role", "Server", "Settles", "Shared", "SharesState",
+           "Sink", "Slot", "Source", "Stateful", "Tree", "Vector", "Wait", "any_of"]
 
-Tree: TypeAlias = Any  # an array, or a dictionary of trees; time-major [T, B, ...] for sequences
+Tree: TypeAlias = Any    # an array, or a dictionary of trees; time-major [T, B, ...] for sequences
+Vector: TypeAlias = Any  # a flat np.ndarray; between learners that compute on GPUs, a torch.Tensor
 
 
 # ---------------------------------------------------------------------------------------------- roles
 class Me(Protocol):
-    """What a role may know of itself. It learns nothing of the runtime."""
+    """What a role may know of itself: its place in the graph, and nothing of the runtime."""
 
     name: str               # "actor"
     index: int              # 0 .. replicas - 1
     replicas: int           # the most there can be
     incarnation: int        # grows with every restart and every resume
-    stats: Any              # telemetry.Stats: add(counter, n), set(gauge, x), observe(histogram, values), phase(name)
+    stats: Stats            # add(counter, n), set(gauge, x), observe(histogram, values), phase(name)
 
     def rng(self, salt: str = "") -> np.random.Generator: ...  # its own, from (seed, role, index, incarnation, salt)
     def beat(self) -> None: ...                # a sign of life from within a long step
+    async def permit(self, units: float, round_number: int = -1) -> None: ...
+    # Wait until the program's limit (max_env_steps) allows this role to count `units` more. Roles in lock step name the round that
+    # they begin, so that a round is allowed to all of them or to none.
     def note(self, text: str) -> None: ...     # one line for the run's event log
     def finish(self, reason: str) -> None: ... # the program has reached its goal and may stop
     def fail(self, text: str) -> None: ...     # the run has failed: restarting this role would not help
@@ -48,14 +54,83 @@ class Me(Protocol):
 class Role(Protocol):
     """One unit of work at a time.
 
+        role = Actor(me, **arguments)        # in the process where it will live; ports have become ends of wires
         while running:                       # the runtime's loop, the only one there is
-            await role.step()                # between two steps is where it is checkpointed, drained or stopped
+            await role.step()                # between two steps it is checkpointed, adjusted, drained or stopped
 
-    Optional: `state() -> dict[str, np.ndarray]` and `load(state)` for what a checkpoint must hold,
-    `set(**values)` for hyper-parameters, `drain()` to give back what it holds, `close()`.
+    The protocols below are optional abilities; a role has one by having its methods.
     """
 
     async def step(self) -> None: ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A role that a checkpoint holds: `state()` is saved between two steps, `load(state)` restores it before the first one."""
+
+    def state(self) -> dict[str, np.ndarray] | None: ...  # None: nothing to save, for instance because another replica saves it
+    def load(self, state: dict[str, np.ndarray]) -> None: ...
+
+
+@runtime_checkable
+class SharesState(Stateful, Protocol):
+    """A role whose replicas all hold the same state: each may start from the file of any other one."""
+
+    shares_state: bool  # declared in the class: shares_state = True
+
+
+@runtime_checkable
+class Settles(Protocol):
+    """A role that may be checkpointed in the middle of a step.
+
+        self.settled = True                  # nothing has changed yet
+        batch = await unrolls.take(8)        # a checkpoint need not wait for this batch
+        self.settled = False
+    """
+
+    settled: bool
+
+
+@runtime_checkable
+class KeepsTurn(Protocol):
+    """A role that cuts one piece of work into many short steps, so that it can be checkpointed and stopped between them.
+
+    Where all roles share one thread it goes on while `keeps_turn` is true, and the others wait: `Program.side_work` says how long.
+    """
+
+    @property
+    def keeps_turn(self) -> bool: ...
+
+
+@runtime_checkable
+class Adjustable(Protocol):
+    """A role whose hyper-parameters can be changed: `await control.set("learner-3", lr=1e-3)` calls `role.set(lr=1e-3)`."""
+
+    def set(self, **values: Any) -> None: ...
+
+
+@runtime_checkable
+class Drainable(Protocol):
+    """A role that gives back what it holds before it leaves the graph, when the role is scaled down."""
+
+    def drain(self) -> None: ...
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """A role that releases resources (environments, files) when it ends."""
+
+    def close(self) -> None: ...
+
+
+class Control(Protocol):
+    """The graph in the hands of a coordinating role: `program.add(..., control=CONTROL)`. Names are "actor" or "actor-3"."""
+
+    async def scale(self, role: str, count: int) -> None: ...
+    async def pause(self, role: str) -> None: ...
+    async def resume(self, role: str) -> None: ...
+    async def set(self, role: str, **values: Any) -> None: ...
+    async def copy_state(self, source: str, target: str) -> None: ...
 
 
 # ---------------------------------------------------------------------------------------------- the five wires
@@ -80,17 +155,37 @@ class Sink(Protocol):
 class Source(Protocol):
     """The consuming end of a **stream**.
 
-        batch = await unrolls.take(8)        # producers that have one in turns; gathered once, into [T+1, B]; valid for 3 takes
-        batch = await unrolls.take_each(old) # one of every living producer, in their order (a barrier); none that is old(slot)
+        batch = await unrolls.take(8)        # slots of producers in turns, gathered into [T+1, B]; two more takes leave it whole
+        batch = await unrolls.take_each(outlived)    # a barrier: one slot of every living producer; outlived(slot) are skipped
     """
 
+    direct: DirectCopy | None                # set it to copy large fields to a device without gathering them first
     async def take(self, count: int) -> Tree: ...
     async def take_each(self, outlived: Callable[[Tree], bool] | None = None) -> Tree: ...
+    def waiting(self, count: int) -> bool: ...  # whether `take(count)` would return at once
+
+
+class DirectCopy(Protocol):
+    """Copies some fields of a batch straight from the slots to elsewhere (a GPU). A Source drives it:
+
+        copy.begin(count); copy.copy(0, slot); copy.copy(1, other); ...; batch |= copy.finish(); later: copy.wait()
+    """
+
+    fields: tuple[str, ...]
+    def begin(self, count: int) -> None: ...
+    def copy(self, position: int, slot: Tree) -> None: ...
+    def finish(self) -> Tree: ...            # the fields of the batch; copies may still be under way
+    def wait(self) -> None: ...              # until the slots may be written again
 
 
 class Publisher(Protocol):
-    """The writing end of a **broadcast**: one -> many, latest wins; the version lives in the wire and never decreases."""
-    version: int
+    """The writing end of a **broadcast**: one -> many, latest wins; the wire keeps the version, which never decreases.
+
+        version = weights.publish(tree)      # copies; never waits
+    """
+
+    @property
+    def version(self) -> int: ...
     def publish(self, tree: Tree) -> int: ...
 
 
@@ -101,8 +196,10 @@ class Reader(Protocol):
         version = weights.pull(into)         # copies the newest whole value, never a torn one
     """
 
-    version: int                             # the newest there is to pull
-    age_seconds: float                       # between the publication and the last pull
+    @property
+    def version(self) -> int: ...            # the newest there is to pull; 0: nothing was published yet
+    @property
+    def age_seconds(self) -> float: ...      # between the publication and the last pull
     def newer_than(self, version: int) -> Wait: ...
     def pull(self, into: Tree) -> int: ...
 
@@ -111,140 +208,86 @@ class Call(Protocol):
     """The asking end of a **call**: many -> one, request and reply, `depth` requests in flight.
 
         reply = await server.ask({"observation": x}, timeout=5.0)      # raises Timeout; a late reply is dropped
-        draft = await server.slot()          # or in place: draft.data; pending = draft.send(to=k); await pending.result()
+
+        draft = await server.slot()          # or in place: wait for a free slot,
+        draft.data["observation"][:] = x     # write the request into it,
+        pending = draft.send()               # send it, do other work,
+        reply = await pending.result()       # and wait for the reply
     """
+
     depth: int
-    async def slot(self, timeout: float | None = None) -> Any: ...
+    async def slot(self, timeout: float | None = None) -> Draft: ...
     async def ask(self, request: Tree, timeout: float | None = None) -> Tree: ...
 
 
-class Request(Protocol):
-    """One question; may be kept and answered later, in any order. A server's successor is asked what was not answered."""
+class Draft(Protocol):
+    """A free slot of a call: a request that is being written."""
 
     data: Tree
-    answer: Tree  # the reply's memory: filled in place and passed to `reply`, it is not copied
+    def send(self, to: int | None = None) -> Pending: ...  # to this client's server, or to the server with this number
+
+
+class Pending(Protocol):
+    """A request that was sent. `result` copies the reply and frees the slot; `look` reads it in place until `done` frees it."""
+
+    def answered(self) -> Wait: ...          # to wait for several things at once: `await any_of(pending.answered(), ...)`
+    async def result(self, timeout: float | None = None) -> Tree: ...
+    async def look(self, timeout: float | None = None) -> Tree: ...
+    def done(self) -> None: ...
+
+
+class Request(Protocol):
+    """One question; may be kept and answered later, in any order. A restarted server receives unanswered requests again."""
+
+    data: Tree
     client: int
-    void: bool    # nobody waits for the reply any more
+    @property
+    def answer(self) -> Tree: ...            # the reply's memory: fill it in place and pass it to `reply`, and nothing is copied
+    @property
+    def void(self) -> bool: ...              # the client no longer waits for a reply
     def reply(self, tree: Tree) -> None: ...
 
 
 class Server(Protocol):
-    """The answering end of a **call**: `requests = await clients.take(most=32)` gives whatever is pending, at least one."""
+    """The answering end of a **call**.
 
-    async def take(self, most: int) -> list[Request]: ...
-    def asked(self) -> Wait: ...  # for one who waits for other things too: `await any_of(...)`, then
-    def pending(self, most: int) -> list[Request]: ...
+        for request in await clients.take(most=32):    # the pending requests, at least one, at most 32
+            request.reply({"action": ...})
+    """
+
+    async def take(self, most: int) -> Sequence[Request]: ...
+    def asked(self) -> Wait: ...             # to wait for several things at once: `await any_of(clients.asked(), ...)`, then
+    def pending(self, most: int) -> Sequence[Request]: ...  # what there is now, perhaps nothing
 
 
 class Group(Protocol):
-    """A member of a **group**: synchronous all-reduce; the result has the same bits at every member.
+    """The end of a **group**: synchronous all-reduce; the result has the same bits at every member.
 
         await group.sync(state)              # enter; take over the senior member's state, in place
         gradient = await group.mean(vector)  # GroupChanged when one died or joined: discard the update, sync, go on
     """
 
-    size: int
-    leader: bool                             # whether this one's state counts: it publishes and is checkpointed
-
-    async def mean(self, vector: np.ndarray) -> np.ndarray: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def leader(self) -> bool: ...            # whether this member's state counts: it publishes and is checkpointed
+    async def mean(self, vector: Vector) -> Vector: ...
     async def sum(self, vector: np.ndarray) -> np.ndarray: ...
     async def sync(self, state: np.ndarray) -> None: ...
 
 
-class Shared(Protocol):
-    """**shared**: arrays that many read and write; no consistency is promised (Hogwild)."""
-    data: Tree
-
-
-# ---------------------------------------------------------------------------------------------- algorithms
-@dataclass(frozen=True)
-class Progress:
-    """How far training is. It travels with the weights; every schedule is a function of it."""
-
-    env_steps: int = 0
-    learner_steps: int = 0
-    fraction: float = 0.0   # of the env_steps budget; 0 without one
-
-
-class Tolerance:
-    """How old data may be. Validity of algorithm x architecture is computed from these, not listed."""
-
-    NOTHING, LAG, BOUNDED_REUSE, REPLAY = range(4)
-    NAMES = ("nothing", "lag", "a reuse buffer bounded by a staleness", "any replay")
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """What a data path delivers: the tolerance it needs, and in words why."""
-
-    needs: int
-    why: str
-
-
-@dataclass
-class StepView:
-    """What a policy sees of B seats at one moment (arrays [B, ...])."""
-
-    observation: Tree
-    first: np.ndarray
-    action_mask: np.ndarray | None = None
-    prev_action: Tree | None = None
-    prev_reward: np.ndarray | None = None
-
-
-class Policy(Protocol):
-    """Acts. Holds private weights, loaded from what a Learn published."""
-
-    def load(self, published: Tree) -> None: ...
-    def bind(self, published: Tree) -> None: ...  # like load, but these very arrays: whoever writes them changes the policy
-    def initial_state(self, seats: int) -> Tree: ...
-    def act(self, view: StepView, state: Tree, explore: np.ndarray | None, rng: torch.Generator) -> tuple[Tree, Tree, Tree]:
-        """-> action [B, ...], next state, extras [B, ...] (log-probabilities, values); explore None means greedily."""
-
-
-class Record(Protocol):
-    """What an item of experience is: a recorder writes steps into a slot. Optional: `priority(item)`, from extras alone."""
-
-    layout: Layout
-    def recorder(self, seats: int) -> Any: ...
-
-
-class Learn(Protocol):
-    """The learning side. An architecture acts only between `gradients` and `apply`.
-
-        sums, moments = await group.sum(learn.sums(batch), learn.moments(batch))    # what all learners must share
-        for minibatch in learn.minibatches(batch, sums, progress, rng):
-            for phase in learn.phases:
-                gradient, metrics = learn.gradients(minibatch, phase)     # one flat vector per phase
-                learn.apply(await group.mean(gradient), phase)            # clips, steps, refreshes targets
-        learn.absorb(moments)                                             # running statistics, before publication
-        weights.publish(learn.published(progress))
-    """
-
-    phases: tuple[str, ...]
-    state: dict[str, torch.Tensor]  # named tensors: parameters, targets, optimiser moments, normalisers
-    weights: Mapping[str, torch.Tensor]  # those of them that gradients depend on: all but the optimiser's moments
-
-    def sums(self, batch: Tree) -> np.ndarray: ...
-    def moments(self, batch: Tree) -> np.ndarray: ...
-    def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Tree]: ...
-    def gradients(self, minibatch: Tree, phase: str) -> tuple[np.ndarray, dict[str, float]]: ...
-    def apply(self, gradient: np.ndarray, phase: str) -> bool: ...
-    def anneal(self, progress: Progress) -> None: ...  # for an `apply` without `minibatches`, which does it itself
-    def absorb(self, moments: np.ndarray) -> None: ...
-    def bind(self, arrays: Mapping[str, np.ndarray]) -> None: ...
-    def published(self, progress: Progress) -> Tree: ...
-
-
-class Algorithm(Protocol):
-    """A description that pickles: configuration and spaces. Each role builds the part it needs."""
+class GroupMember(Group, Protocol):
+    """What the group wire itself offers beyond Group, to those who build another group on it (a group of GPUs)."""
 
     name: str
-    tolerates: int
-    record: Record
+    @property
+    def address(self) -> str: ...            # where other members reach this machine
+    @property
+    def rank(self) -> int: ...               # 0 is the senior member
+    def changed(self) -> bool: ...           # whether members died or joined since the last `sync`
 
-    def policy(self) -> Policy: ...
-    def learn(self, seed: int) -> Learn: ...
-    def explore(self, index: int, count: int, seats: int, progress: Progress) -> np.ndarray: ...
-    def published_layout(self) -> Layout: ...
-    # optional: def refresh(self, published: Tree, items: Tree) -> Tree, stored items renewed with newer weights (Reanalyze)
+
+class Shared(Protocol):
+    """**shared**: arrays that many read and write; no consistency is promised (Hogwild)."""
+
+    data: Tree

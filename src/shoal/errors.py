@@ -4,7 +4,8 @@
     ├── ConfigError              a value the user gave does not make sense; the command line exits with 2
     ├── EnvironmentError_        an environment broke its contract (names the environment, the step and the value)
     ├── ProgramError             a graph is drawn wrongly
-    │   └── Deadlock             every role waits and nobody can make progress (inline runtime)
+    │   ├── Deadlock             every role waits and nobody can make progress (inline runtime)
+    │   └── UnknownMetric        a role or an algorithm measures something that nobody declared
     ├── WireError                a wire was used wrongly
     │   ├── Timeout              a deadline passed
     │   └── GroupChanged         a member of a group died or joined: discard this update and go on
@@ -26,6 +27,7 @@ __all__ = [
     "RoleFailed",
     "ShoalError",
     "Timeout",
+    "UnknownMetric",
     "WireError",
 ]
 
@@ -48,6 +50,12 @@ class ProgramError(ShoalError):
 
 class Deadlock(ProgramError):
     """Every role waits and none can be resumed."""
+
+
+class UnknownMetric(ProgramError, KeyError):
+    """A role or an algorithm measures something that nobody declared."""
+
+    __str__ = Exception.__str__  # a KeyError quotes its text
 
 
 class WireError(ShoalError):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from shoal import algorithms, envs
-from shoal.core import Progress
+from shoal.learning import Progress
 from shoal.slots import map_tree
 
 
@@ -112,11 +112,11 @@ class Loop:
 
 def evaluate(policy, env, record, seed, greedy=True):
     step, action, state = env.reset(seed=seed), None, policy.initial_state(env.num_seats)
-    rng, sight = torch.Generator().manual_seed(seed), record.sight(env.num_seats)
+    rng, viewer = torch.Generator().manual_seed(seed), record.viewer(env.num_seats)
     going, total = np.ones(env.num_seats, bool), np.zeros(env.num_seats)
     explore = None if greedy else np.zeros(env.num_seats, np.float32)
     while going.any():
-        action, state, _ = policy.act(sight.of(step, action), state, explore, rng)
+        action, state, _ = policy.act(viewer.of(step, action), state, explore, rng)
         step = env.step(action)
         total += going * step.reward
         going &= ~step.last

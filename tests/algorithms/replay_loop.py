@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from shoal import envs, replay
-from shoal.core import Progress
+from shoal.learning import Progress
 from shoal.slots import map_tree
 
 
@@ -65,10 +65,10 @@ def gradient(learn, batch, progress=None):
     return grad.copy(), metrics
 
 
-def train(algorithm, name, updates, *, seats=8, exponent=0.6, batch_size=32, start=200, seed=0, flip=False, **kwargs):
+def train(algorithm, name, updates, *, seats=8, exponent=0.6, batch_size=32, start=200, seed=0, flip=False, size=5000, **kwargs):
     """Learn: one update after every step of `seats` environments. Returns the learner."""
     actor, learn = Actor(algorithm, envs.make(name, seats, **kwargs), seed), algorithm.learn(seed)
-    client = replay.Server([replay.Table("items", replay.Prioritized(exponent), max_size=5000)], seed=seed).client()
+    client = replay.Server([replay.Table("items", replay.Prioritized(exponent), max_size=size)], seed=seed).client()
     actor.policy.load(learn.published(Progress()))
     inserted = done = 0
     while done < updates:
@@ -80,8 +80,11 @@ def train(algorithm, name, updates, *, seats=8, exponent=0.6, batch_size=32, sta
         if inserted < start:
             continue
         drawn = client.sample("items", batch_size)
-        grad, _ = gradient(learn, batch_of(drawn.data, drawn.info.probabilities, drawn.info.table_size))
-        learn.apply(-grad if flip else grad, "all")
+        batch = batch_of(drawn.data, drawn.info.probabilities, drawn.info.table_size)
+        (minibatch,) = learn.minibatches(batch, learn.sums(batch), Progress(), np.random.default_rng(0))
+        for phase in learn.phases:
+            grad, _ = learn.gradients(minibatch, phase)
+            learn.apply(-grad if flip else grad, phase)
         client.update_priorities("items", drawn.info.keys, learn.priorities)
         actor.policy.load(learn.published(Progress()))
         done += 1
@@ -92,9 +95,9 @@ def greedy_return(algorithm, learn, name, episodes=100, **kwargs):
     """Mean return of the greedy policy."""
     env, policy = envs.make(name, 50, **kwargs), algorithm.policy()
     policy.load(learn.published(Progress()))
-    step, state, sight, action, got = env.reset(seed=7), policy.initial_state(50), algorithm.record.sight(50), None, []
+    step, state, viewer, action, got = env.reset(seed=7), policy.initial_state(50), algorithm.record.viewer(50), None, []
     while len(got) < episodes:
-        action, state, _ = policy.act(sight.of(step, action), state, None, torch.Generator())
+        action, state, _ = policy.act(viewer.of(step, action), state, None, torch.Generator())
         step = env.step(action)
         got.extend(step.episode_return)
     return float(np.mean(got))

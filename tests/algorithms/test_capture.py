@@ -8,9 +8,9 @@ import torch
 
 from shoal import algorithms, envs
 from shoal.algorithms import a2c, appo, ppo, vtrace
-from shoal.algorithms.capture import Captured
-from shoal.algorithms.hardware import Hardware
-from shoal.core import Progress
+from shoal.device.cuda_graph import CapturedFunction
+from shoal.device.placement import Hardware
+from shoal.learning import Progress
 from shoal.nets import NetConfig
 from tests.algorithms.loop import Actor, join
 
@@ -64,7 +64,7 @@ def test_numbers_and_tensors_may_change_and_shapes_get_a_frame_each():
         calls.append(given)
         return sign * given.weight * (given.x.sum() + given.parts["y"].sum())
 
-    captured = Captured(work)
+    captured = CapturedFunction(work)
     for size in (2, 3, 2):
         for weight in (1.0, 0.5):
             x, y = torch.rand(size), torch.rand(2)
@@ -74,6 +74,6 @@ def test_numbers_and_tensors_may_change_and_shapes_get_a_frame_each():
 
 
 def test_too_many_shapes_are_computed_without_a_frame():
-    captured = Captured(lambda x: x.sum())
+    captured = CapturedFunction(lambda x: x.sum())
     assert [float(captured(torch.ones(size))) for size in range(1, 12)] == list(range(1, 12))
-    assert len(captured._frames) == 4
+    assert len(captured._shapes) == 4

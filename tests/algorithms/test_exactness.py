@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from loop import Actor, join, update
-from toys import ReadOff, toy_env, toy_spec
 
 from shoal import algorithms
 from shoal.algorithms import a2c, ppo, vtrace
-from shoal.core import Progress, StepView
 from shoal.envs import EnvSpec
+from shoal.learning import Progress, StepView
 from shoal.nets import NetConfig
+from tests.algorithms.loop import Actor, join, update
+from tests.algorithms.toys import ReadOff, toy_env, toy_spec
 
 LSTM = NetConfig(recurrent="lstm", lstm_size=16)
 CASES = {
@@ -26,6 +26,8 @@ CASES = {
     "previous box": ({"actions": "box"}, NetConfig(prev_action_reward=True), {}),
     "multi": ({"actions": "multi"}, NetConfig(), {}),
     "box": ({"actions": "box"}, NetConfig(separate_value=True), {"normalise_returns": True}),
+    "squashed": ({"actions": "box"}, NetConfig(continuous="tanh_gaussian"), {}),
+    "squashed lstm": ({"actions": "box"}, replace(LSTM, prev_action_reward=True, continuous="tanh_gaussian"), {}),
     "dict": ({"observations": "dict", "actions": "box"}, NetConfig(), {"normalise_observations": True}),
 }
 
@@ -59,14 +61,27 @@ def test_the_learner_sees_what_the_actor_did(config, case):
     batch = join(algorithm.record, collect(algorithm, learn, people))
     first = next(learn.minibatches(batch, learn.sums(batch), Progress(), np.random.default_rng(1)))
     with torch.no_grad():
-        log_prob, _ = learn.learner.model.judge(learn.learner.model.unroll(first.batch), first.batch)
+        log_prob, _ = learn.model.judge(learn.model.unroll(first.batch), first.batch)
     assert (log_prob - first.batch.log_prob).abs().max() < 1e-5
     metrics = learn.gradients(first, "all")[1]
     assert metrics["mean_rho"] == pytest.approx(1, abs=1e-6)
-    assert metrics["clip_fraction"] == 0 and abs(metrics["approx_kl"]) < 1e-6 and metrics["skipped"] == 0
+    assert metrics["clip_fraction"] == 0 and abs(metrics["approx_kl"]) < 1e-6
     if "normalise_observations" in CASES[case][2]:  # the statistics are not trivial
         assert abs(learn.state["observations.used_mean"] - 3).max() < 2
         assert abs(1 / learn.state["observations.used_scale"] - 5).max() < 2
+
+
+@pytest.mark.parametrize("config", [ppo.Config(unroll=12), vtrace.Config(unroll=12)], ids=["ppo", "vtrace"])
+def test_a_saturated_action_has_the_log_probability_that_it_had(config):
+    """The action is 1 to all digits of float32: only the latent action tells how far beyond it the policy was."""
+    algorithm, learn, people = setup(config, "squashed")
+    with torch.no_grad():
+        learn.model.net.out.bias[:2] = 12.0
+    batch = join(algorithm.record, collect(algorithm, learn, people))
+    assert (np.abs(batch["action"]) == 1.0).mean() > 0.4 and batch["extras"]["latent"].max() > 10
+    minibatch = next(learn.minibatches(batch, learn.sums(batch), Progress(), np.random.default_rng(0)))
+    metrics = learn.gradients(minibatch, "all")[1]
+    assert metrics["mean_rho"] == pytest.approx(1, abs=1e-6) and abs(metrics["approx_kl"]) < 1e-6
 
 
 @pytest.mark.parametrize("normalise", [False, True])
@@ -193,8 +208,8 @@ def scripted(config):
 def test_a_truncated_episode_bootstraps_from_its_true_end(truncated, expected):
     algorithm = scripted(ppo.Config(unroll=3, gamma=0.9, lambda_=0.95))
     learn, actor = algorithm.learn(0), Actor(algorithm, Scripted(truncated), 0)
-    learn.learner.model.net = ReadOff(learn.learner.model.net.head)
-    advantages = learn.objective.advantages(learn.learner.batch(join(algorithm.record, [actor.unroll()])))
+    learn.model.net = ReadOff(learn.model.net.head)
+    advantages = learn.objective.advantages(learn.batch(join(algorithm.record, [actor.unroll()])))
     np.testing.assert_allclose(advantages.advantage[:, 0], expected, rtol=1e-6)
     np.testing.assert_allclose(advantages.target[:, 0], np.add(expected, [1, 2, 0.5]), rtol=1e-6)
 
@@ -204,10 +219,10 @@ def test_vtrace_bootstraps_there_too():
 
     algorithm = scripted(vtrace.Config(unroll=3, gamma=0.9))
     learn, actor = algorithm.learn(0), Actor(algorithm, Scripted(True), 0)
-    learn.learner.model.net = ReadOff(learn.learner.model.net.head)
-    batch = learn.learner.batch(join(algorithm.record, [actor.unroll()]))
-    output = learn.learner.model.unroll(batch)
-    v_t = learn.learner.model.next_values(batch, output)
+    learn.model.net = ReadOff(learn.model.net.head)
+    batch = learn.batch(join(algorithm.record, [actor.unroll()]))
+    output = learn.model.unroll(batch)
+    v_t = learn.model.next_values(batch, output)
     np.testing.assert_allclose(v_t[:, 0], [2, 4, 3])
     target = returns.vtrace(
         torch.zeros(3, 1), batch.reward, 0.9 * batch.discount, output.value[:-1], v_t, keep_t=batch.keep
@@ -215,14 +230,32 @@ def test_vtrace_bootstraps_there_too():
     np.testing.assert_allclose(target.vs[:, 0], [1 + 0.9 * 3.6, 3.6, 4.7], rtol=1e-6)
 
 
+def test_the_weight_of_the_policy_gradient_is_clipped_by_itself():
+    """Two steps that the learner would take three times as often: the golden numbers of V-trace with another pg_rho_bar."""
+    algorithm = scripted(vtrace.Config(unroll=3, gamma=0.9, rho_bar=2.0, c_bar=1.0))
+    actor = Actor(algorithm, Scripted(True), 0)
+    batch = join(algorithm.record, [actor.unroll()])
+    batch["extras"]["log_prob"][:] = np.log(0.5 / 3)  # pi is uniform over two actions: the ratio is 3
+    losses = {}
+    for bar in (1.0, 2.0, 5.0):
+        learn = scripted(vtrace.Config(unroll=3, gamma=0.9, rho_bar=2.0, c_bar=1.0, pg_rho_bar=bar)).learn(0)
+        learn.model.net = ReadOff(learn.model.net.head)
+        (minibatch,) = learn.minibatches(batch, learn.sums(batch), Progress(), np.random.default_rng(0))
+        losses[bar] = float(learn.loss(minibatch, "all").metrics["policy_loss"].detach())
+    # V is 1, 2, 0.5, then 3, and 4 at the true end of step 1. There v_s - V = 2 (0.9 x 4 - 2) = 3.2, and no trace crosses it.
+    advantage = [1 + 0.9 * (2 + 3.2) - 1, 0 + 0.9 * 4 - 2, 2 + 0.9 * 3 - 0.5]
+    want = np.log(2) * np.mean(advantage)
+    assert losses == pytest.approx({1.0: want, 2.0: 2 * want, 5.0: 3 * want}, rel=1e-5)
+
+
 def test_the_true_end_is_seen_with_the_memory_of_its_episode():
     algorithm, learn, (actor,) = setup(ppo.Config(unroll=12), "lstm previous", actors=1)
     slot = collect(algorithm, learn, [actor])[0]
-    batch = learn.learner.batch(slot)
-    output = learn.learner.model.unroll(batch)
-    v_t = learn.learner.model.next_values(batch, output)
+    batch = learn.batch(slot)
+    output = learn.model.unroll(batch)
+    v_t = learn.model.next_values(batch, output)
     assert len(batch.finals.t) > 2
-    net, state = learn.learner.model.net, {k: torch.from_numpy(v) for k, v in slot["state"].items()}
+    net, state = learn.model.net, {k: torch.from_numpy(v) for k, v in slot["state"].items()}
     for t in range(12):
         step = net.step(batch.observation[t], batch.first[t], state, batch.prev_action[t], batch.prev_reward[t])
         state = step.state
@@ -255,14 +288,14 @@ def test_the_behaviour_is_the_mixture():
 
 @pytest.mark.parametrize("name", ["a2c", "ppo", "vtrace"])
 def test_bad_numbers_change_nothing(name):
-    algorithm, learn, people = setup(replace(algorithms.named(name)[0](), unroll=12), "plain")
+    algorithm, learn, people = setup(replace(algorithms.named(name).config_class(), unroll=12), "plain")
     batch = join(algorithm.record, collect(algorithm, learn, people))
     batch["reward"][3, 2] = np.nan
     before = {key: value.clone() for key, value in learn.state.items()}
     sums = learn.sums(batch)
     for minibatch in learn.minibatches(batch, sums, Progress(), np.random.default_rng(0)):
-        gradient, metrics = learn.gradients(minibatch, "all")
-        assert metrics["skipped"] == 1 and not learn.apply(gradient, "all")
+        gradient, _ = learn.gradients(minibatch, "all")
+        assert np.isnan(gradient).all() and not learn.apply(gradient, "all")
     assert all(torch.equal(before[key], value) for key, value in learn.state.items())
 
 
@@ -291,6 +324,22 @@ def test_everything_stateful_is_in_the_state(optimiser):
     np.testing.assert_array_equal(acts[0][2]["log_prob"], acts[1][2]["log_prob"])
 
 
+def test_acting_does_not_depend_on_the_memory_order_of_observations():
+    """An observation reaches a policy straight from its environment, in any order, or through a slot, in C order."""
+    algorithm, _, people = setup(ppo.Config(), "lstm")
+    policy, numbers = people[0].policy, np.random.default_rng(0)
+    first, state = np.zeros(4, bool), policy.initial_state(4)
+    shape = algorithm.record.layout.fields["observation"].shape[2:]
+    for _ in range(20):
+        observation = numbers.standard_normal((4, *shape), np.float32)
+        answers = [
+            policy.act(StepView(order(observation), first), state, np.zeros(4, np.float32), torch.Generator().manual_seed(1))
+            for order in (np.ascontiguousarray, np.asfortranarray)
+        ]
+        np.testing.assert_array_equal(answers[0][2]["log_prob"], answers[1][2]["log_prob"])
+        np.testing.assert_array_equal(answers[0][1]["h"], answers[1][1]["h"])
+
+
 def test_the_same_seed_gives_the_same_weights():
     algorithm, one, _ = setup(ppo.Config(), "plain")
     again = pickle.loads(pickle.dumps(algorithm)).learn(3)
@@ -306,5 +355,5 @@ def test_schedules_follow_the_progress():
         minibatch = next(
             learn.minibatches(batch, learn.sums(batch), Progress(0, 0, fraction), np.random.default_rng(0))
         )
-        assert learn.learner.optimiser.lr == pytest.approx(lr)
+        assert learn.parameters.optimiser("all").lr == pytest.approx(lr)
         assert (minibatch.clip, minibatch.entropy) == pytest.approx((clip, entropy))

@@ -7,10 +7,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from shoal.algorithms.items import Scene
-from shoal.algorithms.transitions import Transitions
-from shoal.algorithms.windows import Windows
-from shoal.envs.stream import Step
+from shoal.algorithms.records.first_priority import QEstimates, ValueEstimates
+from shoal.algorithms.records.moments import moment_fields
+from shoal.algorithms.records.transitions import Transitions
+from shoal.algorithms.records.windows import Windows
+from shoal.envs.interface import Step
 from shoal.errors import ConfigError
 from shoal.ops import priorities, value
 from shoal.slots import leaves, map_tree
@@ -134,21 +135,30 @@ def play(record, script, steps, take=4):
     return map_tree(lambda *parts: np.concatenate(parts), *items), np.concatenate(found), told
 
 
-def scene(seats, space=BOX, masks=False, **kwargs):
-    return Scene(seats, space, gym.spaces.Discrete(A), mask_size=A if masks else 0, **kwargs)
+def common(seats, space=BOX, masks=False, rescale=False, **kwargs):
+    return {"seats": seats, "observation_space": space, "action_space": gym.spaces.Discrete(A), "mask_size": A if masks else 0,
+            "estimates": QEstimates(rescale), **kwargs}
 
 
-def best(scene, row):
+def transitions(*args, **kwargs):
+    return Transitions(**common(*args, **kwargs))
+
+
+def windows(place, burn_in, length, stride, **kwargs):
+    return Windows(**place, burn_in=burn_in, length=length, stride=stride, eta=0.9, **kwargs)
+
+
+def best(record, row):
     q = float(row["q"].max())
-    return float(value.unrescale(np.float64(q))) if scene.rescale else q
+    return float(value.unrescale(np.float64(q))) if record.estimates.rescale else q
 
 
-def error(scene, target, q):
-    return abs((float(value.rescale(np.float64(target))) if scene.rescale else target) - float(q))
+def error(record, target, q):
+    return abs((float(value.rescale(np.float64(target))) if record.estimates.rescale else target) - float(q))
 
 
-def clipped(scene, reward):
-    return float(np.clip(reward, -scene.reward_clip, scene.reward_clip)) if scene.reward_clip else reward
+def clipped(record, reward):
+    return float(np.clip(reward, -record.reward_clip, record.reward_clip)) if record.reward_clip else reward
 
 
 def zeros_like(tree):
@@ -165,26 +175,26 @@ def same(got, want):
 
 
 # ---------------------------------------------------------------------------------------------- transitions
-def literal_transitions(scene, episode):
+def literal_transitions(record, episode):
     """Every transition of one episode that must have come, with its priority."""
-    rows, T, n, out = episode.rows, len(episode.rows), scene.n_step, []
+    rows, T, n, out = episode.rows, len(episode.rows), record.n_step, []
     for t in range(T):
         steps = min(n, T - t)
         if not episode.over and t + n > T - 1:
             break  # its last observation was not acted on yet
-        total = sum(scene.gamma**k * clipped(scene, rows[t + k]["reward"]) for k in range(steps))
+        total = sum(record.gamma**k * clipped(record, rows[t + k]["reward"]) for k in range(steps))
         ends = episode.over and t + steps == T
-        product = 0.0 if ends and episode.terminated else scene.gamma**steps
+        product = 0.0 if ends and episode.terminated else record.gamma**steps
         if not ends:
-            following, mask, bootstrap = rows[t + steps]["observation"], rows[t + steps]["mask"], best(scene, rows[t + steps])
+            following, mask, bootstrap = rows[t + steps]["observation"], rows[t + steps]["mask"], best(record, rows[t + steps])
         else:
             following = zeros_like(rows[0]["observation"]) if episode.terminated else episode.last
-            mask, bootstrap = np.ones(A, bool), best(scene, rows[-1])
+            mask, bootstrap = np.ones(A, bool), best(record, rows[-1])
         item = {"observation": rows[t]["observation"], "action": rows[t]["action"], "reward": total, "discount": product,
                 "next_observation": following, "weights_version": rows[t]["version"]}  # fmt: skip
-        if scene.mask_size:
+        if record.mask_size:
             item["next_action_mask"] = mask
-        out.append((item, error(scene, total + product * bootstrap, rows[t]["q"][rows[t]["action"]])))
+        out.append((item, error(record, total + product * bootstrap, rows[t]["q"][rows[t]["action"]])))
     return out
 
 
@@ -200,9 +210,9 @@ def literal_transitions(scene, episode):
     ],
 )
 def test_transitions_are_what_happened(n, seats, options, more):
-    place = scene(seats, options.get("space", BOX), options.get("masks", False), n_step=n, **more)
-    items, found, told = play(Transitions(place), Script(seats, n, **options), 80)
-    want = {(*key, t): one for key, episode in told.items() for t, one in enumerate(literal_transitions(place, episode))}
+    record = transitions(seats, options.get("space", BOX), options.get("masks", False), n_step=n, **more)
+    items, found, told = play(record, Script(seats, n, **options), 80)
+    want = {(*key, t): one for key, episode in told.items() for t, one in enumerate(literal_transitions(record, episode))}
     keys = items["observation"] if options.get("space", BOX) is BOX else items["observation"]["a"]
     assert len(found) == len(want) > 60 * seats // 2
     assert len({tuple(key) for key in keys.astype(int)}) == len(found)
@@ -216,8 +226,8 @@ def test_transitions_are_what_happened(n, seats, options, more):
 def test_items_are_the_same_whenever_they_are_taken(kind):
     """One by one, each is cut as soon as it is due; all at the end, they are cut in blocks, some of them just before the memory
     of their steps is written over."""
-    place = scene(3, n_step=3)
-    record = Transitions(place) if kind == "transitions" else Windows(place, 2, 4, 2, 0.9, {"h": (H,), "c": (H,)})
+    place = common(3, n_step=3)
+    record = Transitions(**place) if kind == "transitions" else windows(place, 2, 4, 2, state={"h": (H,), "c": (H,)})
     (first, priority, _), *others = (play(record, Script(3, 1, lengths=[70, 3, 45, 1]), 200, take) for take in (1, 7, 10_000))
     assert len(priority) > 250
     for items, found, _ in others:
@@ -226,8 +236,7 @@ def test_items_are_the_same_whenever_they_are_taken(kind):
 
 
 def test_T2_an_episode_of_five_steps_gives_five_transitions():
-    place = scene(1, gamma=0.9, n_step=3)
-    items, _, _ = play(Transitions(place), Script(1, 0, lengths=[5], terminate=0.0), 5)
+    items, _, _ = play(transitions(1, gamma=0.9, n_step=3), Script(1, 0, lengths=[5], terminate=0.0), 5)
     assert items["observation"][:, 2].tolist() == [0, 1, 2, 3, 4]
     np.testing.assert_allclose(np.log(items["discount"]) / np.log(0.9), [3, 3, 3, 2, 1], rtol=1e-5)
     assert items["next_observation"][:, 2].tolist() == [3, 4, 5, 5, 5]
@@ -252,7 +261,7 @@ def one_decision(record, qs, rewards, terminated):
 
 
 def test_T20_the_actors_priority():
-    record = Transitions(Scene(1, BOX, gym.spaces.Discrete(2), gamma=0.9, n_step=3))
+    record = transitions(1, gamma=0.9, n_step=3, action_space=gym.spaces.Discrete(2))
     qs = [[0.5, 1.0], [0, 0], [0, 0], [2.0, 1.0]]
     np.testing.assert_allclose(one_decision(record, qs, [1.0, 0.0, 0.0, 5.0], False), [1.458], atol=1e-6)
     np.testing.assert_allclose(one_decision(record, qs[:1], [1.0], True), [0.0], atol=1e-6)  # R = 1, q = 1, nothing follows
@@ -270,7 +279,7 @@ def segments(T, stride, m, l):  # noqa: E741
 
 
 def literal_window(record, episode, begin, end):
-    place, rows, T, before, m = record.scene, episode.rows, len(episode.rows), record.burn_in, record.length
+    place, rows, T, before, m = record, episode.rows, len(episode.rows), record.burn_in, record.length
     none = zeros_like(rows[0]["observation"])
     item = {name: [] for name in ("observation", "first", "action", "reward", "discount", "valid", "prev_action", "prev_reward")}
     if place.mask_size:
@@ -325,8 +334,8 @@ def literal_window(record, episode, begin, end):
 )
 def test_windows_are_what_happened(l, m, stride, seats, options, more):  # noqa: E741
     space = options.get("space", BOX)
-    place = scene(seats, space, options.get("masks", False), **more)
-    record = Windows(place, l, m, stride, 0.9, {"h": (H,), "c": (H,)}, previous=True)
+    place = common(seats, space, options.get("masks", False), **more)
+    record = windows(place, l, m, stride, state={"h": (H,), "c": (H,)}, previous=True)
     items, found, told = play(record, Script(seats, m, **options), 80)
     want = {}
     for key, episode in told.items():
@@ -351,7 +360,7 @@ def test_windows_are_what_happened(l, m, stride, seats, options, more):  # noqa:
     ],
 )
 def test_T29_where_windows_are_cut(T, stride, m, l, want):  # noqa: E741
-    record = Windows(scene(1), l, m, stride, 0.9, {"h": (H,), "c": (H,)})
+    record = windows(common(1), l, m, stride, state={"h": (H,), "c": (H,)})
     items, _, _ = play(record, Script(1, 0, lengths=[T]), T, take=1)
     valid, age = items["valid"], items["observation"][:, :, 2].astype(int)
     cut = [(age[i, l], age[i, l] + valid[i, l:].sum(), valid[i, :l].sum()) for i in range(len(valid))]
@@ -359,7 +368,7 @@ def test_T29_where_windows_are_cut(T, stride, m, l, want):  # noqa: E741
 
 
 def test_a_diagnosed_window_has_every_state_and_q():
-    record = Windows(scene(2), 2, 4, 2, 0.9, {"h": (H,), "c": (H,)}, diagnose=True)
+    record = windows(common(2, extras={"q": ((A,), "float32")}), 2, 4, 2, state={"h": (H,), "c": (H,)}, keep_states=True)
     items, _, told = play(record, Script(2, 5), 40)
     for i in range(len(items["valid"])):
         seen = items["observation"][i].astype(int)
@@ -370,7 +379,7 @@ def test_a_diagnosed_window_has_every_state_and_q():
 
 
 # ---------------------------------------------------------------------------------------------- recorders
-@pytest.mark.parametrize("record", [Transitions(scene(2)), Windows(scene(2), 1, 2, 1, 0.9, {"h": (H,), "c": (H,)})])
+@pytest.mark.parametrize("record", [transitions(2), windows(common(2), 1, 2, 1, state={"h": (H,), "c": (H,)})])
 def test_begin_drops_what_was_there(record):
     recorder, script = record.recorder(), Script(2, 0)
     recorder.begin(script.reset())
@@ -385,9 +394,110 @@ def test_begin_drops_what_was_there(record):
 
 
 def test_records_pickle_and_know_their_seats():
-    for record in (Transitions(scene(2)), Windows(scene(2), 1, 2, 1, 0.9)):
+    for record in (transitions(2), windows(common(2), 1, 2, 1)):
         copy = pickle.loads(pickle.dumps(record))
         assert copy.layout == record.layout
         assert copy.recorder(2).ready == 0
         with pytest.raises(ConfigError, match="2 seats, not 5"):
             copy.recorder(5)
+
+
+# ---------------------------------------------------------------------------------------------- any action, any estimate
+def walk(record, actions, extras, steps=6, limit=3):
+    """One record through an environment that is truncated after `limit` steps; all items and priorities."""
+    recorder, B = record.recorder(), record.seats
+    rng, age = np.random.default_rng(0), 0
+    none, every = np.zeros(B, bool), np.ones(B, bool)
+
+    def see(last=False, first=False):
+        rows = np.arange(B) if last else np.zeros(0, int)
+        final = np.full((B, 3), limit, np.float32) if last else None
+        return Step(np.full((B, 3), age, np.float32), np.full(B, 1 + age, np.float32), np.ones(B, np.float32), every & first,
+                    every & last, every & last, every, rows, final)
+
+    recorder.begin(Step(np.zeros((B, 3), np.float32), np.zeros(B, np.float32), np.ones(B, np.float32), every, none, none, every))
+    for t in range(steps):
+        action = actions(t)
+        age = (age + 1) % limit
+        recorder.write(action, {}, extras(rng, B), see(age == 0, age == 0), t)
+    items, priority = record.layout.joined(recorder.ready).empty(), np.zeros(recorder.ready)
+    recorder.take(items, priority)
+    return items, priority
+
+
+@pytest.mark.parametrize("space, shape, dtype", [(gym.spaces.Box(-2, 2, (2, 3), np.float64), (2, 3), np.float32),
+                                                 (gym.spaces.MultiDiscrete([3, 4]), (2,), np.int64)])
+def test_items_of_any_action(space, shape, dtype):
+    kinds = (Transitions(2, BOX, space), Windows(2, BOX, space, burn_in=1, length=2, stride=1, eta=0.9, previous=True))
+    given = [np.random.default_rng(t).integers(0, 3, (2, *shape)).astype(dtype) for t in range(6)]
+    for record in kinds:
+        items, priority = walk(record, given.__getitem__, lambda rng, B: {})
+        assert items["action"].dtype == dtype and items["action"].shape[-len(shape) :] == shape
+        assert (priority == 1).all() and len(priority)
+        for i, version in enumerate(items["weights_version"]):
+            action = items["action"][i] if record is kinds[0] else items["action"][i, 1]
+            assert any(np.array_equal(action, one) for one in given[version])
+    view = kinds[1].viewer(5).view
+    assert view.prev_action.shape == (5, *shape) and view.prev_action.dtype == dtype
+
+
+def test_extras_and_estimates_of_a_continuous_critic():
+    record = Transitions(2, BOX, gym.spaces.Box(-1, 1, (1,), np.float32), gamma=0.5, n_step=2, estimates=ValueEstimates(),
+                         extras={"value_taken": ((), "float32"), "noise": ((4,), "float32")})
+    told = []
+
+    def extras(rng, B):
+        told.append({"value_taken": rng.random(B, np.float32), "value": rng.random(B, np.float32),
+                     "noise": rng.random((B, 4), np.float32)})
+        return told[-1]
+
+    items, priority = walk(record, lambda t: np.zeros((2, 1), np.float32), extras)
+    assert len(priority) == 12  # two episodes of two seats
+    for i, t in enumerate(items["weights_version"]):
+        seat = int(np.flatnonzero(told[t]["value_taken"] == items["value_taken"][i])[0])
+        np.testing.assert_array_equal(items["noise"][i], told[t]["noise"][seat])
+        end = min(t + 2, t - t % 3 + 3)  # episodes are truncated after three steps: then the value before stands in
+        bootstrap = told[end if end % 3 else end - 1]["value"][seat]
+        want = abs(items["reward"][i] + 0.5 ** (end - t) * bootstrap - told[t]["value_taken"][seat])
+        assert priority[i] == pytest.approx(want + priorities.FLOOR, rel=1e-5)
+
+
+def test_an_executed_action_that_the_mask_forbids_has_a_finite_priority():
+    """The policy has no value for it: that of the best legal action stands in."""
+    class Forbidding(Script):
+        def step(self, action):
+            step = super().step(action)
+            step.executed_action = np.zeros_like(action)
+            return step
+
+        def mask(self):
+            return np.tile([False, True, True], (self.seats, 1))
+
+    for record in (transitions(2, masks=True), windows(common(2, masks=True), 1, 2, 1, state={"h": (H,), "c": (H,)})):
+        items, found, _ = play(record, Forbidding(2, 0, masks=True), 40)
+        assert (items["action"] == 0).all() and np.isfinite(found).all() and (found > 0).all()
+    record = transitions(1, gamma=0.9, action_space=gym.spaces.Discrete(2))
+    np.testing.assert_allclose(one_decision(record, [[3.0, -np.inf]], [1.0], True), [2.0], rtol=1e-6)  # |1 - 3|, not infinite
+
+
+def test_moments_of_what_was_acted_on():
+    record = transitions(3, observation_moments=3)
+    recorder, script, into = record.recorder(), Script(3, 4, late=True), {}
+    step = script.reset()
+    recorder.begin(step)
+    seen, parts = [], []
+    for t in range(60):
+        after = script.step(np.ones(3, int))
+        seen.append(step.observation[after.valid])
+        recorder.write(np.ones(3, int), {}, {"q": np.ones((3, A), np.float32)}, after, 0)
+        step = after
+        if t % 20 == 19:
+            into = {name: np.zeros(field.shape) for name, field in moment_fields(3).items()}
+            recorder.take_moments(into)
+            parts.append(into)
+    values = np.concatenate(seen).astype(np.float64)
+    count = sum(part["count"][0, 0] for part in parts)
+    shift = parts[0]["shift"][0]
+    assert count == len(values) and all((part["shift"][0] == shift).all() for part in parts)
+    np.testing.assert_allclose(shift + sum(part["sum"][0] for part in parts) / count, values.mean(0))
+    np.testing.assert_allclose(sum(part["square"][0] for part in parts), ((values - shift) ** 2).sum(0))

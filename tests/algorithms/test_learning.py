@@ -1,10 +1,10 @@
 """Learning, by the plain loop of loop.py. Each test can fail: with the gradient turned around it must."""
 
 import pytest
-from loop import Loop
 
 from shoal.algorithms import a2c, ppo, vtrace
 from shoal.nets import NetConfig
+from tests.algorithms.loop import Loop
 
 CATCH = {
     "vtrace": (vtrace.Config(unroll=20, lr=2e-3, normalise_returns=True), {"actors": 2, "seats": 8, "lag": 2}),

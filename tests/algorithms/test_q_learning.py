@@ -5,16 +5,17 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from replay_loop import Actor, batch_of, gradient, greedy_return, train
-from toys import toy_env, toy_spec
 
 from shoal import envs
 from shoal.algorithms import dqn, make, r2d2
-from shoal.core import Progress, StepView, Tolerance
+from shoal.algorithms.records.moments import moment_fields
 from shoal.errors import ConfigError
+from shoal.learning import Progress, StepView, Tolerance
 from shoal.nets import NetConfig
 from shoal.ops import priorities, value
 from shoal.slots import map_tree
+from tests.algorithms.replay_loop import Actor, batch_of, gradient, greedy_return, train
+from tests.algorithms.toys import toy_env, toy_spec
 
 LSTM = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=8)
 LOOKING_BACK = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=8, prev_action_reward=True)
@@ -85,7 +86,7 @@ def test_the_gradient_is_that_of_the_weighted_mean(config, toy):
     assert torch.equal(flat, torch.from_numpy(grad))
     assert metrics["loss"] == pytest.approx(float(total.detach()), rel=1e-4)
     np.testing.assert_allclose(learn.priorities, [size + priorities.FLOOR for _, size in losses], rtol=1e-3, atol=1e-5)
-    assert metrics["skipped"] == 0 and metrics["importance_min"] == pytest.approx(weight.min(), rel=1e-5)
+    assert metrics["importance_min"] == pytest.approx(weight.min(), rel=1e-5)
 
 
 def test_T13_weights_multiply_the_loss():
@@ -295,7 +296,7 @@ def test_how_wrong_a_state_is():
 def test_the_actors_priority_is_the_learners_first_of_transitions(config):
     _, learn, items, found = made(dqn.DQN, config, SMALL, masked=True)
     gradient(learn, batch_of(items))
-    ended = items["next_action_mask"].all(1) & (items["discount"] > 0)  # perhaps truncated: the actor had to guess
+    ended = truncated(items)
     np.testing.assert_allclose(learn.priorities[~ended], found[~ended], rtol=1e-3, atol=1e-4)
     assert 0 < ended.sum() < len(ended) / 2
 
@@ -306,6 +307,22 @@ def test_the_actors_priority_is_the_learners_first_of_windows(rescale):
     learn, items, found = fresh_windows("shoal/TMaze-v0", config, LOOKING_BACK, length=8)
     gradient(learn, batch_of(items))
     np.testing.assert_allclose(learn.priorities, found, rtol=1e-3, atol=1e-5)
+
+
+def truncated(items):
+    """Transitions that end in a true last observation, or in one that was not acted on yet: the actor had to guess its values."""
+    acted_on = {row.tobytes() for row in items["observation"]}
+    return np.array([row.tobytes() not in acted_on for row in items["next_observation"]]) & (items["discount"] > 0)
+
+
+def test_a_true_last_observation_keeps_its_mask():
+    """Nobody acts there, but the learner bootstraps from its legal actions only."""
+    _, _, items, _ = made(dqn.DQN, dqn.Config(), SMALL, seats=8, masked=True)
+    transitions = items["next_action_mask"][truncated(items)]
+    _, _, items, _ = made(r2d2.R2D2, r2d2.Config(burn_in=0, length=6, stride=6), LSTM, seats=8, masked=True)
+    windows = items["action_mask"][items["discount"][:, -1] > 0, -1]  # episodes are truncated after six steps
+    for masks in (transitions, windows):
+        assert len(masks) > 20 and masks[:, 0].all() and masks.all(1).mean() < 0.5
 
 
 # ---------------------------------------------------------------------------------------------- updates
@@ -348,8 +365,8 @@ def test_a_bad_gradient_changes_nothing():
     _, learn, items, _ = made(dqn.DQN, dqn.Config(target_period_updates=1), SMALL)
     before = {name: tensor.clone() for name, tensor in learn.state.items()}
     items["reward"][0] = np.nan
-    grad, metrics = gradient(learn, batch_of(items))
-    assert metrics["skipped"] == 1 and np.isnan(grad).all()
+    grad, _ = gradient(learn, batch_of(items))
+    assert np.isnan(grad).all()
     assert not learn.apply(grad, "all")
     assert all(torch.equal(before[name], learn.state[name]) for name in before)
 
@@ -373,17 +390,33 @@ def test_the_whole_state_can_live_elsewhere(optimiser):
     assert int(learn.state["updates"]) == 8
 
 
-def test_two_learners_make_the_update_of_the_joined_batch():
-    _, learn, items, _ = made(dqn.DQN, dqn.Config(), SMALL)
-    count = len(items["reward"]) // 2 * 2
+@pytest.mark.parametrize("seed", range(3))
+def test_two_learners_make_the_update_of_the_joined_batch(seed):
+    """Also where their batches were drawn with other probabilities: the largest weight is that of both."""
+    _, learn, items, _ = made(dqn.DQN, dqn.Config(importance=0.4, importance_final=0.8), SMALL)
+    count, progress = len(items["reward"]) // 2 * 2, Progress(fraction=0.5)
     whole = map_tree(lambda x: x[:count], items)
-    parts = [map_tree(lambda x: x[: count // 4], whole), map_tree(lambda x: x[count // 4 :], whole)]
-    sums = sum(learn.sums(batch_of(part)) for part in parts)
-    grads = []
+    probability = np.random.default_rng(seed).random(count) * 0.01 + 1e-4
+    rows = slice(0, count // 4), slice(count // 4, count)
+    parts = [batch_of(map_tree(lambda x: x[row], whole), probability[row]) for row in rows]  # noqa: B023
+    sums = sum(learn.sums(part, index, 3) for index, part in enumerate(parts))  # a third learner has died
+    grads, weights = [], []
     for part in parts:
-        (minibatch,) = learn.minibatches(batch_of(part), sums, Progress(), np.random.default_rng(0))
+        (minibatch,) = learn.minibatches(part, sums, progress, np.random.default_rng(0))
         grads.append(learn.gradients(minibatch, "all")[0].copy())
-    np.testing.assert_allclose(sum(grads) / 2, gradient(learn, batch_of(whole))[0], rtol=1e-4, atol=1e-6)
+        weights.append(minibatch.weight)
+    joined = batch_of(whole, probability)
+    (alone,) = learn.minibatches(joined, learn.sums(joined), progress, np.random.default_rng(0))
+    torch.testing.assert_close(torch.cat(weights), alone.weight, rtol=1e-6, atol=0)
+    assert float(alone.weight.max()) == 1.0 and min(float(weight.max()) for weight in weights) < 1.0
+    np.testing.assert_allclose(sum(grads) / 2, learn.gradients(alone, "all")[0], rtol=1e-4, atol=1e-6)
+
+
+def test_learners_that_do_not_say_which_they_are_are_refused():
+    _, learn, items, _ = made(dqn.DQN, dqn.Config(), SMALL)
+    batch = batch_of(items)
+    with pytest.raises(ValueError, match="the sums of 2 learners were made for 1"):
+        next(learn.minibatches(batch, learn.sums(batch) + learn.sums(batch), Progress(), np.random.default_rng(0)))
 
 
 def test_beta_is_annealed():
@@ -393,6 +426,60 @@ def test_beta_is_annealed():
     for fraction, beta in ((0.0, 0.4), (0.5, 0.7), (1.0, 1.0)):
         _, metrics = gradient(learn, batch_of(items, probability), Progress(fraction=fraction))
         assert metrics["importance_min"] == pytest.approx(4**-beta, rel=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------- normalised observations
+def with_moments(actor, batch):
+    into = {name: np.zeros(field.shape) for name, field in moment_fields(actor.record.observation_moments).items()}
+    actor.recorder.take_moments(into)
+    return {**batch, "observation_moments": into}
+
+
+@pytest.mark.parametrize("cls, config, net", [(dqn.DQN, dqn.Config(normalise_observations=True), SMALL),
+                                              (r2d2.R2D2, r2d2.Config(**WINDOW, normalise_observations=True), LOOKING_BACK)])
+def test_observations_are_normalised_as_they_were_seen(cls, config, net):
+    algorithm = cls(config, toy_spec(observations="dict"), net, 4)
+    learn, other = algorithm.learn(3), algorithm.learn(3)
+    actor = Actor(algorithm, toy_env(4, observations="dict"), 5)
+    for _ in range(4):
+        actor.policy.load(learn.published(Progress()))
+        actor.play(60)
+        batch = with_moments(actor, batch_of(actor.items()[0]))
+        grad, _ = gradient(learn, batch)
+        learn.apply(grad, "all")
+        learn.absorb(learn.moments(batch))
+    assert abs(learn.state["observations.used_mean"] - 3).max() < 1
+    assert abs(1 / learn.state["observations.used_scale"] - 5).max() < 1
+    assert set(learn.weights) == {"params", "target", *(f"observations.{name}" for name in
+                                                        ("count", "mean", "m2", "used_mean", "used_scale"))}
+    layout = algorithm.published_layout()
+    wire = layout.empty()
+    layout.copy(wire, learn.published(Progress()))
+    actor.policy.load(wire)
+    for model in (learn.model, learn.target, actor.policy.model):  # all see the same
+        assert torch.equal(model.mean, learn.state["observations.used_mean"])
+        assert torch.equal(model.scale, learn.state["observations.used_scale"])
+    other.bind({name: tensor.numpy().copy() for name, tensor in learn.state.items()})
+    np.testing.assert_array_equal(gradient(other, batch)[0], gradient(learn, batch)[0])
+    other.absorb(other.moments(batch))
+    assert torch.equal(other.target.mean, other.state["observations.used_mean"])
+    assert not torch.equal(other.model.mean, learn.model.mean)
+
+
+def test_the_actors_priority_is_the_learners_with_normalised_observations():
+    config = dqn.Config(normalise_observations=True)
+    algorithm = dqn.DQN(config, toy_spec(), SMALL, 4)
+    learn, actor = algorithm.learn(3), Actor(algorithm, toy_env(4), 5)
+    actor.play(30)
+    actor.items()
+    learn.absorb(learn.moments(with_moments(actor, {})))
+    actor.policy.load(learn.published(Progress()))
+    actor.play(60)
+    items, found = actor.items()
+    fresh = slice(4, None)  # the first were judged by the weights before
+    gradient(learn, batch_of(items))
+    known = ~truncated(items)
+    np.testing.assert_allclose(learn.priorities[fresh][known[fresh]], found[fresh][known[fresh]], rtol=1e-3, atol=1e-4)
 
 
 # ---------------------------------------------------------------------------------------------- acting
@@ -424,7 +511,7 @@ def test_exploration_by_schedule_and_by_ladder():
         np.testing.assert_allclose(schedule.explore(1, 2, 3, Progress(steps)), [epsilon] * 3, rtol=1e-6)
     ladder = r2d2.R2D2(r2d2.Config(), toy_spec(), LSTM, 4)
     rungs = np.concatenate([ladder.explore(index, 2, 4, Progress()) for index in range(2)])
-    np.testing.assert_allclose(rungs, priorities.ladder(8), rtol=1e-6)
+    np.testing.assert_allclose(rungs, priorities.actor_epsilons(8), rtol=1e-6)
     np.testing.assert_allclose(ladder.explore(0, 1, 1, Progress()), [0.4], rtol=1e-6)
 
 
@@ -449,12 +536,12 @@ def test_algorithms_pickle_and_are_found_by_name():
         (dqn.DQN, {}, NetConfig(prev_action_reward=True), {}, "have no past"),
         (dqn.DQN, {}, SMALL, {"actions": "box"}, "one value for each action"),
         (dqn.DQN, {}, NetConfig(separate_value=True), {}, "separate_value"),
-        (dqn.DQN, {"n_step": 0}, SMALL, {}, "n_step=0"),
-        (dqn.DQN, {"epsilon": 1.5}, SMALL, {}, "epsilon=1.5"),
-        (dqn.DQN, {"target_tau": -0.1}, SMALL, {}, "target_tau=-0.1"),
+        (dqn.DQN, {"n_step": 0}, SMALL, {}, "n-step is 0; it must be at least 1"),
+        (dqn.DQN, {"epsilon": 1.5}, SMALL, {}, "epsilon is 1.5"),
+        (dqn.DQN, {"target_tau": -0.1}, SMALL, {}, "target-tau is -0.1"),
         (r2d2.R2D2, {}, SMALL, {}, "set it to lstm, or use dqn"),
         (r2d2.R2D2, {"stride": 90}, LSTM, {}, "set stride=80 or less"),
-        (r2d2.R2D2, {"eta": 2.0}, LSTM, {}, "eta=2.0"),
+        (r2d2.R2D2, {"eta": 2.0}, LSTM, {}, "eta is 2.0; it must be at least 0 and at most 1"),
     ],
 )
 def test_what_cannot_work_is_refused(cls, config, net, toy, words):

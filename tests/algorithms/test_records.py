@@ -4,8 +4,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from shoal.algorithms.records import Unroll
-from shoal.envs.stream import Step
+from shoal.algorithms.actor_critic.unroll_batch import UnrollBatch
+from shoal.algorithms.records.unroll import Unroll
+from shoal.envs.interface import Step
 from shoal.errors import ConfigError
 
 BOX = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -101,9 +102,7 @@ def test_joined_slots_keep_their_own_final_rows():
     batch = joined.empty()
     for position, slot in enumerate(slots):
         record.layout.gather(batch, position, slot)
-    from shoal.algorithms.batch import Batch
-
-    finals = Batch.of(batch, record.seats, record.final_capacity).finals
+    finals = UnrollBatch.of(batch, record.seats, record.final_capacity).finals
     seen = {(int(t), int(b)): x.tolist() for t, b, x in zip(finals.t, finals.b, finals.observation, strict=True)}
     assert seen == {(2, 0): [0, 3], (0, 5): [0, 5], (1, 3): [1, 3], (0, 6): [2, 3], (1, 8): [1, 5], (3, 6): [3, 3]}
 
@@ -138,11 +137,28 @@ def test_previous_action_and_reward():
     np.testing.assert_array_equal(one["prev_reward"][-1], two["prev_reward"][0])
 
 
+def test_a_true_last_observation_follows_the_action_that_was_executed():
+    """Not the one that was chosen: the net sees what the environment did, here as everywhere."""
+    record = unroll(previous=True)
+    env, recorder, data = Counting([3, 100, 3]), record.recorder(), record.layout.empty()
+    step = env.reset()
+    recorder.begin(data, step, {}, 0)
+    for t in range(4):
+        chosen = np.zeros(3, int)
+        step = env.step(chosen)
+        step.executed_action = np.array([1, 1, t])
+        recorder.write(t, chosen, {"log_prob": np.zeros(3, np.float32)}, step, 0)
+    batch = UnrollBatch.of(data, record.seats, record.final_capacity)
+    assert (batch.action == 0).all()
+    np.testing.assert_array_equal(batch.prev_action[1:3, 2], [0, 1])
+    assert dict(zip(batch.finals.b.tolist(), batch.finals.prev_action.tolist(), strict=True)) == {0: 1, 2: 2}
+
+
 def test_moments_are_those_of_the_data():
-    record = unroll(length=7, observation_moments=True, return_moments=True, gamma=0.9)
+    record = unroll(length=7, observation_moments=2, return_moments=True, gamma=0.9)
     slots = collect(record, Counting([3, 100, 5]), 4)
     values = np.concatenate([slot["observation"][:-1].reshape(-1, 2) for slot in slots]).astype(np.float64)
-    from shoal.algorithms.normaliser import Normaliser
+    from shoal.algorithms.common.normaliser import Normaliser
 
     normaliser, returns = Normaliser({}, "x", 2), Normaliser({}, "r", 1)
     for pair in (slots[:2], slots[2:]):  # two learners' sums added, twice
@@ -162,7 +178,7 @@ def test_moments_are_those_of_the_data():
 
 
 def test_what_is_not_valid_does_not_count():
-    record = unroll(length=2, seats=2, observation_moments=True)
+    record = unroll(length=2, seats=2, observation_moments=2)
     recorder, data = record.recorder(), record.layout.empty()
     env = Counting([9, 9])
     step = env.reset()

@@ -6,8 +6,8 @@ import torch
 
 from shoal import algorithms, envs
 from shoal.algorithms import vtrace
-from shoal.algorithms.hardware import Hardware
-from shoal.algorithms.serving import LEAST, Counter, padded
+from shoal.device.batched_inference import MIN_ROWS, BatchedInference, padded
+from shoal.device.placement import Hardware
 from shoal.nets import NetConfig
 from shoal.slots import map_tree
 
@@ -15,7 +15,7 @@ LSTM = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=16, prev_action_rewar
 
 
 def test_rows_are_padded_to_few_sizes():
-    assert [padded(n) for n in (1, LEAST, LEAST + 1, 100, 128, 129)] == [LEAST, LEAST, 2 * LEAST, 128, 128, 256]
+    assert [padded(n) for n in (1, MIN_ROWS, MIN_ROWS + 1, 100, 128, 129)] == [MIN_ROWS, MIN_ROWS, 2 * MIN_ROWS, 128, 128, 256]
 
 
 @pytest.mark.parametrize("mix", [0.0, 0.3])
@@ -23,15 +23,15 @@ def test_rows_are_padded_to_few_sizes():
 def test_answers_are_the_policys_for_any_number_of_groups(net, mix):
     algorithm = algorithms.make(vtrace.Config(), envs.describe("shoal/Catch-v0"), net, 4)
     policy, other = algorithm.policy(), algorithm.policy()
-    counter = Counter(policy, Hardware(), torch.Generator().manual_seed(0))
+    inference = BatchedInference(policy, Hardware(), torch.Generator().manual_seed(0))
     groups = [envs.make("shoal/Catch-v0", 4) for _ in range(11)]
-    sights = [algorithm.record.sight(4) for _ in groups]
+    sights = [algorithm.record.viewer(4) for _ in groups]
     steps = [env.reset(seed=k) for k, env in enumerate(groups)]
     states = [policy.initial_state(4) for _ in groups]
     actions = [None] * len(groups)
     for count in (1, 11, 3, 8, 11):
         views = [sights[k].of(steps[k], actions[k]) for k in range(count)]
-        action, after, extras = counter.act(views, states[:count], np.full(4 * count, mix, np.float32))
+        action, after, extras = inference.act(views, states[:count], np.full(4 * count, mix, np.float32))
         assert action.shape == (4 * count,)
         for k in range(count):
             rows = slice(4 * k, 4 * k + 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 
-from shoal.core import Progress
+from shoal.learning import Progress
 
 ACTIONS = 64  # many, so that an action meant for somebody else is noticed
 
@@ -57,8 +57,8 @@ class Collector:
 
     kept: list | None = None
 
-    def __init__(self, me, parts, unrolls, weights, enough: int = 40, gaps: bool = False, **_):
-        self.me, self.unrolls, self.weights, self.enough, self.gaps = me, unrolls, weights, enough, gaps
+    def __init__(self, me, parts, batches, weights, enough: int = 40, gaps: bool = False, **_):
+        self.me, self.unrolls, self.weights, self.enough, self.gaps = me, batches, weights, enough, gaps
         self.layout = parts.algorithm.record.layout
         self.learn = parts.algorithm.learn(parts.seed)
         self.taken = 0

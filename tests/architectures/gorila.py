@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from shoal.architectures.bundle import BundleLearner
-from shoal.architectures.parts import EnvSource
 from shoal.core import Me
+from shoal.roles.gradient_learner import GradientLearner
+from shoal.roles.parts import EnvSource
 
 __all__ = ["Poisoned", "with_laggard"]
 
@@ -17,9 +17,9 @@ __all__ = ["Poisoned", "with_laggard"]
 def with_laggard(index: int) -> Any:
     """A role for the learners of which the `index`-th keeps the parameters that it began with, and says so."""
 
-    def made(me: Me, **arguments: Any) -> BundleLearner:
+    def made(me: Me, **arguments: Any) -> GradientLearner:
         """Computes gradients, with very old parameters if it is the laggard."""
-        learner = BundleLearner(me, **arguments)
+        learner = GradientLearner(me, **arguments)
         if me.index == index:
             freeze(learner)
         return learner
@@ -27,7 +27,7 @@ def with_laggard(index: int) -> Any:
     return made
 
 
-def freeze(learner: BundleLearner) -> None:
+def freeze(learner: GradientLearner) -> None:
     link, begin = learner.link, learner.link.begin
 
     async def once() -> None:

@@ -12,19 +12,19 @@ import torch
 
 from shoal import algorithms
 from shoal.architectures import ARCHITECTURES, named
-from shoal.architectures.async_gradients import hogwild_worker
-from shoal.architectures.device import DeviceLearner
-from shoal.architectures.gossip import gossip_learner
-from shoal.architectures.master import ParameterServer
-from shoal.architectures.parts import EnvSource, EvalPlan, Parts
-from shoal.architectures.replay_config import ReplayConfig
-from shoal.architectures.replaying import ReplayLearner
-from shoal.architectures.roles import Learner
-from shoal.architectures.shards import first_shard
 from shoal.core import any_of
+from shoal.experiment.preload import PRELOAD
 from shoal.nets import NetConfig
+from shoal.roles.device_learner import DeviceLearner
+from shoal.roles.gossip_link import gossip_learner
+from shoal.roles.hogwild import hogwild_worker
+from shoal.roles.learner import Learner
+from shoal.roles.parameter_server import ParameterServer
+from shoal.roles.parameter_shards import first_shard
+from shoal.roles.parts import EnvSource, EvalPlan, Parts
+from shoal.roles.replay_config import ReplayConfig
 from shoal.runtime import Program, run
-from shoal.runtime.nursery import PRELOAD, Nursery
+from shoal.runtime.fork_server_client import ForkServerClient
 from tests.runtime.harness import Watch
 
 __all__ = ["Farm", "Weights", "counted", "draw", "train"]
@@ -35,19 +35,20 @@ SEATS = 4
 class Farm:
     """One fork server for all tests, started when the first one needs it."""
 
-    nursery: Nursery | None = None
+    fork_server: ForkServerClient | None = None
 
     @classmethod
-    def get(cls) -> Nursery:
-        if cls.nursery is None:
-            cls.nursery = Nursery((*PRELOAD, *ARCHITECTURES.values(), "tests.architectures.graphs"))
-        return cls.nursery
+    def get(cls) -> ForkServerClient:
+        if cls.fork_server is None:
+            cls.fork_server = ForkServerClient((*PRELOAD, *(path.partition(":")[0] for path in ARCHITECTURES.values()),
+                                                "tests.architectures.graphs"))
+        return cls.fork_server
 
     @classmethod
     def close(cls) -> None:
-        if cls.nursery is not None:
-            cls.nursery.close()
-            cls.nursery = None
+        if cls.fork_server is not None:
+            cls.fork_server.close()
+            cls.fork_server = None
 
 
 def counted(make: Callable[..., Any], updates: int, count: Callable[[Any], int]) -> Callable[..., Any]:
@@ -72,12 +73,11 @@ def counted(make: Callable[..., Any], updates: int, count: Callable[[Any], int])
 
 COUNTS: dict[Any, Callable[[Any], int]] = {
     Learner: lambda role: role.counts[1],
-    ReplayLearner: lambda role: role.counts[1],
     ParameterServer: lambda role: role.version,
     first_shard: lambda role: role.version,
     hogwild_worker: lambda role: role.link.model.version,
     gossip_learner: lambda role: role.link.version,
-    DeviceLearner: lambda role: role.books.totals[1],
+    DeviceLearner: lambda role: role.learner_state.totals[1],
 }
 
 
@@ -98,24 +98,24 @@ class Weights(Watch):
 
 def draw(algorithm: Any, architecture: str, env: Any, *, seed: int = 7, actors: int = 1, learners: int = 1,
          net: NetConfig | None = None, eval: EvalPlan | None = None, max_env_steps: int | None = None,
-         replay: ReplayConfig | None = None,
+         replay: ReplayConfig | None = None, demos: str | None = None, offline: bool = False,
          **config: Any) -> tuple[Program, Parts]:
     """The program of one combination."""
     torch.set_num_threads(1)
-    module = named(architecture)
+    chosen = named(architecture)
     source = env if isinstance(env, EnvSource) else EnvSource(env)
     seats = config.pop("envs_per_actor", SEATS)
     if architecture == "device":
         config.setdefault("updates_per_step", 1)  # so that updates can be counted one by one
     made = algorithms.make(algorithm, source.describe(), net or NetConfig(), seats)
     parts = Parts(made, source, seats, seed=seed, actors=actors, learners=learners, max_env_steps=max_env_steps,
-                  replay=replay or ReplayConfig(),
+                  replay=replay or ReplayConfig(), demos=demos, offline=offline,
                   eval=eval or EvalPlan(enabled=architecture in ("async_gradients", "gossip", "device"), episodes=1,
                                         every_env_steps=10**9))
-    program = Program("test", seed=seed)
-    made_config = module.Config(envs_per_actor=seats, **config)
+    program = Program("test", seed=seed, metrics=made.metrics)
+    made_config = chosen.config_class(envs_per_actor=seats, **config)
     made_config.validate()
-    module.draw(program, parts, made_config)
+    chosen.draw(program, parts, made_config)
     return program, parts
 
 
@@ -132,5 +132,5 @@ def train(folder: Path, algorithm: Any, architecture: str, env: Any, kind: str, 
 
 def go(program: Program, kind: str, folder: Path, watch: Weights | None = None) -> Weights:
     watch = watch or Weights()
-    watch.reason = run(program, watch, kind, folder / "logs", nursery=Farm.get() if kind == "local" else None)
+    watch.reason = run(program, watch, kind, folder / "logs", fork_server=Farm.get() if kind == "local" else None)
     return watch

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from shoal import algorithms, envs
-from shoal.core import Progress
+from shoal.learning import Progress
 from shoal.nets import NetConfig
 
 
@@ -20,7 +20,6 @@ def stream_of(seed, role, salt):
 
 def sequential(config, env, *, updates, role="worker", seed=7, seats=4, net=None, env_seed=None, action_seed=None):
     """Act T steps, learn from them, again; returns the learner after `updates` optimiser steps."""
-    torch.set_num_threads(1)
     algorithm = algorithms.make(config, envs.describe(env), net or NetConfig(), seats)
     seeds = stream_of(seed, role, "actor").integers(2**31, size=2)
     world, policy, recorder = envs.make(env, seats), algorithm.policy(), algorithm.record.recorder()

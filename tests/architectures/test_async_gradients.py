@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from shoal.algorithms import a2c, ppo, vtrace
-from shoal.architectures.books import SharedModel, model_layout
-from shoal.architectures.master import ParameterServer
-from shoal.architectures.parts import EvalPlan
 from shoal.core import any_of
 from shoal.errors import ConfigError
 from shoal.nets import NetConfig
+from shoal.roles.learner_state import SharedModel, model_layout
+from shoal.roles.parameter_server import ParameterServer
+from shoal.roles.parts import EvalPlan
 from shoal.runtime import Program
-from shoal.slots import Inline
+from shoal.slots import InlineAllocator
 from tests.architectures.graphs import Weights, draw, go, train
 from tests.architectures.sequential import sequential
 from tests.runtime.harness import kill
@@ -67,7 +67,7 @@ def models(config, count):
         """Holds the wire's end."""
 
     program.add("holder", Holder, model=wire.view)
-    program.build(Inline())
+    program.build(InlineAllocator())
 
     class Me:
         def __init__(self, index):
@@ -163,18 +163,20 @@ def test_gradients_that_are_too_old_are_refused_and_counted(tmp_path):
     assert strict.published["progress"][0] <= consumed
 
 
-def test_a_gradient_of_a_version_that_never_was_is_refused():
-    """After its restart a server may be behind its workers; they get its parameters and go on from there."""
+def test_a_gradient_of_parameters_that_a_server_never_had_is_refused():
+    """After its restart a server may be behind its workers; they get its parameters and go on from there. A version of its
+    predecessor stays refused when it has counted as far itself: those parameters were others."""
     _, parts = draw(a2c.Config(), "async_gradients", "CartPole-v1", mode="master")
 
     class Nobody:
+        incarnation = 1
         stats = type("S", (), {"observe": lambda *_: None, "add": lambda *_: None})()
 
     server = ParameterServer(Nobody(), parts, None, None, 1)
-    request = type("R", (), {"data": {"version": np.array([7])}})()
-    assert not server._young(request)
-    server.books.count(0, 7)
-    assert server._young(request)
+    dead, own = (type("R", (), {"data": {"version": np.array([7]), "life": np.array([life])}})() for life in (0, 1))
+    assert not server._young(dead)
+    server.learner_state.count(0, 7)
+    assert server._young(own) and not server._young(dead)
 
 
 def growing(control, more):
@@ -183,9 +185,10 @@ def growing(control, more):
 
 @pytest.mark.parametrize("mode, victims", [("hogwild", ["worker-0", "worker-1"]), ("master", ["worker-1", "server-0"])])
 def test_a_killed_worker_or_server_comes_back_and_training_goes_on(mode, victims, tmp_path):
-    left, mark = list(victims), [200.0]
+    left, mark, versions = list(victims), [200.0], []
 
     def act(control):
+        versions.append(max(page["weights_version"] for page in control.snapshot().values()))
         if left and control.total("learner_steps") > mark[0]:
             kill(control, left.pop(0))
             mark[0] = control.total("learner_steps") + 300
@@ -196,11 +199,12 @@ def test_a_killed_worker_or_server_comes_back_and_training_goes_on(mode, victims
                 watch=watch)
     assert run.reason == "until"
     assert all(run.final[victim]["restarts"] == 1 for victim in victims)
+    assert versions == sorted(versions), "weights_version ran backwards"
     assert np.isfinite(run.published["params"]).all()
 
 
 def test_bad_values_are_refused():
-    for words, config in {"mode master": {"max_staleness": 1}, "must not be negative": {"max_staleness": -1, "mode": "master"},
+    for words, config in {"mode master": {"max_staleness": 1}, "at least 0, or none": {"max_staleness": -1, "mode": "master"},
                           "more gradients than": {"aggregate": 2, "mode": "master"}}.items():
         with pytest.raises(ConfigError, match=words):
             draw(a2c.Config(), "async_gradients", "CartPole-v1", eval=EvalPlan(), **config)

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from shoal.algorithms import vtrace
-from shoal.algorithms.hardware import Hardware
-from shoal.algorithms.serving import Counter
-from shoal.architectures.central_inference import InferenceServer
-from shoal.architectures.parts import EnvSource
-from shoal.architectures.roles import Learner
+from shoal.device.batched_inference import BatchedInference
+from shoal.device.placement import Hardware
 from shoal.errors import ConfigError
 from shoal.nets import NetConfig
+from shoal.roles.inference import InferenceServer
+from shoal.roles.learner import Learner
+from shoal.roles.parts import EnvSource
 from tests.architectures.echo import Collector, Echo
 from tests.architectures.graphs import Weights, draw, go, train
 from tests.runtime.harness import kill
@@ -29,7 +29,7 @@ class Log:
 
     def __init__(self, env):
         self.env, self.steps, self.actions = env, [], []
-        Log.books.append(self)
+        Log.learner_state.append(self)
 
     def __getattr__(self, name):
         return getattr(self.env, name)
@@ -64,22 +64,22 @@ def collect(tmp_path, kind, net, *, env=None, enough=40, watch=None, actors=2, g
 
 @pytest.fixture
 def kept():
-    Log.books, Collector.kept = [], []
+    Log.learner_state, Collector.kept = [], []
     yield Collector.kept
-    Log.books, Collector.kept = [], None
+    Log.learner_state, Collector.kept = [], None
 
 
-@pytest.fixture(params=["policy", "counter"])
+@pytest.fixture(params=["policy", "inference"])
 def served(request, monkeypatch):
     """As on a CPU, and as on a GPU: in padded tables, asked before steps are written down where that is possible."""
     made = InferenceServer.__init__
 
     def init(self, *arguments, **more):
         made(self, *arguments, **more)
-        self.counter = Counter(self.policy, Hardware(), self.rng)
+        self.inference = BatchedInference(self.policy, Hardware(), self.rng)
         self.ahead = not self.record.previous
 
-    if request.param == "counter":
+    if request.param == "inference":
         monkeypatch.setattr(InferenceServer, "__init__", init)
 
 
@@ -87,7 +87,7 @@ def served(request, monkeypatch):
 def test_unrolls_are_what_the_client_would_have_logged(net, kept, served, tmp_path):
     _, run = collect(tmp_path, "inline", NETS[net], env=LoggedSource(Echo))
     assert run.reason == "enough" and len(kept) == 40
-    logs = {float(book.steps[0]["observation"][0, 0]): book for book in Log.books}
+    logs = {float(book.steps[0]["observation"][0, 0]): book for book in Log.learner_state}
     assert len(logs) == 4  # two actors, two groups each
     begun: dict[float, int] = {}
     for unroll in kept:
@@ -110,9 +110,9 @@ def test_replaying_an_unroll_from_its_stored_state_gives_the_stored_log_probabil
     learn = parts.algorithm.learn(parts.seed)
     states = 0.0
     for unroll in kept:
-        batch = learn.learner.batch(unroll)
+        batch = learn.batch(unroll)
         with torch.no_grad():
-            log_prob, _ = learn.learner.model.judge(learn.learner.model.unroll(batch), batch)
+            log_prob, _ = learn.model.judge(learn.model.unroll(batch), batch)
         assert (log_prob - batch.log_prob)[torch.from_numpy(unroll["valid"])].abs().max() < 1e-5
         states = max(states, *(float(np.abs(x).max()) for x in unroll["state"].values()), 0.0)
     assert (states > 0.01) == (net == "lstm")  # the stored states are not trivial

@@ -13,18 +13,19 @@ import torch
 
 from shoal import cli, envs
 from shoal.algorithms import dqn, r2d2
-from shoal.architectures.demos import Demonstrations, cut
-from shoal.architectures.parts import EnvSource, EvalPlan, Parts
-from shoal.architectures.replay import KEY_SHIFT, Replay
-from shoal.architectures.replay_config import ReplayConfig
-from shoal.core import Progress
 from shoal.errors import ConfigError
 from shoal.experiment.prepare import prepare
 from shoal.experiment.run import plan_of
+from shoal.learning import Progress
 from shoal.nets import NetConfig
-from shoal.offline import Writer, open_demos
-from shoal.offline.recording import Order, about_env, record
-from shoal.replay import items as k
+from shoal.offline import DemoWriter, open_demos
+from shoal.offline.recording import RecordingOptions, record, recording_info
+from shoal.replay.table import fields as k
+from shoal.roles.demonstrations import Demonstrations
+from shoal.roles.episode_playback import items_of
+from shoal.roles.parts import EnvSource, EvalPlan, Parts
+from shoal.roles.replay import KEY_SHIFT, Replay
+from shoal.roles.replay_config import ReplayConfig
 from shoal.slots import leaves
 from tests.algorithms.toys import Toy
 from tests.architectures.graphs import Weights, draw, go
@@ -172,12 +173,12 @@ def test_demonstrations_are_cut_as_the_actor_cuts_bit_for_bit(case, seats, tmp_p
     spied = Spied(env, algorithm.record.recorder(1), policy, np.array([0.7], np.float32), 1)
     first = env.reset(2)
     spied.recorder.begin(first)
-    with Writer.create(tmp_path / "x", about_env(env, first, kwargs), {}) as writer:
-        record(spied, first, spied.actor, writer, Order(12), print, lambda: False)
+    with DemoWriter.create(tmp_path / "x", recording_info(env, first, kwargs), {}) as writer:
+        record(spied, first, spied.actor, writer, RecordingOptions(12), print, lambda: False)
     count = spied.recorder.ready
     made, priority = algorithm.record.layout.joined(count).empty(), np.zeros(count)
     spied.recorder.take(made, priority)
-    found = list(cut(algorithm, open_demos(tmp_path / "x").episodes(), seed=4, seats=seats, some=7, version=3))
+    found = list(items_of(algorithm, algorithm.record, open_demos(tmp_path / "x").episodes(), 4, 7, seats, 3))
     assert sum(len(values) for _, values in found) == count >= 12
     joined = {path: np.concatenate([dict(leaves(items))[path] for items, _ in found]) for path, _ in leaves(made)}
     values = np.concatenate([values for _, values in found])
@@ -218,10 +219,10 @@ def test_kill_9_of_the_table_and_the_learner_goes_on(offline, tmp_path):
     path = cue(tmp_path / "x", 20)
     program, parts = draw(R2D2, "actor_learner", CUE, net=LSTM, replay=SMALL, eval=EvalPlan(episodes=2))
     if offline:
-        from shoal.architectures.demos import draw_offline
+        from shoal.architectures.offline import draw_offline
         from shoal.runtime import Program
 
-        program = Program("test", seed=1)
+        program = Program("test", seed=1, metrics=parts.algorithm.metrics)
         draw_offline(program, replace(parts, demos=str(path), offline=True))
     else:
         redrawn(program, parts, path)
@@ -259,7 +260,7 @@ def test_offline_dqn_learns_what_random_actions_have_shown(tmp_path, monkeypatch
     """Random episodes earn 0.16 on average; without a single step of its own the learner finds the best way, 1.0."""
     monkeypatch.chdir(tmp_path)
     recorded(Path("demos"), LURE, 200, rows=8, seed=1)
-    assert open_demos("demos").about.returns.mean < 0.3
+    assert open_demos("demos").info.returns.mean < 0.3
     more = ["--replay.batch-size", "32", "--algorithm.zero-head", "--eval.every-learner-steps", "100"]
     assert cli.main(["train", "dqn", LURE, "--demos", "demos", "--offline", "--run-dir", "run", "--max-learner-steps", "400",
                      *more, *QUICK]) == 0
@@ -276,7 +277,7 @@ def test_offline_dqn_learns_what_random_actions_have_shown(tmp_path, monkeypatch
 def test_offline_r2d2_learns_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recorded(Path("demos"), "shoal/TMaze-v0", 100, rows=8, seed=1, length=2)
-    assert abs(open_demos("demos").about.returns.mean) < 0.5
+    assert abs(open_demos("demos").info.returns.mean) < 0.5
     words = ["train", "r2d2", "shoal/TMaze-v0", "--envs.kwargs", "length=2", "--demos", "demos", "--offline", "--run-dir", "run",
              "--net.lstm-size", "32", "--max-learner-steps", "300", "--until-return", "0.95", "--eval.every-learner-steps", "50"]
     assert cli.main([*words, *QUICK]) == 0
@@ -287,16 +288,16 @@ def test_offline_r2d2_learns_too(tmp_path, monkeypatch):
     (["r2d3", CUE], "draws demonstrations, and there are none"),
     (["r2d3", CUE, "--demos", "gone"], "gone: it does not exist"),
     (["dqn", CUE, "--offline"], "give --demos PATH"),
-    (["ppo", CUE, "--demos", "demos"], "ppo learns from what its own policy has just done"),
+    (["ppo", CUE, "--demos", "demos"], "ppo, which learns only from what its own policy has just done"),
     (["ppo", CUE, "--demos", "demos", "--offline"], "use --algorithm dqn or r2d2"),
     (["dqn", CUE, "--demos", "demos", "--offline", "--max-env-steps", "5"], "give --max-learner-steps or --max-seconds"),
-    (["dqn", CUE, "--demos", "demos", "--offline", "--no-eval.enabled"], "nobody would see"),
-    (["dqn", CUE, "--demos", "demos", "--replay.demo-ratio", "1"], "less than 1"),
-    (["dqn", "shoal/LureChain-v0", "--demos", "demos"], "its observations are not those of the environment"),
+    (["dqn", CUE, "--demos", "demos", "--offline", "--no-eval.enabled"], "--offline needs evaluations to show what is learned"),
+    (["dqn", CUE, "--demos", "demos", "--replay.demo-ratio", "1"], "below 1"),
+    (["dqn", "shoal/LureChain-v0", "--demos", "demos"], "its observations differ from the environment"),
     (["dqn", "shoal/TMaze-v0", "--demos", "demos"], "was recorded in shoal/CueLure-v0"),
     (["dqn", CUE, "--envs.kwargs", "length=5", "--demos", "demos"], "this run is in shoal/CueLure-v0 (length=5)"),
     (["dqn", "shoal/Catch-v0", "--demos", "."], "neither demos.json"),
-    (["gorila", CUE, "--demos", "demos"], "its bundles have tables for their own actors only")])
+    (["gorila", CUE, "--demos", "demos"], "whose replay tables hold only what its own actors do")])
 def test_what_makes_no_sense_is_refused_before_anything_starts(words, sentence, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     cue(Path("demos"), 2)

@@ -5,8 +5,8 @@ import pytest
 
 from shoal.algorithms import vtrace
 from shoal.architectures import ARCHITECTURES, named
-from shoal.architectures.parts import EnvSource
 from shoal.errors import ConfigError
+from shoal.roles.parts import EnvSource
 from tests.architectures.graphs import train
 
 
@@ -25,7 +25,7 @@ def test_an_architecture_without_actors_refuses_them(tmp_path):
 
 
 @pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES
-                                          if name != "device" and getattr(named(name), "has_unrolls", True)])
+                                          if name != "device" and named(name).takes_unrolls])
 def test_every_actor_has_its_own(architecture, tmp_path, monkeypatch):
     made = []
     make = EnvSource.make

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from shoal.algorithms import a2c, ppo
-from shoal.architectures.gossip import in_peers, mix
+from shoal.architectures.gossip import in_peers
 from shoal.errors import ConfigError
 from shoal.nets import NetConfig
+from shoal.roles.gossip_link import mix
 from shoal.slots import map_tree
 from tests.architectures.graphs import Weights, draw, go, train
 from tests.architectures.sequential import sequential

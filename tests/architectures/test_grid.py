@@ -15,7 +15,7 @@ GRID = {
     "vtrace": vtrace.Config(unroll=4),
     "appo": appo.Config(unroll=4, normalise_returns=True),
 }
-UNROLLED = [name for name in ARCHITECTURES if getattr(named(name), "has_unrolls", True)]
+UNROLLED = [name for name in ARCHITECTURES if named(name).takes_unrolls]
 PRESETS = ("a3c", "ga3c", "seed", "appo", "rapid_ppo", "gala")
 LSTM = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=16, prev_action_reward=True)
 

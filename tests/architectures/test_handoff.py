@@ -6,11 +6,11 @@ import torch
 
 from shoal import algorithms, envs
 from shoal.algorithms import ppo, vtrace
-from shoal.algorithms.handoff import Handoff, Parcel
 from shoal.architectures import central_inference
-from shoal.architectures.parts import Parts
-from shoal.core import Progress
+from shoal.device.weight_handoff import DeviceWeights, WeightHandoff
+from shoal.learning import Progress
 from shoal.nets import NetConfig
+from shoal.roles.parts import Parts
 from tests.architectures.graphs import Weights, draw, go, train
 from tests.runtime.harness import Killer
 
@@ -25,14 +25,14 @@ def together(monkeypatch):
 
 def test_a_parcel_is_one_version_and_goes_into_the_same_memory():
     algorithm = algorithms.make(ppo.Config(normalise_observations=True), envs.describe("CartPole-v1"), NET, 4)
-    learn, policy, handoff = algorithm.learn(3), algorithm.policy(), Handoff()
-    learn.learner.observations.mean.fill_(0.5)
-    parcel = learn.parcel(Progress(640, 2, 0.25))
+    learn, policy, handoff = algorithm.learn(3), algorithm.policy(), WeightHandoff()
+    learn.statistics.observations.mean.fill_(0.5)
+    device_weights = learn.device_weights(Progress(640, 2, 0.25))
     expected = {"params": learn.published(Progress())["params"].copy(), "mean": np.full(4, 0.5, np.float32)}
     with torch.no_grad():  # the next update
-        learn.learner.model.params.add_(1.0)
-        learn.learner.observations.mean.fill_(9.0)
-    handoff.put(7, parcel)
+        learn.model.params.add_(1.0)
+        learn.statistics.observations.mean.fill_(9.0)
+    handoff.put(7, device_weights)
     addresses = [x.data_ptr() for x in (policy.model.params, policy.model.mean, *policy.model.net.parameters())]
     handoff.newest.load(policy)
     assert handoff.newest.version == 7 and handoff.newest.tree["progress"].tolist() == [640, 2, 0.25]
@@ -41,12 +41,13 @@ def test_a_parcel_is_one_version_and_goes_into_the_same_memory():
     assert addresses == [x.data_ptr() for x in (policy.model.params, policy.model.mean, *policy.model.net.parameters())]
 
 
-def test_a_policy_that_was_given_a_parcel_does_not_hold_it():
+def test_a_policy_copies_device_weights():
     algorithm = algorithms.make(vtrace.Config(), envs.describe("shoal/Catch-v0"), NET, 4)
-    policy, parcel = algorithm.policy(), Parcel({"params": algorithm.learn(1).state["params"], "norm": {}, "progress": np.zeros(3)})
-    parcel.load(policy)
+    policy = algorithm.policy()
+    device_weights = DeviceWeights({"params": algorithm.learn(1).state["params"], "norm": {}, "progress": np.zeros(3)})
+    device_weights.load(policy)
     policy.model.params.zero_()
-    assert bool(parcel.tree["params"].any())
+    assert bool(device_weights.tree["params"].any())
 
 
 def test_a_run_in_which_weights_are_handed_over_is_the_same_run(tmp_path, monkeypatch):
@@ -64,9 +65,9 @@ def test_a_run_in_which_weights_are_handed_over_is_the_same_run(tmp_path, monkey
 def test_server_and_learner_in_two_threads_of_one_process(together, tmp_path):
     """Killed as a whole; what comes back goes on from the version that was published last."""
     program, _ = draw(vtrace.Config(unroll=4), "central_inference", "shoal/Catch-v0", actors=2, net=NET)
-    assert program.place_of("inference", 0) is program.place_of("learner", 0) is program.places[central_inference.MIND]
-    assert program.places[central_inference.MIND].threads
-    versions, killer = [], Killer((central_inference.MIND,), times=2, progress="learner_steps", every=40)
+    assert program.place_of("inference", 0) is program.place_of("learner", 0) is program.places[central_inference.TOGETHER]
+    assert program.places[central_inference.TOGETHER].threads
+    versions, killer = [], Killer((central_inference.TOGETHER,), times=2, progress="learner_steps", every=40)
 
     def act(control):
         versions.append(control.wires()["weights"]["version"])

@@ -11,14 +11,15 @@ import torch
 import shoal
 from shoal import cli
 from shoal.algorithms import dqn, r2d2
-from shoal.architectures.books import Books
-from shoal.architectures.bundle import BundleLearner
-from shoal.architectures.replay_config import ReplayConfig
-from shoal.architectures.shards import Shard, cuts_of, first_shard
 from shoal.errors import ConfigError
 from shoal.experiment.checkpoints import TensorFiles
 from shoal.experiment.evaluation import published_of
+from shoal.experiment.policy_choice import PolicyChoice
 from shoal.nets import NetConfig
+from shoal.roles.gradient_learner import GradientLearner
+from shoal.roles.learner_state import LearnerState
+from shoal.roles.parameter_shards import Shard, cuts_of, first_shard
+from shoal.roles.replay_config import ReplayConfig
 from tests.architectures.gorila import Poisoned, with_laggard
 from tests.architectures.graphs import Weights, draw, go, train
 from tests.runtime.harness import Files, Killer, Saver
@@ -48,7 +49,7 @@ def trace(folder, config, updates=40, **options):
     """What the learner has after every update: parameters and target net."""
     seen = []
 
-    class Tracing(BundleLearner):
+    class Tracing(GradientLearner):
         async def step(self):
             await super().step()
             seen.append([tensor.numpy().copy() for tensor in self.link.learn.weights.values()])
@@ -135,7 +136,7 @@ def test_a_learner_remembers_which_losses_are_usual(tmp_path):
         rng = staticmethod(lambda salt: np.random.default_rng(1))
 
     wire = type("Wire", (), {"depth": 1})()
-    first, second = (BundleLearner(Me(), parts, [slice(0, 64)], wire, None, 4.0, server_0=None) for _ in range(2))
+    first, second = (GradientLearner(Me(), parts, [slice(0, 64)], wire, None, 4.0, server_0=None) for _ in range(2))
     for loss in np.linspace(0.9, 1.1, 150):
         assert first.link._usual(float(loss))
     second.load(first.state())
@@ -149,22 +150,22 @@ def test_a_slice_goes_on_from_its_checkpoint_bit_for_bit():
     cut = slice(64, 256)
 
     def shard():
-        return Books(None, parts, parts.algorithm.learn(parts.seed).cut(cut))
+        return LearnerState(None, parts, parts.algorithm.learn(parts.seed).cut(cut))
 
-    def advance(books, steps):
+    def advance(learner_state, steps):
         for k in steps:
-            books.learn.anneal(books.progress)
-            books.learn.apply(np.random.default_rng(k).normal(size=192).astype(np.float32), "all")
+            learner_state.learn.anneal(learner_state.progress)
+            learner_state.learn.apply(np.random.default_rng(k).normal(size=192).astype(np.float32), "all")
 
     first, second = shard(), shard()
     advance(first, range(7))  # the target is refreshed after ten
-    second.unbundle({name: array.copy() for name, array in first.bundle().items()})
+    second.load({name: array.copy() for name, array in first.arrays().items()})
     advance(first, range(7, 15))
     advance(second, range(7, 15))
-    assert first.bundle().keys() == second.bundle().keys() >= {"learn/adagrad.square", "learn/target", "learn/updates"}
-    for name, array in first.bundle().items():
-        np.testing.assert_array_equal(array, second.bundle()[name], err_msg=name)
-    assert not np.array_equal(first.bundle()["learn/target"], shard().bundle()["learn/target"])
+    assert first.arrays().keys() == second.arrays().keys() >= {"learn/adagrad.square", "learn/target", "learn/updates"}
+    for name, array in first.arrays().items():
+        np.testing.assert_array_equal(array, second.arrays()[name], err_msg=name)
+    assert not np.array_equal(first.arrays()["learn/target"], shard().arrays()["learn/target"])
 
 
 def test_a_policy_is_put_together_from_the_slices_of_a_checkpoint(tmp_path):
@@ -174,10 +175,10 @@ def test_a_policy_is_put_together_from_the_slices_of_a_checkpoint(tmp_path):
         learn.state["params"].normal_()
     size = len(learn.state["params"])
     for k, cut in enumerate(cuts_of(size, 12)):
-        books = Books(None, parts, learn.cut(cut))
-        books.count(70, 30)
-        TensorFiles().save(tmp_path / f"{'server' if k == 0 else f'shard_{k}'}-0.safetensors", books.bundle())
-    published = published_of(parts.algorithm, tmp_path)
+        learner_state = LearnerState(None, parts, learn.cut(cut))
+        learner_state.count(70, 30)
+        TensorFiles().save(tmp_path / f"{'server' if k == 0 else f'shard_{k}'}-0.safetensors", learner_state.arrays())
+    published = published_of(parts.algorithm, tmp_path, PolicyChoice("last", "learner"))
     np.testing.assert_array_equal(published["params"], learn.state["params"].detach().numpy())
     assert published["progress"][:2].tolist() == [70, 30]
 
@@ -187,20 +188,55 @@ def test_kill_9_of_the_server_a_shard_and_a_bundle_and_it_goes_on(tmp_path):
                       max_staleness=20)
     program.store = Files()
     killer = Killer(("server-0", "shard_1-0", "bundle-0"), times=3, progress="learner_steps", every=30)
-    save, versions = Saver(tmp_path, every=20), []
+    save, versions, shown = Saver(tmp_path, every=20), [], []
 
     def act(control):
         versions.append(control.wires()["weights"]["version"])
+        shown.append(control.snapshot()["server-0"]["weights_version"])
         save(control)
         killer(control)
 
     watch = go(program, "local", tmp_path, Weights(killer.done, act, seconds=90))
     assert watch.reason == "until" and killer.kills == 3
-    assert versions == sorted(versions) and np.isfinite(watch.published["params"]).all()
+    assert versions == sorted(versions) and shown == sorted(shown), "a version ran backwards"
+    assert np.isfinite(watch.published["params"]).all()
     steps = sum(page["env_steps"] for page in watch.final.values())
     assert watch.published["progress"][0] <= steps, "steps were counted twice"
     saved = dict(np.load(watch.newest() / "server-0.safetensors"))
     assert saved["learn/updates"][0] > 10 and (saved["learn/adagrad.square"] != PLAIN.adagrad_start).any()
+
+
+def test_shards_refresh_their_targets_with_the_same_gradient_after_a_restore(tmp_path):
+    """A shard that goes on from a checkpoint keeps to the first shard's count, not to its own."""
+    roles, saved, seen, refreshed = {}, {}, {}, {"server": [], "shard_1": []}
+
+    def kept(make):
+        def made(me, **arguments):
+            roles[me.name] = make(me, **arguments)
+            return roles[me.name]
+
+        return made
+
+    def act(control):
+        steps = control.total("learner_steps")
+        if steps >= 4 and not saved:
+            saved.update({name: array.copy() for name, array in roles["shard_1"].state().items()})
+        if steps >= 7 and "loaded" not in seen:
+            seen["loaded"] = steps
+            roles["shard_1"].load(saved)
+        for name, role in roles.items():
+            target = role.learn.state["target"].numpy().copy()
+            if name in seen and not np.array_equal(target, seen[name]):
+                refreshed[name].append(steps)
+            seen[name] = target
+
+    program, _ = draw(PLAIN, "parameter_server", CATCH, replay=TURNS, shards=2)
+    for name, make in (("server", first_shard), ("shard_1", Shard)):
+        program.nodes[name].role = kept(make)
+    go(program, "inline", tmp_path, Weights(lambda control: control.total("learner_steps") >= 45, act))
+    assert len(refreshed["server"]) == len(refreshed["shard_1"]) == 4
+    for one, other in zip(*refreshed.values(), strict=True):
+        assert abs(one - other) <= 1, refreshed  # the shard is sent its slice a moment later
 
 
 # ---------------------------------------------------------------------------------------------- the grid
@@ -227,7 +263,7 @@ def test_both_algorithms_run_with_either_replay(algorithm, mode, kind, tmp_path)
     (["--algorithm", "dqn", "--architecture.shards", "0"], "shards is 0; it must be at least 1"),
     (["--algorithm", "dqn", "--architecture.shards", "100000"], "parameters can be cut into"),
     (["--algorithm", "dqn", "--architecture.outlier-width", "-1"], "must be above 0, or none"),
-    (["--algorithm", "dqn", "--architecture.max-staleness", "-1"], "must not be negative"),
+    (["--algorithm", "dqn", "--architecture.max-staleness", "-1"], "must be at least 0, or none"),
     (["--algorithm", "dqn", "--replay.publish-updates", "4"], "after every update"),
     (["--algorithm", "dqn", "--architecture.table", "global", "--replay.tolerance", "5"], "could block both sides"),
 ])
@@ -237,7 +273,7 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(words, sentence, 
 
 
 @pytest.mark.parametrize(("change", "sentence"), [
-    ({"architecture.shards": 3}, "saved in 2 slices; leave out architecture.shards=3"), ({"net.hidden": (8,)}, "what changes it")])
+    ({"architecture.shards": 3}, "in 2 slices; leave out --architecture.shards 3"), ({"net.hidden": (8,)}, "what changes it")])
 def test_a_run_goes_on_with_the_slices_that_it_has(change, sentence, tmp_path):
     """Refused before anything is written: without the change it goes on."""
     quiet = {"console.mode": "none", "tensorboard": False, "runtime": "inline", "replay.min_size": 100, "eval.episodes": 2}

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from shoal.algorithms import a2c, vtrace
-from shoal.architectures.adjuster import Adjuster
-from shoal.architectures.parts import EnvSource
-from shoal.architectures.roles import Learner
 from shoal.errors import ConfigError
 from shoal.nets import NetConfig
+from shoal.roles.adjuster import Adjuster
+from shoal.roles.learner import Learner
+from shoal.roles.parts import EnvSource
 from tests.architectures.echo import Collector, Echo
 from tests.architectures.graphs import Weights, draw, go, train
 from tests.architectures.sequential import sequential, stream_of
@@ -31,9 +31,9 @@ def test_one_of_each_and_a_queue_of_one_is_the_sequential_algorithm(net, tmp_pat
 class Filler(Collector):
     """A collector in a trainer's place: it also fills the model that predictors read."""
 
-    def __init__(self, me, parts, unrolls, weights, model, **options):
-        super().__init__(me, parts, unrolls, weights, **options)
-        from shoal.architectures.books import SharedModel
+    def __init__(self, me, parts, batches, weights, model, **options):
+        super().__init__(me, parts, batches, weights, **options)
+        from shoal.roles.learner_state import SharedModel
 
         self.model = SharedModel(me, parts, model)
 

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from shoal.algorithms import dqn, r2d2
-from shoal.algorithms.hardware import Hardware
-from shoal.architectures.replay import Replay, items_layout
-from shoal.architectures.replay_config import ReplayConfig
-from shoal.architectures.replay_ends import Samples
-from shoal.architectures.replaying import ReplayLearner
-from shoal.core import Progress
+from shoal.device.placement import Hardware
+from shoal.learning import Progress
 from shoal.nets import NetConfig
+from shoal.roles.learner import Learner
+from shoal.roles.replay import Replay
+from shoal.roles.replay_config import ReplayConfig
+from shoal.roles.replay_endpoints import ReplaySampler
+from shoal.roles.replay_wires import items_layout
 from tests.architectures.graphs import Weights, counted, draw, go
 
 CATCH, TMAZE = "shoal/Catch-v0", "shoal/TMaze-v0"
@@ -26,14 +27,14 @@ FREE = ReplayConfig(capacity=400, min_size=64, batch_size=16, insert_batch=10, s
 RATIO = replace(FREE, samples_per_insert=4.0)
 
 
-class Ahead(ReplayLearner):
+class Ahead(Learner):
     """On a CPU as on a GPU."""
 
     def __init__(self, me, **arguments):
         super().__init__(me, **arguments)
         self.learn.to(Hardware())
         self.learn.capture()
-        self.gpu = True
+        self.device = self.learn
 
 
 def run(tmp_path, algorithm, role, replay, updates=40, kind="inline", architecture="actor_learner", hearing=Replay):
@@ -46,9 +47,9 @@ def run(tmp_path, algorithm, role, replay, updates=40, kind="inline", architectu
 
 @pytest.mark.parametrize(("architecture", "algorithm"), [("actor_learner", APEX), ("actor_learner", R2D2), ("synchronous", APEX)])
 def test_who_has_no_batch_to_go_on_with_waits_and_learns_as_ever(architecture, algorithm, tmp_path, monkeypatch):
-    monkeypatch.setattr(Samples, "waiting", lambda self: False)
+    monkeypatch.setattr(ReplaySampler, "waiting", lambda self: False)
     table = replace(RATIO, exponent=0.0, insert_batch=4)  # priorities that differ in the last digit would change the draw
-    roles = (ReplayLearner, Ahead)
+    roles = (Learner, Ahead)
     (plain, parts), (ahead, _) = (run(tmp_path, algorithm, role, table, architecture=architecture) for role in roles)
     assert plain.reason == ahead.reason == "counted" and plain.version == ahead.version == 41
     np.testing.assert_allclose(ahead.published["params"], plain.published["params"], atol=1e-4)
@@ -63,13 +64,13 @@ def test_every_batch_is_told_of_once_in_order_and_at_most_one_late(replay, tmp_p
     class Noting(Ahead):
         def __init__(self, me, **arguments):
             super().__init__(me, **arguments)
-            tell = self.samples.update
+            tell = self.batches.samples.update
 
             def update(keys, priorities):
                 events.append(("told", sum(kind == "told" for kind, _ in events)))
                 tell(keys, priorities)
 
-            self.samples.update = update
+            self.batches.samples.update = update
 
         async def _update(self, batch):
             seen = batch["observation"].copy()

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from shoal.algorithms import dqn
-from shoal.architectures.replay_config import ReplayConfig
-from shoal.architectures.replaying import ReplayLearner
-from shoal.core import Progress
+from shoal.learning import Progress
+from shoal.roles.learner import Learner
+from shoal.roles.replay_config import ReplayConfig
 from shoal.slots import map_tree
 from tests.architectures.graphs import Weights, draw, go
 from tests.runtime.harness import Files, Killer
@@ -24,7 +24,7 @@ TABLE = ReplayConfig(capacity=400, min_size=64, batch_size=16, insert_batch=10, 
 def test_two_learners_make_the_update_of_their_joined_batch(tmp_path):
     seen = {0: [], 1: []}
 
-    class Noting(ReplayLearner):
+    class Noting(Learner):
         async def _update(self, batch):
             kept, before = map_tree(np.copy, batch), self.learn.state["params"].detach().clone()
             steps = await super()._update(batch)

@@ -12,12 +12,12 @@ import pytest
 
 from shoal import replay
 from shoal.algorithms import dqn, r2d2
-from shoal.architectures import replay as role
-from shoal.architectures.replay import Block, items_layout, store, stored_columns
-from shoal.architectures.replay_config import ReplayConfig
-from shoal.architectures.replay_memory import FIRST_LOOK, SLOT_BYTES, Forecast, capacity_for, codecs, table_bytes
 from shoal.nets import NetConfig
-from shoal.replay.core import Core
+from shoal.replay.table.replay_core import Core
+from shoal.roles import replay as role
+from shoal.roles.replay_config import ReplayConfig
+from shoal.roles.replay_memory import FIRST_LOOK, SLOT_BYTES, Forecast, capacity_for, codecs, table_bytes
+from shoal.roles.replay_wires import Block, items_layout, store, stored_columns
 from shoal.slots import Field, Layout
 from tests.architectures.graphs import go, train
 from tests.architectures.test_replay_role import ITEM, program_of

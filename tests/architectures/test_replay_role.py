@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.architectures.replay import Block, Replay, replay_wires
-from shoal.architectures.replay_config import ReplayConfig
-from shoal.architectures.replay_ends import Inserts, Samples
 from shoal.errors import ConfigError
-from shoal.replay.sharding import SHARD_BIT
+from shoal.replay.client.sharding import SHARD_BIT
+from shoal.roles.replay import Replay
+from shoal.roles.replay_config import ReplayConfig
+from shoal.roles.replay_endpoints import ReplayInserter, ReplaySampler
+from shoal.roles.replay_wires import Block, replay_wires
 from shoal.runtime import Program
-from shoal.runtime.instance import Me
-from shoal.slots import Field, Inline, Layout
+from shoal.runtime.instance import RoleContext
+from shoal.slots import Field, InlineAllocator, Layout
 from tests.architectures.graphs import go
 from tests.runtime.harness import RUNTIMES, Files, Killer, Saver, Watch, kill
 
@@ -42,8 +43,18 @@ class FakeParts:
     actors: int = 2
     demos: str | None = None
     spread: bool = False
+    table: str = "replay"
+    inserters: int | None = None
     max_env_steps: int | None = None
-    algorithm: Any = field(default_factory=lambda: SimpleNamespace(record=SimpleNamespace(layout=ITEM)))
+    algorithm: Any = field(default_factory=lambda: SimpleNamespace(record=SimpleNamespace(layout=ITEM, observation_moments=0)))
+
+    @property
+    def item_record(self):
+        return self.algorithm.record
+
+    @property
+    def stored(self):
+        return self.algorithm.record
 
 
 class Producer:
@@ -51,7 +62,7 @@ class Producer:
 
     def __init__(self, me, parts, inserts):
         self.me, self.config = me, parts.replay
-        self.inserts = Inserts(inserts, parts.replay.shards, me.index)
+        self.inserts = ReplayInserter(inserts, parts.replay.shards, me.index)
         self.next = 1 + 10**9 * (1 + me.index) + 10**7 * me.incarnation
 
     async def step(self):
@@ -72,7 +83,7 @@ class Consumer:
     """Checks every item and gives it a priority that only it may have."""
 
     def __init__(self, me, parts, samples):
-        self.me, self.samples = me, Samples(parts, samples, me.rng("shards"))
+        self.me, self.samples = me, ReplaySampler(parts, samples, me.rng("shards"))
         self.ids: dict[int, int] = {}
         self.keys: dict[int, int] = {}
 
@@ -327,15 +338,16 @@ class Table:
 
     def __init__(self, **config):
         self.program = program_of(ReplayConfig(checkpoint=True, **config), producers=1, turns=True)
-        self.program.build(Inline())
+        self.program.build(InlineAllocator())
         self.node = self.program.nodes["replay"]
+        self.parts = self.node.arguments["parts"]
         self.actor, self.learner = (self.program.wires[name].attach("client", 0, 0) for name in ("inserts", "samples"))
         self.lives = 0
         self.begin()
 
     def begin(self, state=None):
         ends = {name: port.wire.attach("server", 0, self.lives) for name, port in self.node.ports.items()}
-        self.role = Replay(Me(self.program, "replay", 0, self.lives, print), **{**self.node.arguments, **ends})
+        self.role = Replay(RoleContext(self.program, "replay", 0, self.lives, print), **{**self.node.arguments, **ends})
         self.lives += 1
         if state is not None:
             self.role.load({name: array.copy() for name, array in state.items()})
@@ -417,3 +429,62 @@ def test_keys_go_on_above_all_earlier_ones_also_when_the_same_table_is_loaded_tw
         new = set(table.role.table.keys()[10:])
         assert len(new) == 10 and not new & seen, life
         seen |= new
+
+
+@pytest.mark.parametrize("exponent", [None, -0.4])
+def test_a_full_table_forgets_the_oldest_or_by_priority(exponent):
+    """Of as many items with priority 1 as with 4, those with 1 leave 4^0.4 = 1.74 times as often (Ape-X DPG)."""
+    table = Table(capacity=4000, min_size=1, batch_size=4, insert_batch=1000, samples_per_insert=4.0, evict_exponent=exponent)
+    data = done(table.actor.slot()).data
+    for first in range(0, 5000, 1000):
+        ids = np.arange(first, first + 1000)
+        data["items"]["id"][:], data["priority"][:] = ids, np.where(ids % 2, 4.0, 1.0) if first < 4000 else 1e12
+        table.role._store(data)
+    keys = np.array(sorted(table.role.table.keys()))
+    gone = np.setdiff1d(np.arange(5000), keys - (keys[-1] - 4999))  # keys are numbered in the order of inserting
+    assert table.role.table.size == 4000 and len(gone) == 1000
+    if exponent is None:
+        assert gone.max() == 999
+    else:
+        low, high = np.count_nonzero(gone % 2 == 0), np.count_nonzero(gone % 2)
+        assert gone.max() > 3000 and 1.4 < low / high < 2.1
+
+
+def test_an_insert_that_the_learner_was_told_of_is_not_counted_again_after_a_kill():
+    """In turns an insert is answered late, so the successor of a killed table is asked to put it in once more."""
+    table, seen = Table(**TEN), []
+    sampler, inserter = ReplaySampler(table.parts, table.learner), ReplayInserter(table.actor)
+
+    def insert(first):
+        slot = done(inserter.slot())
+        ids = np.arange(first, first + len(slot.data["priority"]))
+        slot.data["items"]["id"][:], slot.data["priority"][:], slot.data["decisions"][0] = ids, ids + FIRST, 10
+        slot.send()
+
+    def take():
+        batch = sampler.take()
+        batch.send(None)  # it has asked
+        table.serve()
+        with pytest.raises(StopIteration):
+            batch.send(None)
+        seen.append(sampler.fresh)
+
+    insert(1)
+    table.serve()
+    take()
+    assert seen == [10] and table.role.added, "the learner was told, the actor has no answer yet"
+    table.begin()  # killed, and nothing was saved
+    table.serve()
+    assert table.role.table.size == 10, "its items are in again"
+    take()
+    assert seen == [10, 0] and table.role.me.stats.get("replay_inserts") == 10
+    waiting = sampler.take()
+    waiting.send(None)
+    table.serve()
+    assert not table.role.added, "the updates were made: the actor is answered"
+    insert(11)
+    table.begin()  # killed before it was put in
+    table.serve()
+    with pytest.raises(StopIteration):
+        waiting.send(None)
+    assert sampler.fresh == 10 and table.role.me.stats.get("replay_inserts") == 20

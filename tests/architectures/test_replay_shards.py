@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from shoal.algorithms import dqn
-from shoal.architectures.replay import Replay
-from shoal.architectures.replay_config import ReplayConfig
-from shoal.architectures.replay_ends import Inserts, Samples, deal, shares
 from shoal.errors import ConfigError
-from shoal.replay.sharding import SHARD_BIT
-from shoal.runtime.instance import Me
-from shoal.slots import Inline
+from shoal.replay.client.sharding import SHARD_BIT
+from shoal.roles.replay import Replay
+from shoal.roles.replay_config import ReplayConfig
+from shoal.roles.replay_endpoints import ReplayInserter, ReplaySampler, deal, shares
+from shoal.runtime.instance import RoleContext
+from shoal.slots import InlineAllocator
 from tests.architectures.graphs import draw, go, train
 from tests.architectures.test_replay_role import SMALL, FakeParts, done, program_of
 from tests.runtime.harness import Killer, Saver, Watch
@@ -48,17 +48,17 @@ class Shards:
     def __init__(self, shards, **config):
         self.config = ReplayConfig(shards=shards, samples_per_insert=None, prefetch=1, **config)
         self.program = program_of(self.config, producers=1)
-        self.program.build(Inline())
+        self.program.build(InlineAllocator())
         node = self.program.nodes["replay"]
         for end, count in (("server", shards), ("client", 1)):
             for wire in (port.wire for port in node.ports.values()):
                 for member in range(count):
                     wire.enlist(end, member, True)
-        self.roles = [Replay(Me(self.program, "replay", k, 0, print), **{**node.arguments, **{
+        self.roles = [Replay(RoleContext(self.program, "replay", k, 0, print), **{**node.arguments, **{
             name: port.wire.attach("server", k, 0) for name, port in node.ports.items()}}) for k in range(shards)]
         inserts, samples = (self.program.wires[name].attach("client", 0, 0) for name in ("inserts", "samples"))
-        self.inserts = Inserts(inserts, shards)
-        self.samples = Samples(FakeParts(self.config), samples, np.random.default_rng(3))
+        self.inserts = ReplayInserter(inserts, shards)
+        self.samples = ReplaySampler(FakeParts(self.config), samples, np.random.default_rng(3))
 
     def put(self, ids, priorities):
         slot = done(self.inserts.slot())
@@ -244,11 +244,11 @@ def test_every_architecture_with_one_table_may_have_it_in_shards(architecture, o
 
 
 @pytest.mark.parametrize(("architecture", "options", "words"), [
-    ("synchronous", {}, "take turns at one table"), ("actor_learner", {"one_place": True}, "one-place there is one process"),
+    ("synchronous", {}, "take turns at one table"), ("actor_learner", {"one_place": True}, "there is one process"),
     ("parameter_server", {"table": "local"}, "every bundle has a table of its own"),
 ])
 def test_where_there_is_no_such_table_shards_are_refused(architecture, options, words):
-    with pytest.raises(ConfigError, match=f"--replay.shards 2 does not fit here: .*{words}"):
+    with pytest.raises(ConfigError, match=f"--replay.shards 2 .*does not fit.*{words}"):
         draw(dqn.Config(), architecture, CATCH, replay=TABLE, **options)
 
 

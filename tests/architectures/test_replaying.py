@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 import pytest
@@ -11,17 +10,17 @@ import torch
 
 from shoal import cli
 from shoal.algorithms import dqn, r2d2
-from shoal.algorithms.transitions import Transitions
-from shoal.architectures import replaying
-from shoal.architectures.replay import Replay, items_layout
-from shoal.architectures.replay_config import ReplayConfig
 from shoal.nets import NetConfig
-from shoal.slots import Field, Layout, map_tree
+from shoal.roles.learner import Learner
+from shoal.roles.replay import Replay, items_layout
+from shoal.roles.replay_config import ReplayConfig
+from shoal.slots import map_tree
 from tests.architectures.graphs import Weights, draw, go, train
 from tests.runtime.harness import Files, Killer, Saver
 
 APEX = dqn.Config(n_step=3, dueling=True, loss="squared", exploration="ladder", epsilon=0.4, target_period_updates=10)
 PLAIN = dqn.Config(double=False, epsilon_steps=500, target_period_updates=10)
+RAINBOW = dqn.Config(n_step=3, dueling=True, atoms=11, noisy_sigma=0.5, epsilon=0.0, epsilon_final=0.0, target_period_updates=10)
 TURNS = ReplayConfig(capacity=400, min_size=64, batch_size=16, insert_batch=4, samples_per_insert=4.0, exponent=0.0)
 RATIO = ReplayConfig(capacity=400, min_size=64, batch_size=16, insert_batch=10, samples_per_insert=4.0, trim_updates=5)
 CATCH, TMAZE = "shoal/Catch-v0", "shoal/TMaze-v0"
@@ -31,7 +30,7 @@ R2D2 = r2d2.Config(burn_in=2, length=4, stride=2, lr=1e-3, target_period_updates
 
 @pytest.mark.parametrize(("architecture", "algorithm", "replay"), [
     ("synchronous", PLAIN, TURNS), ("actor_learner", APEX, RATIO), ("actor_learner", R2D2, RATIO),
-    ("central_inference", R2D2, RATIO)])
+    ("central_inference", R2D2, RATIO), ("actor_learner", RAINBOW, RATIO), ("central_inference", RAINBOW, RATIO)])
 def test_the_same_seed_gives_the_same_bits(architecture, algorithm, replay, tmp_path):
     env, net = (TMAZE, LSTM) if algorithm is R2D2 else (CATCH, None)
     options = {"actors": 2, "updates": 30, "replay": replay, "net": net}
@@ -52,28 +51,13 @@ def test_in_turns_an_actor_always_acts_with_the_newest_weights(tmp_path):
     class Looking(Replay):
         def _store(self, data):
             seen.append((self.limiter.samples // TURNS.batch_size, data["items"]["weights_version"].copy()))
-            super()._store(data)
+            return super()._store(data)
 
     program, _ = draw(PLAIN, "synchronous", CATCH, replay=TURNS)
     program.nodes["replay"].role = Looking
     go(program, "inline", tmp_path, Weights(lambda c: c.total("learner_steps") >= 60))
     ends = [(updates, versions.max()) for updates, versions in seen if updates]
     assert len(ends) > 40 and all(updates <= newest <= updates + 1 for updates, newest in ends)
-
-
-class TransitionsWithQ(Transitions):
-    """Transitions that keep the q-values the actor had, as windows do with `diagnose`."""
-
-    @cached_property
-    def layout(self):
-        return Layout({**super().layout.fields, "q": Field((1, int(self.scene.action_space.n)), "float32")})
-
-    def columns(self):
-        return {"q": ((int(self.scene.action_space.n),), "float32")}
-
-    def cut(self, memory, seats, begin, end):
-        items, error = super().cut(memory, seats, begin, end)
-        return {**items, "q": memory.get("q", begin, seats)}, error
 
 
 @pytest.mark.parametrize(("kind", "architecture", "algorithm"), [
@@ -99,11 +83,12 @@ def test_with_frozen_weights_the_actor_and_the_learner_agree_in_q_values_and_pri
 
         def _store(self, data):
             before = set(self.table.keys().tolist())
-            super()._store(data)
+            items = super()._store(data)
             new = [key for key in self.table.keys().tolist() if key not in before]
             self.first.update(zip(new, data["priority"].tolist(), strict=True))
+            return items
 
-    class Looking(replaying.ReplayLearner):
+    class Looking(Learner):
         async def _update(self, batch):
             with torch.no_grad():
                 if algorithm is R2D2:
@@ -116,7 +101,9 @@ def test_with_frozen_weights_the_actor_and_the_learner_agree_in_q_values_and_pri
             return await super()._update(batch)
 
     replay = ReplayConfig(capacity=2000, min_size=64, batch_size=16, insert_batch=10, samples_per_insert=4.0)
-    monkeypatch.setattr(dqn.DQN, "record", property(lambda self: TransitionsWithQ(self.plan.scene)))
+    record = dqn.DQN.record.func
+    monkeypatch.setattr(dqn.DQN, "record", property(
+        lambda self: replace(record(self), extras={"q": ((int(self.plan.spec.action_space.n),), "float32")})))
     frozen = replace(algorithm, lr=1e-30, **({"diagnose": True} if algorithm is R2D2 else {}))
     program, _ = draw(frozen, architecture, env, replay=replay, actors=2, net=net)
     program.nodes["replay"].role, program.nodes["learner"].role = Comparing, Looking
@@ -128,7 +115,7 @@ def test_with_frozen_weights_the_actor_and_the_learner_agree_in_q_values_and_pri
 def test_priorities_that_the_learner_sends_are_those_of_its_last_batch(tmp_path):
     learned, drawn, heard = [], [], []
 
-    class Listening(replaying.ReplayLearner):
+    class Listening(Learner):
         async def _update(self, batch):
             steps = await super()._update(batch)
             learned.append((batch["observation"].copy(), self.learn.priorities.copy()))
@@ -179,7 +166,7 @@ def test_kill_9_of_replay_actor_and_learner_and_it_goes_on(architecture, algorit
     (["--algorithm", "dqn", "--architecture", "actor_learner", "--architecture.buffer-slots", "8"], "learns from a replay table"),
     (["--algorithm", "dqn", "--architecture", "synchronous", "--learners", "2"], "one learner take turns"),
     (["--algorithm", "dqn", "--architecture", "actor_learner", "--architecture.one-place", "--learners", "2"], "is one process"),
-    (["--algorithm", "ppo", "--architecture", "synchronous", "--replay.capacity", "5000"], "there is no table"),
+    (["--algorithm", "ppo", "--architecture", "synchronous", "--replay.capacity", "5000"], "has no replay table"),
     (["--algorithm", "dqn", "--architecture", "actor_learner", "--replay.tolerance", "5"], "could block both sides"),
 ])
 def test_what_makes_no_sense_is_refused_before_anything_starts(words, sentence, capsys):
@@ -197,7 +184,7 @@ def test_the_list_shows_where_replay_is(capsys):
 QUICK = ["--runtime", "inline", "--console.mode", "none", "--no-tensorboard", "--eval.episodes", "5", "--replay.min-size", "100"]
 
 
-@pytest.mark.parametrize("preset", ["dqn", "double_dqn", "dqn_2013", "apex", "r2d2", "seed_r2d2", "gorila"])
+@pytest.mark.parametrize("preset", ["dqn", "double_dqn", "dqn_2013", "rainbow", "apex", "r2d2", "seed_r2d2", "gorila"])
 def test_every_preset_runs_resumes_with_its_table_and_is_evaluated(preset, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     env = TMAZE if "r2d2" in preset else CATCH

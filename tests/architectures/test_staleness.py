@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shoal.algorithms import appo, ppo, vtrace
-from shoal.architectures.roles import Learner
+from shoal.roles.learner import Learner
 from tests.architectures.graphs import train
 
 T, SEATS, BATCH = 4, 4, 2
@@ -61,7 +61,7 @@ def test_a_batch_in_which_all_is_too_old_makes_no_update(tmp_path):
         async def step(self):
             if self.me.stats.get("samples_masked") >= 20 * ROWS:
                 self.me.finish("masked")
-            self.max_lag = -1
+            self.batches.max_lag = -1
             await super().step()
 
     from tests.architectures.graphs import draw, go

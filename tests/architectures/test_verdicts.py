@@ -4,12 +4,12 @@ import time
 
 import pytest
 
+from evidence.sleepers import NET, SILENT, Sleeper, learns, slow, thinks
 from shoal.algorithms import vtrace
-from shoal.architectures.parts import EnvSource
+from shoal.roles.parts import EnvSource
 from shoal.telemetry.snapshot import Reading, Window
 from shoal.telemetry.verdict import verdict
 from tests.architectures.graphs import Weights, draw, go
-from tests.evidence.sleepers import NET, SILENT, Sleeper, learns, slow, thinks
 
 SETTLED, LOOK_SECONDS, MEASURE_SECONDS, AGREEING = 3, 0.15, 0.8, 3
 
@@ -56,7 +56,7 @@ CASES = {  # architecture, seconds of an environment's step, steps of an unroll,
 
 @pytest.mark.parametrize("case", CASES)
 def test_each_bottleneck_gets_its_sentence(case, tmp_path, monkeypatch):
-    monkeypatch.setattr("shoal.runtime.cores.STAT", tmp_path / "none")  # what else runs on this machine is not judged here
+    monkeypatch.setattr("shoal.runtime.core_use.STAT", tmp_path / "none")  # what else runs on this machine is not judged here
     architecture, env_seconds, unroll, sleeps, words = CASES[case]
     env = EnvSource(Sleeper, kwargs={"seconds": env_seconds})
     program, _ = draw(vtrace.Config(unroll=unroll), architecture, env, actors=2, net=NET, eval=SILENT, envs_per_actor=1,

@@ -10,8 +10,8 @@ import sys
 
 import numpy as np
 
-from shoal.bench.columns import Column
 from shoal.bench.compare import Difference, together
+from shoal.bench.result_columns import Column
 
 __all__ = ["DRAWS", "RUNS", "figures", "over_all", "rates"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.bench.ledger import Ledger
+from shoal.bench.results_folder import ResultsFolder
 
 SESSION = {"suite": "t", "title": "A <title>", "date": "2026-01-01T00:00:00Z", "commit": "0123456789abcdef",
            "uncommitted_changes": False, "machine": {"cores": 2, "cpu": "A CPU", "load": [0.1, 0.1, 0.1]},
@@ -28,8 +28,8 @@ def row(group, seed, **values):
             "until_return": None, "asked_actors": None, "load": 0.5, **values}
 
 
-def ledger(folder: Path, rows) -> Ledger:
-    book = Ledger(folder)
+def results_with(folder: Path, rows) -> ResultsFolder:
+    book = ResultsFolder(folder)
     book.append("session", SESSION)
     for one in rows:
         book.append("row", one)

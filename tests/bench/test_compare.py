@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from shoal.bench import compare
-from shoal.bench.columns import Column
 from shoal.bench.compare import Difference, comparison, differences, together
-from shoal.bench.ledger import Ledger
+from shoal.bench.result_columns import Column
+from shoal.bench.results_folder import ResultsFolder
 from tests.bench import false_alarms
-from tests.bench.rows import SESSION, learning, ledger, row, speeds
+from tests.bench.rows import SESSION, learning, results_with, row, speeds
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +32,7 @@ def test_a_difference_is_noise_better_or_worse(tmp_path):
     assert found["calm", "startup_seconds"] == "noise"  # the very same
     assert found["few", "env_steps_per_second"].startswith("too few runs")
     assert judged(b, a)["calm", "env_steps_per_second"] == "WORSE"
-    text = comparison(ledger(tmp_path / "a", chain(*a.values())), ledger(tmp_path / "b", chain(*b.values())))
+    text = comparison(results_with(tmp_path / "a", chain(*a.values())), results_with(tmp_path / "b", chain(*b.values())))
     assert "1.20 (1.1" in text and "Only in A: gone." in text and "Only in B: new." in text and "geometric mean" in text
 
 
@@ -57,8 +57,8 @@ def test_negative_returns_are_compared_without_a_ratio():
 
 
 def test_nothing_in_common_is_said(tmp_path):
-    text = comparison(ledger(tmp_path / "a", speeds("x", [1.0])), ledger(tmp_path / "b", speeds("y", [1.0])))
-    assert "nothing that both have measured" in text
+    text = comparison(results_with(tmp_path / "a", speeds("x", [1.0])), results_with(tmp_path / "b", speeds("y", [1.0])))
+    assert "A and B have no case in common" in text
 
 
 @pytest.mark.parametrize("operation", ["insert", "sample"])
@@ -77,35 +77,36 @@ def lines_of(text, case):
 def test_a_case_whose_runs_all_failed_is_told(tmp_path):
     a = [learning(group, seed, 5000 + seed) for group in ("ppo", "seed") for seed in (1, 2, 3)]
     b = [{**one, "error": "boom"} if one["group"] == "ppo" else one for one in a]
-    text = comparison(ledger(tmp_path / "a", a), ledger(tmp_path / "b", b))
+    text = comparison(results_with(tmp_path / "a", a), results_with(tmp_path / "b", b))
     assert "- ppo: 0 of 3 runs in B (boom)" in text
     assert lines_of(text, "ppo") == {"reached 475": ["3 of 3", "0 of 3", "-", "WORSE"]}
     assert "6 of 6 in A, 3 of 6 in B" in text and lines_of(text, "seed")["reached 475"][-1] == "same"
-    text = comparison(ledger(tmp_path / "c", speeds("x", [1.0] * 3)), ledger(tmp_path / "d", [row("x", 1, error="boom")]))
-    assert "- x: 0 of 1 run in B (boom)" in text and "nothing that both have measured" in text
+    text = comparison(results_with(tmp_path / "c", speeds("x", [1.0] * 3)),
+                      results_with(tmp_path / "d", [row("x", 1, error="boom")]))
+    assert "- x: 0 of 1 run in B (boom)" in text and "A and B have no case in common" in text
 
 
 def test_who_does_not_arrive_is_not_passed_over(tmp_path):
     """B's one run that got there was quick: the mean of those who did is no answer."""
     a = [learning("c", seed, 9000 + seed) for seed in range(4)]
     b = [learning("c", seed, 1000 + seed if seed else None) for seed in range(4)]
-    table = lines_of(comparison(ledger(tmp_path / "a", a), ledger(tmp_path / "b", b)), "c")
+    table = lines_of(comparison(results_with(tmp_path / "a", a), results_with(tmp_path / "b", b)), "c")
     assert table["reached 475"] == ["4 of 4", "3 of 4", "-", "WORSE"]
     for what in ("steps to threshold", "s to threshold"):
         assert table[what][-2:] == ["-", "not judged: reached 4 of 4 and 3 of 4"]
-    back = lines_of(comparison(Ledger(tmp_path / "b"), Ledger(tmp_path / "a")), "c")
+    back = lines_of(comparison(ResultsFolder(tmp_path / "b"), ResultsFolder(tmp_path / "a")), "c")
     assert back["reached 475"][-1] == "better"
 
 
 def test_too_few_runs_are_judged_nowhere(tmp_path):
     a = [one for name in "xyz" for one in speeds(name, [100.0])]
     b = [one for name in "xyz" for one in speeds(name, [90.0])]
-    text = comparison(ledger(tmp_path / "a", a), ledger(tmp_path / "b", b))
+    text = comparison(results_with(tmp_path / "a", a), results_with(tmp_path / "b", b))
     assert lines_of(text, "env steps/s") == {"3": ["0.90", "0.90", "0.00", "too few runs (3 are needed)"]}
     assert lines_of(text, "x")["env steps/s"][-2:] == ["0.90", "too few runs (1 and 1; 3 are needed)"]
     more = [*b, *speeds("x", [90.0, 91.0, 92.0]), *speeds("y", [90.0, 91.0, 92.0])]
     first = [*a, *speeds("x", [100.0, 101.0, 102.0]), *speeds("y", [100.0, 101.0, 102.0])]
-    text = comparison(ledger(tmp_path / "c", first), ledger(tmp_path / "d", more))
+    text = comparison(results_with(tmp_path / "c", first), results_with(tmp_path / "d", more))
     assert re.search(r"\| env steps/s +\| 2 of 3 +\| 0.90 \(0.89 - 0.91\) .*WORSE", text)
 
 
@@ -132,19 +133,19 @@ def test_the_interval_of_the_interquartile_mean_draws_both_sides():
 def test_other_settings_are_said(tmp_path):
     def side(name, **settings):
         rows = speeds("c", [1.0, 2.0, 3.0])
-        return ledger(tmp_path / name, [{**one, "settings": {"max_seconds": 6.0, **settings}} for one in rows])
+        return results_with(tmp_path / name, [{**one, "settings": {"max_seconds": 6.0, **settings}} for one in rows])
 
     text = comparison(side("a", **{"overrides.lr": 1}), side("b", **{"overrides.lr": 2, "limit": True}))
     assert "- c: overrides.lr 1 and 2, limit not given and True" in text and "noise (other settings)" in text
     assert "Settings in" not in comparison(side("c"), side("d"))
-    x, y = (ledger(tmp_path / mark, [{**one, "key": f"c #{mark}"} for one in speeds("c", [1.0] * 3)]) for mark in "xy")
+    x, y = (results_with(tmp_path / mark, [{**one, "key": f"c #{mark}"} for one in speeds("c", [1.0] * 3)]) for mark in "xy")
     assert "- c: not the same; an older" in comparison(x, y) and "Settings in" not in comparison(x, x)
 
 
 def test_other_suites_are_said(tmp_path):
     books = []
     for variant in ("full", "quick"):
-        books.append(Ledger(tmp_path / variant))
+        books.append(ResultsFolder(tmp_path / variant))
         books[-1].append("session", {**SESSION, "variant": variant})
         books[-1].append("row", row("c", 1, env_steps_per_second=5.0))
     assert "A is A <title> (full), B is A <title> (quick)" in comparison(*books)
@@ -154,7 +155,7 @@ def test_other_suites_are_said(tmp_path):
 def test_the_committed_results_can_be_compared():
     """In a moment: every interval once, all its draws together."""
     folder = ROOT / "docs" / "results" / "learning-suite"
-    text = comparison(Ledger.open(folder), Ledger.open(folder))
+    text = comparison(ResultsFolder.open(folder), ResultsFolder.open(folder))
     assert "better" not in text and "WORSE" not in text and text.count("noise") > 200 and "settings" not in text
 
 

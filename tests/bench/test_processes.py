@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shoal.bench import gpu_pong, jobs, machine, replay
-from shoal.bench.bound import bound
-from shoal.bench.children import Children
-from shoal.bench.gpu_pong import turn
+from benchmarks.peers import cases, install
+from benchmarks.replay_buffers.cases import PEERS
+from shoal.bench import machine
+from shoal.bench.child_processes import ChildProcesses
 from shoal.bench.jobs import run_job
-from shoal.bench.peers import install
+from shoal.bench.parent_death import tied_to_parent
 from shoal.bench.suite import Job, SuiteCase
 
 
@@ -51,30 +51,26 @@ def below(pid: int, word: str, many: int = 1, seconds: float = 60.0) -> list[psu
 
 # ---------------------------------------------------------------------------------------------- ends
 HEARS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # also as a job in the background
-STARTERS = {
-    "children": "from shoal.bench.children import Children; Children().run(WORDS, 600)",
-    "measure": "from shoal.bench.measure import start; start(WORDS, 600)",
-}
+START = "from shoal.bench.child_processes import ChildProcesses; ChildProcesses().run(WORDS, 600)"
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)  # asleep"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-@pytest.mark.parametrize("starter", list(STARTERS))
-def test_a_command_ends_with_whoever_started_it(starter, number):
-    code = HEARS + STARTERS[starter].replace("WORDS", repr(SLEEP))
+def test_a_command_ends_with_the_process_that_started_it(number):
+    code = HEARS + START.replace("WORDS", repr(SLEEP))
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as parent:
         children = below(parent.pid, "-c import time")
         parent.send_signal(number)
     assert gone(children)
 
 
-def test_a_bound_command_is_the_process_itself_and_says_if_it_is_missing():
-    words = bound([sys.executable, "-c", "import os; print(os.getpid())"])
+def test_a_tied_command_is_the_process_itself_and_says_if_it_is_missing():
+    words = tied_to_parent([sys.executable, "-c", "import os; print(os.getpid())"])
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None and int(child.stdout.read()) == child.pid
-    done = subprocess.run(bound(["/no/such/command"]), capture_output=True, text=True, check=False)
+    done = subprocess.run(tied_to_parent(["/no/such/command"]), capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stderr == "/no/such/command cannot be run: No such file or directory\n"
-    orphan = bound([sys.executable, "-c", "print('alive')"])
+    orphan = tied_to_parent([sys.executable, "-c", "print('alive')"])
     orphan[4] = "1"  # its parent is another one by now
     assert subprocess.run(orphan, capture_output=True, text=True, check=False).stdout == ""
 
@@ -97,15 +93,15 @@ LIBRARY = Job(SuiteCase("c", peer="torchrl", env="CartPole-v1", max_seconds=1.0)
 
 @pytest.fixture
 def nothing_installed(monkeypatch):
-    jobs._installed.cache_clear()
+    cases.installed.cache_clear()
     yield monkeypatch
-    jobs._installed.cache_clear()
+    cases.installed.cache_clear()
 
 
 @pytest.mark.parametrize("job", [BUFFER, LIBRARY], ids=["buffer", "library"])
 def test_a_virtual_environment_that_cannot_be_made_is_a_row(job, nothing_installed):
     nothing_installed.setattr(install, "FOLDER", Path("/proc/nope"))
-    row = run_job(job, Children())
+    row = run_job(job, ChildProcesses())
     assert row["error"].startswith("could not be installed: ") and "/proc/nope" in row["error"]
 
 
@@ -119,7 +115,7 @@ def test_the_words_of_pip_are_kept_and_it_is_asked_once(job, nothing_installed):
         return subprocess.CompletedProcess(command, int(failed), "", "ERROR: no matching distribution" if failed else "")
 
     nothing_installed.setattr(install, "_run", run)
-    rows = [run_job(job, Children()) for _ in range(3)]
+    rows = [run_job(job, ChildProcesses()) for _ in range(3)]
     assert {row["error"] for row in rows} == {"could not be installed: ERROR: no matching distribution"}
     assert sum("pip" in command for command in ran) == 1
 
@@ -132,7 +128,7 @@ def test_a_buffer_that_needs_no_torch_gets_none(nothing_installed):
         return subprocess.CompletedProcess(command, int("-c" in command and len(ran) == 1), "cpprb 11.0.0, numpy 2.0.0\n", "")
 
     nothing_installed.setattr(install, "_run", run)
-    cpprb, sb3 = replay.PEERS[:2]
+    cpprb, sb3 = PEERS[:2]
     assert install.install(cpprb, lambda text: None) == (True, "cpprb 11.0.0, numpy 2.0.0")
     assert not any(install.TORCH in command for command in ran)
     assert sb3 in install.PEERS  # one environment for its buffer and its algorithms
@@ -162,29 +158,3 @@ def test_only_code_counts_as_a_change(tmp_path, monkeypatch):
     assert machine.describe()["uncommitted_changes"] is False
     files[-1].write_text("new")
     assert machine.describe()["uncommitted_changes"] is True
-
-
-def test_a_case_that_gpu_pong_does_not_know_is_refused(capsys):
-    with pytest.raises(SystemExit) as ended:
-        gpu_pong.main(["--only", "seed,nonsense"])
-    assert ended.value.code == 2 and "--only has 'nonsense'; there are seed, seed resnet" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("name", "rates", "limit"), [
-    ("seed", None, 1000), ("impala", None, 500), ("seed resnet", {"i": 800.0, "l": 800.0}, 400),
-    ("seed resnet", {"i": 8000.0, "l": 8000.0}, 1000)])
-def test_the_yardstick_of_a_turn(name, rates, limit):
-    """e is 1000 and i on the cores too; where there is a GPU it works beside the environments."""
-    class Held:
-        stopped = contextlib.nullcontext
-        rate = staticmethod(lambda seconds: 200.0)
-
-    class Probes:
-        rate = staticmethod(lambda workload, cell, seconds: 1000.0)
-
-    class Gpu:
-        rates = staticmethod(lambda seconds: dict(rates))
-
-    case = next(case for case in gpu_pong.CASES if case.name == name)
-    row = turn(case, Held(), Probes(), Gpu() if rates else None, "", 1.0)
-    assert row["limit"] == limit and row["share"] == round(200 / limit, 3)

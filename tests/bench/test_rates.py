@@ -1,4 +1,4 @@
-"""Env steps per second of a count that jumps: a window that cannot tell has no rate."""
+"""Rates: of a count that jumps, where a window that cannot tell has none; and numbers as text."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import random
 
 import pytest
 
-from shoal.bench.measure import COARSEST, rate
+from benchmarks.peers.process_monitor import last_json
+from benchmarks.work_rate import work_rate
+from shoal.bench.rates import COARSEST, Spread, rate
 from shoal.bench.suite import load_suite
+from shoal.bench.text_tables import markdown, short, spread
 
 
 def looked_at(period, phase, jump, until, every=1.0):
@@ -80,3 +83,38 @@ def test_ppo_on_pong_counts_often_enough():
     (case,) = [case for case in load_suite("throughput").cases if case.name == "ppo ALE/Pong-v5"]
     for phase in (0.2, 0.7, 1.5, 2.2):
         assert not math.isnan(rate(looked_at(2.4, phase, 1024, case.max_seconds), case.warm_seconds, looked=True))
+
+
+def test_rate_leaves_out_the_warm_up():
+    marks = [(0.0, 0), (1.0, 5), (2.0, 10), (3.0, 110), (4.0, 210)]
+    assert rate(marks, 2.0) == pytest.approx(100.0)
+    assert math.isnan(rate(marks, 4.0)) and math.isnan(rate([], 0.0))
+    assert math.isnan(rate([(2.0, 10), (9.0, 10)], 2.0))  # a long update, and nothing else
+
+
+def test_rate_goes_from_jump_to_jump():
+    marks = [(float(second), 400 * (second // 4)) for second in range(15)]  # 100 a second, 400 at a time
+    assert rate(marks, 2.0) == rate(marks, 4.0) == rate(marks[:-2], 2.0) == pytest.approx(100.0)
+
+
+def test_spread_is_median_and_range():
+    assert Spread.of([3.0, 1.0, math.nan, 2.0]) == Spread(2.0, 1.0, 3.0, 3)
+    assert spread([1000.0, 3000.0, 2000.0]) == "2 k (1 k - 3 k)" and spread([]) == "-" and spread([None]) == "-"
+
+
+def test_short_numbers():
+    assert [short(x) for x in (512_345, 1_210, 348, 10.2e6, 0.53, None)] == ["512 k", "1.21 k", "348", "10.2 M", "0.53", "-"]
+
+
+def test_markdown_is_aligned():
+    lines = markdown(("a", "long head"), [["wide cell", "x"]]).splitlines()
+    assert len({len(line) for line in lines}) == 1 and lines[0] == "| a         | long head |"
+
+
+def test_work_is_done_at_least_once():
+    waits = []
+    assert work_rate(lambda: 3, 0.0, lambda: waits.append(1)) > 0 and len(waits) == 2
+
+
+def test_the_last_line_of_json_is_the_report():
+    assert last_json('{"a": 1}\nnoise\n{"b": 2}\n{torn\nmore') == {"b": 2} and last_json("nothing") is None

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.html_report import performance_profile
 from shoal.bench.statistics import (
     Interval,
     bootstrap,
     geometric_mean,
     interquartile_mean,
-    performance_profile,
     permutation_test,
     probability_of_improvement,
 )

@@ -17,17 +17,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shoal.bench import command, jobs, limits, readme
-from shoal.bench.children import Children
-from shoal.bench.jobs import curve, peer_columns, run_job, startup, summary_columns
-from shoal.bench.ledger import Ledger
-from shoal.bench.peers.lineup import DRIVERS
-from shoal.bench.peers.more import ALL, peer_named
+from benchmarks import readme_table
+from benchmarks.peers.install import DRIVERS, PEERS, peer_named
+from shoal.bench import command, jobs
+from shoal.bench.jobs import curve, startup, summary_columns
+from shoal.bench.results_folder import ResultsFolder
 from shoal.bench.suite import Job, SuiteCase, load_suite, parse_suite, suite_names
-from shoal.bench.watch import Watch, kill_on_the_way
-from shoal.bench.yardstick import Yardstick
 from shoal.cli import main
-from shoal.envs.protocol import AtariProtocol
+from shoal.envs.atari_protocol import AtariProtocol
 from shoal.errors import ConfigError
 from shoal.experiment.parse import parse_options, parse_train
 from shoal.experiment.presets import preset_names
@@ -41,7 +38,7 @@ CASE = {"preset": "impala", "env": "CartPole-v1", "max_seconds": 1.0}
 
 # ---------------------------------------------------------------------------------------------- what there is
 @pytest.mark.parametrize("variant", ["full", "quick"])
-@pytest.mark.parametrize("name", ["throughput", "learning", "scaling", "faults", "replay"])
+@pytest.mark.parametrize("name", ["throughput", "learning", "scaling", "faults", "replay", "ray"])
 def test_every_suite_is_whole(name, variant):
     suite = load_suite(name, variant)
     keys = [job.key for job in suite.jobs()]
@@ -54,8 +51,8 @@ def test_every_suite_is_whole(name, variant):
             assert (DRIVERS / f"drive_{peer_named(case.peer).name}.py").exists()
 
 
-def test_there_are_five():
-    assert suite_names() == ["faults", "learning", "replay", "scaling", "throughput"]
+def test_there_are_six():
+    assert suite_names() == ["faults", "learning", "ray", "replay", "scaling", "throughput"]
 
 
 @pytest.mark.parametrize("variant", ["full", "quick"])
@@ -79,7 +76,7 @@ def test_the_scaling_suite_has_one_to_eight_actors():
 
 
 def test_the_full_throughput_suite_has_every_peer_and_the_quick_one_is_short():
-    assert {case.peer for case in load_suite("throughput").cases if case.peer} == {peer.name for peer in ALL}
+    assert {case.peer for case in load_suite("throughput").cases if case.peer} == {peer.name for peer in PEERS}
     quick = load_suite("throughput", "quick")
     runs = sum((case.max_seconds or 0) + 6.0 for case in quick.cases for _ in case.seeds)  # six seconds to start and stop
     assert runs < 300, "the limits' grids need the other half of ten minutes"
@@ -100,7 +97,7 @@ def test_the_commands_of_the_pages_exist():
     bench = [line.split("#")[0].split()[2:] for line in page.splitlines() if line.startswith("    shoal bench")]
     assert {words[0] for words in bench} == {*suite_names(), "compare"}
     for name, *options in (words for words in bench if words[0] != "compare"):
-        load_suite(name, parse_options(command.Options, command.Options(), options, "shoal bench").suite)
+        load_suite(name, parse_options(command.BenchOptions, command.BenchOptions(), options, "shoal bench").suite)
     (example,) = re.findall(r"```toml\n(.*?)```", page, re.S)
     assert len(parse_suite("example", tomllib.loads(example)).cases) == 2
     page = (ROOT / "docs" / "atari.md").read_text()
@@ -115,14 +112,14 @@ def test_the_commands_of_the_pages_exist():
 def test_the_readme_gets_the_quick_table(tmp_path):
     page = tmp_path / "README.md"
     page.write_text("# P\n<!-- throughput: begin -->\nold\n<!-- throughput: end -->\n")
-    readme.write(page, tmp_path / "none")
+    readme_table.write(page, tmp_path / "none")
     assert "make bench-quick" in page.read_text() and "old" not in page.read_text()
-    book = Ledger(tmp_path / "out")
+    book = ResultsFolder(tmp_path / "out")
     about = {"date": "2026-01-01", "commit": "0123456789ab", "uncommitted_changes": False, "versions": {"torch": "2"},
              "machine": {"cores": 2, "cpu": "A CPU"}}
     book.append("session", {"title": "T", **about})
     book.append("row", {"key": "k", "group": "impala", "seed": 1, "error": None, "env_steps_per_second": 5e4, "load": 0.2})
-    readme.write(page, tmp_path / "out")
+    readme_table.write(page, tmp_path / "out")
     assert "50 k" in page.read_text() and "A CPU" in page.read_text() and "make bench-quick" not in page.read_text()
     assert (ROOT / "README.md").read_text().count("<!-- throughput: begin -->") == 1
 
@@ -166,10 +163,11 @@ def test_a_suite_that_makes_no_sense_gets_a_sentence(tmp_path, capsys):
         parse_suite("t", {"cases": [CASE]})
     (tmp_path / "torn.toml").write_text("[[case")
     for words, said in ((["throughputt"], "did you mean throughput?"), (["throughput", "--suite", "fast"], "full or quick"),
-                        (["learning", "--jobs", "0"], "give 1 or more"), (["none.toml"], "there is no file none.toml"),
+                        (["learning", "--jobs", "0"], "--jobs is 0; it must be at least 1"),
+                        (["none.toml"], "there is no file none.toml"),
                         (["compare", "a"], "give two folders"),
-                        (["compare", "a", "b"], "no results.jsonl"), (["throughput", "--only", "xyz"], "fits no case"),
-                        ([str(tmp_path / "torn.toml")], "is no TOML")):
+                        (["compare", "a", "b"], "no results.jsonl"), (["throughput", "--only", "xyz"], "matches no case"),
+                        ([str(tmp_path / "torn.toml")], "is not valid TOML")):
         assert main(["bench", *words]) == 2
         assert said in capsys.readouterr().err
     assert main(["bench", "--help"]) == 0 and "shoal bench SUITE" in capsys.readouterr().out
@@ -194,19 +192,19 @@ def test_an_interruption_costs_one_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(jobs, "run_job", run)
     with pytest.raises(KeyboardInterrupt):
-        command.run_suite(suite, Ledger(tmp_path))
+        command.run_suite(suite, ResultsFolder(tmp_path))
     before = (tmp_path / "results.jsonl").read_text()
     with (tmp_path / "results.jsonl").open("a") as file:
         file.write('{"kind":"row","ke')  # killed in the middle of a line
-    assert command.run_suite(suite, Ledger(tmp_path)) == 0
+    assert command.run_suite(suite, ResultsFolder(tmp_path)) == 0
     assert ran == ["a1", "b1", "a2", "b1", "a2", "b2"]  # a1 is not run again; b1, which failed, is
     assert (tmp_path / "results.jsonl").read_text().startswith(before)
-    assert [len(rows) for rows in Ledger(tmp_path).groups().values()] == [2, 2]
-    assert command.run_suite(suite, Ledger(tmp_path)) == 0 and len(ran) == 6
+    assert [len(rows) for rows in ResultsFolder(tmp_path).groups().values()] == [2, 2]
+    assert command.run_suite(suite, ResultsFolder(tmp_path)) == 0 and len(ran) == 6
     edited = parse_suite("t", {"case": [{**CASE, "name": "a", "seeds": [1, 2], "warm_seconds": 0.5}]})
-    assert command.run_suite(edited, Ledger(tmp_path)) == 0 and ran[6:] == ["a1", "a2"]
-    assert {name: len(rows) for name, rows in Ledger(tmp_path).groups().items()} == {"a": 2}  # b is not in the suite any more
-    assert len(Ledger(tmp_path).sessions()) == 3
+    assert command.run_suite(edited, ResultsFolder(tmp_path)) == 0 and ran[6:] == ["a1", "a2"]
+    assert {name: len(rows) for name, rows in ResultsFolder(tmp_path).groups().items()} == {"a": 2}  # b has left the suite
+    assert len(ResultsFolder(tmp_path).sessions()) == 3
     assert "| a    | 2" in (tmp_path / "results.md").read_text() and "<table>" in (tmp_path / "report.html").read_text()
 
 
@@ -254,9 +252,9 @@ def test_so_many_at_once_and_who_measures_speed_alone(tmp_path, monkeypatch):
         return {"error": None, "env_steps_per_second": 10.0, "load": 0.1}
 
     monkeypatch.setattr(jobs, "run_job", run)
-    assert command.run_suite(suite, Ledger(tmp_path), many=2) == 0
+    assert command.run_suite(suite, ResultsFolder(tmp_path), many=2) == 0
     assert {"a", "b"} <= seen["a"] | seen["b"] and seen["timed"] == {"timed"}
-    assert list(Ledger(tmp_path).groups()) == ["timed", "a", "b", "c"]
+    assert list(ResultsFolder(tmp_path).groups()) == ["timed", "a", "b", "c"]
     assert "2 runs at once" in (tmp_path / "results.md").read_text()
 
 
@@ -272,7 +270,7 @@ def test_whatever_was_started_ends_with_the_suite(tmp_path):
         bench.send_signal(signal.SIGTERM)
         assert bench.stdout is not None and "goes on from" in bench.stdout.read()
     assert bench.returncode == 130 and len(children) == 2 and all(ended(child) for child in children)
-    assert not Ledger(tmp_path / "out").rows()
+    assert not ResultsFolder(tmp_path / "out").rows()
 
 
 def test_a_run_ends_with_the_suite_that_was_killed(tmp_path):
@@ -288,48 +286,11 @@ def test_a_run_ends_with_the_suite_that_was_killed(tmp_path):
     assert len(children) == 1 and ended(children[0])
 
 
-def test_a_peer_that_cannot_be_installed_is_a_row_that_says_why(monkeypatch):
-    from shoal.bench.peers import install
-
-    monkeypatch.setattr(install, "install", lambda peer, say: (False, f"{peer.name} could not be installed: no wheel"))
-    jobs._installed.cache_clear()
-    row = run_job(Job(SuiteCase("c", peer="torchrl", env="CartPole-v1", max_seconds=1.0), 1), Children())
-    jobs._installed.cache_clear()
-    assert row["error"] == "torchrl could not be installed: no wheel" and row["skipped"]
-
-
-def test_a_limit_that_cannot_be_measured_costs_the_efficiency_only(tmp_path, monkeypatch):
-    """A real probe that dies: there is no such environment back-end."""
-    monkeypatch.setattr(limits, "cells", lambda case, cores, gpu: [limits.Cell("env", 4, limits.Layout(1, 1), "no such back-end")])
-    said: list[str] = []
-    with Yardstick(Ledger(tmp_path), said.append) as yardstick:
-        job = Job(SuiteCase("c", preset="impala", env="CartPole-v1", max_seconds=1.0, limit=True), 1)
-        assert yardstick.beside(job) is None and "could not be measured" in said[-1]
-        assert yardstick.beside(Job(SuiteCase("c", preset="impala", env="Unknown-v0", max_seconds=1.0, limit=True), 1)) is None
-
-
-def test_a_limit_is_read_back_from_the_ledger(tmp_path, monkeypatch):
-    cell = limits.Cell("env", 4, limits.Layout(2, 1), "compiled", 100.0)
-    known = limits.Limit(cell, cell, cell, 2, [cell])
-    given: list[limits.Limit | None] = []
-
-    def measure(case, probes, known=None, same_env=None, seconds=0.0, say=None):
-        given.append(known)
-        return known or limits.Limit(cell, cell, cell, 2, [cell])
-
-    monkeypatch.setattr(limits, "measure", measure)
-    job = Job(SuiteCase("c", preset="impala", env="CartPole-v1", max_seconds=1.0, limit=True), 1)
-    for _ in range(2):  # the grid once, its best cells after each run
-        with Yardstick(Ledger(tmp_path), lambda text: None) as yardstick:
-            found = yardstick.beside(job)
-    assert given == [None, known, known] and found is not None and found["env_steps_per_second"] == pytest.approx(25.0)
-
-
 def test_a_case_for_a_gpu_says_so_without_one(tmp_path, monkeypatch):
     """It is no failure and no miss, and it is said."""
     monkeypatch.setattr(jobs, "_has_gpu", lambda: False)
     case = {"preset": "anakin", "env": "CartPole-v1", "max_seconds": 1.0, "gpu": True, "seeds": [1], "until_return": 5.0}
-    assert command.run_suite(parse_suite("t", {"case": [case]}), Ledger(tmp_path)) == 0
+    assert command.run_suite(parse_suite("t", {"case": [case]}), ResultsFolder(tmp_path)) == 0
     text = (tmp_path / "results.md").read_text()
     assert "needs a GPU" in text and "not run" in text and "🔴" not in text
     assert "class=bad" not in (tmp_path / "report.html").read_text()
@@ -346,21 +307,6 @@ def test_columns_of_a_summary():
     assert missed["seconds_to_threshold"] is None and missed["final_return"] == 400.0
 
 
-def test_columns_of_a_peer():
-    watch = Watch()
-    watch.cpu_seconds, watch.peak_mb = 10.0, 100.0
-    marks = [[0.0, 0], [1.0, 1000], [2.0, 3000], [3.0, 5000]]
-    told = {"marks": marks, "samples_per_insert": 4, "train_return": 20.0, "began_at": 1002.0}
-    row = peer_columns(told, Job(SuiteCase("c", peer="sb3", env="E", warm_seconds=1.0), 1), watch, began=1000.0)
-    assert row["env_steps_per_second"] == 2000.0 and row["startup_seconds"] == 2.0 and row["cpu_seconds_per_million"] == 2000.0
-    assert row["samples_per_insert"] == 4 and row["final_return"] == 20.0
-    race = Job(SuiteCase("c", peer="sb3", env="E", until_return=475.0), 1)
-    row = peer_columns({**told, "seconds": 2.5, "eval_return": 480.0}, race, watch, began=1000.0)
-    assert (row["seconds_to_threshold"], row["env_steps_to_threshold"], row["final_return"]) == (2.5, 3000, 480.0)
-    row = peer_columns({**told, "seconds": None}, race, watch, began=1000.0)
-    assert row["seconds_to_threshold"] is None and row["final_return"] == 20.0
-
-
 def test_start_up_begins_with_the_process():
     shots = [{"seconds": 0.0, "time": 103.0}, {"seconds": 2.0, "time": 106.0}, {"seconds": 3.0, "time": 107.0}]
     assert startup(shots, 100.0) == 4.0 and startup(shots[:1], 100.0) is None
@@ -373,41 +319,6 @@ def test_a_curve_has_each_evaluation_once():
 
 
 # ---------------------------------------------------------------------------------------------- real processes
-VICTIM = "import setproctitle, time; setproctitle.setproctitle('shoal: actor 1'); time.sleep(600)"
-PARENT = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', sys.argv[1]]); print(p.wait(), flush=True)"
-
-
-def test_a_victim_is_killed_when_it_is_due(tmp_path):
-    metrics, kills, over = tmp_path / "metrics.jsonl", [], threading.Event()
-    with subprocess.Popen([sys.executable, "-c", PARENT, VICTIM], stdout=subprocess.PIPE, text=True) as parent:
-        thread = threading.Thread(target=kill_on_the_way, args=(parent.pid, ("actor 1",), metrics, 100, kills, over))
-        thread.start()
-        metrics.write_text(json.dumps({"env_steps": 99}) + "\n")
-        time.sleep(0.2)
-        assert not kills
-        metrics.write_text(json.dumps({"env_steps": 150}) + "\n{torn")
-        assert parent.stdout is not None and parent.stdout.readline() == "-9\n"
-        over.set()
-        thread.join()
-    assert kills == [{"victim": "actor 1", "env_steps": 150}]
-
-
-def test_a_watch_sees_what_a_process_costs():
-    burn = "import sys, time\nx = bytearray(60_000_000)\nwhile time.process_time() < 0.5: pass\n"
-    burn += "print(1, flush=True); sys.stdin.read()"
-    watch, over = Watch(), threading.Event()
-    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        thread = threading.Thread(target=watch.follow, args=(child.pid, over))
-        thread.start()
-        while not watch.peak_mb:
-            time.sleep(0.01)
-        over.set()
-        thread.join()
-    assert watch.cpu_seconds >= 0.4 and watch.peak_mb > 50
-
-
 def test_a_suite_is_really_run(tmp_path, capsys):
     """By the command, inline, to a threshold that is reached at once and one that cannot be."""
     (tmp_path / "s.toml").write_text("""
@@ -428,7 +339,7 @@ until_return = 5.0
 """)
     assert main(["bench", str(tmp_path / "s.toml"), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
-    easy, impossible = Ledger.open(tmp_path / "out").rows()
+    easy, impossible = ResultsFolder.open(tmp_path / "out").rows()
     assert easy["error"] is None and easy["env_steps_to_threshold"] <= 600 and easy["final_return"] >= -1
     assert impossible["seconds_to_threshold"] is None and impossible["curve"]
     for name in ("env_steps_per_second", "bytes_per_env_step", "cpu_seconds_per_million", "peak_memory_mb", "startup_seconds",

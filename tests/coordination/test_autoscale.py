@@ -12,10 +12,10 @@ import pytest
 import shoal
 from shoal.coordination.autoscale import HEADROOM, PATIENCE, AutoscaleConfig, Rule, Window
 from shoal.errors import ConfigError
-from shoal.experiment import layout as layouts
+from shoal.experiment import auto_layout as layouts
 from shoal.experiment.prepare import plan_from_json, plan_to_json, prepare
 from shoal.experiment.run import plan_of
-from shoal.telemetry.sinks import read_lines
+from shoal.telemetry.outputs import read_lines
 
 
 # ---------------------------------------------------------------------------------------------- the rule
@@ -207,9 +207,9 @@ def test_a_number_does_not_move_and_auto_does():
 
 
 def test_one_process_has_nothing_to_scale_and_says_so(monkeypatch):
-    from shoal.coordination.calibration import Layout, Trial
+    from shoal.coordination.calibration import ActorLayout, Trial
 
-    monkeypatch.setattr("shoal.coordination.calibrate", lambda *_: [Trial(Layout(1, 16, True, 1), 1.0)])
+    monkeypatch.setattr("shoal.coordination.calibrate", lambda *_: [Trial(ActorLayout(1, 16, True, 1), 1.0)])
     said = []
     experiment = layouts.laid_out(auto(**{"autoscale.most": 9}), said.append).experiment
     assert said[-1] == "the number of actors stays 1: all actors live in their learner's process"
@@ -218,8 +218,8 @@ def test_one_process_has_nothing_to_scale_and_says_so(monkeypatch):
 
 
 @pytest.mark.parametrize(("preset", "overrides", "match"), [
-    ("gala", {"autoscale.most": 4}, "--autoscale.most does not fit: --architecture gossip has a fixed number of actors"),
-    ("apex", {"autoscale.start": 2}, "--autoscale.start does not fit: --algorithm dqn learns from a replay table"),
+    ("gala", {"autoscale.most": 4}, "--autoscale.most has no use here: --architecture gossip has a fixed number of actors"),
+    ("apex", {"autoscale.start": 2}, "--autoscale.start has no use here: --algorithm dqn learns from a replay table"),
     ("impala", {"autoscale.start": 2, "runtime": "inline"}, "--runtime inline runs all roles in one thread"),
     ("impala", {"autoscale.start": 2, "architecture.lockstep": True}, "lockstep every update takes one unroll of each actor"),
 ])
@@ -240,7 +240,7 @@ def test_values_that_make_no_sense(values, match):
 
 @pytest.mark.parametrize("given", [{"autoscale.start": 2}, {"autoscale.most": 8}, {"autoscale.start": 2, "autoscale.most": 8}])
 def test_a_number_and_bounds_clash(given):
-    with pytest.raises(ConfigError, match="actors=3 is a number, so nothing moves it"):
+    with pytest.raises(ConfigError, match="--actors 3 is a fixed number, but --autoscale"):
         prepare(plan_of("impala", "CartPole-v1", None, None, {"actors": 3, **given}))
 
 

@@ -1,6 +1,6 @@
 """Plays a fixed sequence of actions through one back-end and tells what came: run by test_atari.py, also in envpool's own venv.
 
-    python atari_playback.py '{"backend": "ale", "game": "ALE/Pong-v5", "seed": 3, "steps": 200, "options": {"noop_max": 1}}'
+    python -m tests.envs.atari_playback '{"backend": "ale", "game": "ALE/Pong-v5", "seed": 3, "steps": 200, "options": {}}'
 """
 
 from __future__ import annotations

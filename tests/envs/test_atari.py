@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from collections import deque
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from atari_playback import play
 
 from shoal import envs
-from shoal.envs.protocol import AtariProtocol
-from shoal.envs.stream import split_seed
+from shoal.envs.atari_protocol import AtariProtocol
+from shoal.envs.interface import split_seed
 from shoal.errors import ConfigError
+from tests.envs.atari_playback import play
+from tests.tree import ROOT, tree_environment
 
-ROOT = Path(__file__).parents[2]
 POOL = ROOT / ".peers" / "envpool" / "bin" / "python"
 ORDERS = [
     {"game": "ALE/Pong-v5", "seed": 3, "steps": 150, "options": {"noop_max": 1}},
@@ -35,7 +33,7 @@ ORDERS = [
 ]
 
 
-def test_the_protocol_checks_itself():
+def test_protocol_checks():
     protocol, others = AtariProtocol.of("ALE/Pong-v5", {"game": "pong", "frameskip": 4}, {"num_threads": 2, "stack_num": 1})
     assert protocol == AtariProtocol(stack_num=1) and others == {"num_threads": 2} and protocol.max_episode_steps == 27_000
     for wrong, words in (({"frameskip": 0}, "frameskip=0"), ({"repeat_action_probability": 2.0}, "give 0 to 1"),
@@ -47,7 +45,7 @@ def test_the_protocol_checks_itself():
             AtariProtocol.of("ALE/Pong-v5", {}, wrong)
 
 
-def test_both_back_ends_are_told_everything():
+def test_protocol_reaches_both():
     """Every field reaches both, under whatever name; what shoal does itself is switched off in both."""
     usual = AtariProtocol()
     others = {"frameskip": 2, "repeat_action_probability": 0.1, "noop_max": 7, "use_fire_reset": False, "img_height": 42,
@@ -139,15 +137,14 @@ def through_envpool(orders: list[dict]) -> list[list]:
         python = str(POOL)
     else:
         pytest.skip("envpool is not installed: pip install 'shoal[envpool]', or see the top of this file")
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests' / 'envs'}"}
-    done = subprocess.run([python, str(ROOT / "tests" / "envs" / "atari_playback.py"), json.dumps(orders)], capture_output=True,
-                          text=True, check=False, env=environment, timeout=240)
+    done = subprocess.run([python, "-m", "tests.envs.atari_playback", json.dumps(orders)], capture_output=True,
+                          text=True, check=False, env=tree_environment(), timeout=240)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 @pytest.mark.atari
-def test_both_back_ends_give_the_same_numbers():
+def test_ale_equals_envpool():
     """Byte for byte, with sticky actions, over the ends of games, with lost lives, clipped rewards and truncation."""
     pytest.importorskip("ale_py")
     theirs = through_envpool([{**order, "backend": "envpool"} for order in ORDERS])

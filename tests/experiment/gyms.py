@@ -2,5 +2,5 @@
 
 import gymnasium as gym
 
-for name in ("Gift", "Poison", "Unlearnable"):
+for name in ("Endless", "Gift", "Poison", "Sleepy", "Unlearnable"):
     gym.register(f"{name}-v0", f"tests.experiment.toys:{name}")

@@ -1,6 +1,7 @@
 """Whole or not there: nothing that happens while saving harms the previous checkpoint."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -123,8 +124,11 @@ def test_default_directories_do_not_collide(tmp_path, monkeypatch):
     monkeypatch.setattr("time.strftime", lambda _: "20260101-000000")
     first = default_directory("impala", "shoal/Catch-v0", 3)
     assert first.name == "20260101-000000-impala-shoal-Catch-v0-3"
-    first.mkdir(parents=True)
-    assert default_directory("impala", "shoal/Catch-v0", 3).name == first.name + ".2"
+    made = [RunDir.create_default(first, {}) for _ in range(3)]
+    assert [run.path.name.removeprefix(first.name) for run in made] == ["", "-2", "-3"]
+    for run in reversed(made):
+        run.remove()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_goes_only_where_there_is_room(tmp_path):
@@ -157,4 +161,84 @@ def test_open_says_what_is_missing(tmp_path, monkeypatch):
         RunDir.open(tmp_path)
     assert [row["run"] for row in list_runs()] == ["runs/a"]
     (tmp_path / "runs" / "a" / "config.json").write_text("{")
-    assert "unreadable" in list_runs()[0]["stopped_by"]
+    assert "unreadable" in list_runs()[0]["state"]
+
+
+# ---------------------------------------------------------------------------------------------- damage
+def flip(path, at=-3):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("name", ["learner-0.safetensors", "checkpoint.json"])
+def test_a_flipped_byte_makes_the_older_one_the_newest(name, tmp_path, caplog):
+    checkpoints = Checkpoints(tmp_path)
+    for steps in (1, 2, 3):
+        save(checkpoints, steps)
+    assert checkpoints.sound() == tmp_path / "000000000003" and not caplog.messages
+    flip(tmp_path / "000000000003" / name, 60)
+    (tmp_path / "000000000002" / "learner-0.safetensors").unlink()
+    assert checkpoints.sound() == tmp_path / "000000000001"
+    assert [text.split(" (")[0] for text in caplog.messages] == [f"checkpoint 00000000000{n} is damaged" for n in (3, 2)]
+    assert all(text.endswith("; 000000000001 is used instead") for text in caplog.messages)
+    checkpoints.set_damaged_aside()
+    assert sorted(os.listdir(tmp_path)) == ["000000000001", "damaged-000000000002", "damaged-000000000003"]
+    assert checkpoints.newest() == checkpoints.sound() == tmp_path / "000000000001"
+    flip(tmp_path / "000000000001" / "learner-0.safetensors")
+    with pytest.raises(CheckpointError, match="no whole checkpoint left"):
+        checkpoints.sound()
+
+
+def test_a_changed_number_of_the_metadata_is_noticed(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 7)
+    meta = json.loads((tmp_path / "000000000007" / "checkpoint.json").read_text())
+    (tmp_path / "000000000007" / "checkpoint.json").write_text(json.dumps({**meta, "env_steps": 8}))
+    with pytest.raises(CheckpointError, match=r"checkpoint.json has changed since it was written"):
+        checkpoints.sound()
+
+
+def test_checkpoints_of_earlier_versions_have_sizes_only(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 7)
+    path = tmp_path / "000000000007" / "checkpoint.json"
+    meta = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in meta.items() if name not in ("sha256", "seal")}))
+    assert checkpoints.sound() == path.parent
+    assert not list(path.parent.glob("*.sha256"))  # they are in checkpoint.json
+
+
+def test_files_are_put_into_the_newest_checkpoint(tmp_path):
+    """Those that stay are not copied, and what the checkpoint says of itself is true."""
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    save(checkpoints, 3)
+    folder = checkpoints.begin(5)
+    for name in ("learner-0", "evaluator-0"):
+        TensorFiles().save(folder / f"{name}.safetensors", STATE)
+    newest = checkpoints.commit(folder, {"env_steps": 7, "seconds": 1.5})
+    kept = (newest / "learner-0.safetensors").stat().st_ino
+    folder = checkpoints.begin(6)
+    TensorFiles().save(folder / "evaluator-0.safetensors", {"count": np.array(4.0)})
+    checkpoints.amend(folder)
+    assert sorted(os.listdir(tmp_path)) == ["000000000003", "000000000007"] and checkpoints.sound() == newest
+    assert (newest / "learner-0.safetensors").stat().st_ino == kept
+    assert TensorFiles().load(newest / "evaluator-0.safetensors")["count"] == 4.0
+    meta = read_meta(newest)
+    assert meta["env_steps"] == 7 and meta["seconds"] == 1.5
+    assert set(meta["files"]) == {"learner-0.safetensors", "evaluator-0.safetensors"}
+
+
+def test_a_full_disk_leaves_the_newest_checkpoint_as_it_was(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 7)
+    folder = checkpoints.begin(6)
+    TensorFiles().save(folder / "evaluator-0.safetensors", STATE)
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "write_json", full)
+    with pytest.raises(OSError):
+        checkpoints.amend(folder)
+    assert os.listdir(tmp_path) == ["000000000007"] and checkpoints.sound() is not None

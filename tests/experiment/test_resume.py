@@ -10,6 +10,7 @@ from shoal.errors import ConfigError
 from shoal.experiment import run_commands
 from shoal.experiment.run import resume_plan
 from shoal.experiment.rundir import RunDir
+from shoal.telemetry.outputs import read_lines
 
 QUIET = {"runtime": "inline", "actors": 1, "max_env_steps": 200, "eval.enabled": False, "tensorboard": False,
          "console.mode": "none", "net.hidden": (8,)}
@@ -59,8 +60,8 @@ def test_what_is_not_given_stays(words, changed, made, monkeypatch):
 def test_what_is_said_of_a_cluster_in_vain_is_refused(made, capsys):
     words = ["resume", str(made), "--max-env-steps", "400", "--runtime", "local", "--ray.wait-seconds", "60"]
     assert cli.main(words) == 2
-    assert "--ray.wait-seconds 60.0 is for --runtime ray, and this run is --runtime local" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"--ray\.address auto is for --runtime ray"):
+    assert "--ray.wait-seconds 60.0 needs --runtime ray, but this run has --runtime local" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"--ray\.address auto needs --runtime ray"):
         resume_plan(RunDir(made), {"runtime": "inline", "ray": {"address": "auto"}, "max_env_steps": 400})
 
 
@@ -70,3 +71,17 @@ def test_the_number_of_actors_may_be_found_anew(tmp_path, capsys):
     assert cli.main(["resume", str(run), "--actors", "auto", "--max-env-steps", "600", "--console.mode", "plain"]) == 0
     assert "by the number of cores (--actors auto)" in capsys.readouterr().out
     assert json.loads((run / "config.json").read_text())["actors"] >= 2
+
+
+@pytest.mark.parametrize("preset, env", [("impala", "CartPole-v1"), ("gorila", "shoal/Catch-v0")])
+def test_versions_and_budgets_go_on_where_they_were(preset, env, tmp_path):
+    """weights_version never runs backwards, and what is left of the budget is what the first part has not used."""
+    values = {**QUIET, "max_env_steps": 900, "actors": 2}
+    if preset == "gorila":
+        values["replay.min_size"] = 100
+    run = shoal.train(preset, env, run_dir=str(tmp_path / "run"), **values)
+    first = [row["weights_version"] for row in read_lines(tmp_path / "run" / "metrics.jsonl") if row["kind"] == "snapshot"]
+    again = shoal.resume(run.directory, max_env_steps=1800)
+    shown = [row["weights_version"] for row in read_lines(tmp_path / "run" / "metrics.jsonl") if row["kind"] == "snapshot"]
+    assert first[-1] > 1 and shown == sorted(shown) and shown[-1] > first[-1]
+    assert 1800 <= again.summary["env_steps"] < 1800 + (2 * 20 * 8 if preset == "impala" else 32)

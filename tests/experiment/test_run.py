@@ -11,7 +11,7 @@ import shoal
 from shoal.errors import ConfigError
 from shoal.experiment.checkpoints import TensorFiles
 from shoal.experiment.evaluation import frames, plain_env
-from shoal.telemetry.sinks import read_lines
+from shoal.telemetry.outputs import read_lines
 from tests.experiment.toys import Gift, Nested, Unlearnable
 
 QUICK = {"runtime": "inline", "actors": 1, "console": {"mode": "none"}, "tensorboard": False,
@@ -147,9 +147,9 @@ def test_frames_of_whole_episodes(tmp_path):
     (("impala", None), {}, "which environment"),
     (("impala", 7), {}, "env=7"),
     (("impala", "CartPole-v1"), {"actor": 2}, "did you mean actors"),
-    (("impala", "CartPole-v1"), {"actors": 0}, "--actors 1 or more"),
+    (("impala", "CartPole-v1"), {"actors": 0}, "--actors is 0; it must be at least 1, or auto"),
     (("impala", "CartPole-v1"), {"algorithm": {"lrr": 1}}, "did you mean"),
-    (("impala", "CartPole-v1"), {"algorithm": "ppo"}, "not both"),
+    (("impala", "CartPole-v1"), {"algorithm": "ppo"}, "give a preset, or an algorithm and an architecture"),
     ((None, "CartPole-v1"), {"algorithm": "ppo"}, "architecture="),
     (("impala", "CartPole-v1"), {"envs": {"kwargs": {"no_such": 1}}}, "no_such"),
     (("impala", Unlearnable), {}, "action space"),

@@ -28,6 +28,14 @@ class Control:
         self.pending: list = []
         self.news: list[dict] = []
         self.broken = False
+        self.running: dict = {}
+        self.stateful: set = set()
+
+    def start_steps(self):
+        """No role is kept back here."""
+
+    def wait(self, until, seconds):
+        self.settle(seconds)
 
     def snapshot(self):
         return self.pages.read()
@@ -94,7 +102,7 @@ def clock(monkeypatch):
 def start(tmp_path, goals: Goals, base: Base | None = None, **kwargs):
     rundir = RunDir(tmp_path / "run") if (tmp_path / "run").exists() else RunDir.create(tmp_path / "run", {})
     listener = Listener()
-    session = RunSession(rundir, LABELS, goals, checkpoint_seconds=60, keep=3, sinks=[listener], base=base, **kwargs)
+    session = RunSession(rundir, LABELS, goals, checkpoint_seconds=60, keep=3, outputs=[listener], base=base, **kwargs)
     control = Control(session)
     session.begin(control)
     control.settle(0)
@@ -159,7 +167,7 @@ def test_there_is_a_checkpoint_from_step_0_then_every_minute_then_at_the_end(tmp
 
 
 def test_no_checkpoint_before_every_role_is_there(tmp_path, clock):
-    session = RunSession(RunDir.create(tmp_path / "run", {}), LABELS, Goals(), checkpoint_seconds=60, keep=3, sinks=[])
+    session = RunSession(RunDir.create(tmp_path / "run", {}), LABELS, Goals(), checkpoint_seconds=60, keep=3, outputs=[])
     control = Control(session)
     control.pages["learner-0"].set("alive", 0)
     session.begin(control)
@@ -232,7 +240,7 @@ def test_a_failure_is_written_down_without_another_checkpoint(tmp_path, clock):
 
 def test_a_run_may_fail_before_it_has_begun(tmp_path, clock):
     """A role that cannot be made: its error is written down, and not hidden by another one."""
-    session = RunSession(RunDir.create(tmp_path / "run", {}), LABELS, Goals(), checkpoint_seconds=60, keep=3, sinks=[Listener()])
+    session = RunSession(RunDir.create(tmp_path / "run", {}), LABELS, Goals(), checkpoint_seconds=60, keep=3, outputs=[Listener()])
     session.end(Control(session), "failure", "RuntimeError: no such tensor")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["stopped_by"] == "failure" and "no such tensor" in summary["error"] and session.newest() is None
@@ -246,7 +254,7 @@ def test_an_interrupted_start_saves_nothing_and_complains_of_nothing(saved, tmp_
         folder = rundir.checkpoints().begin(1)
         TensorFiles().save(folder / "learner-0.safetensors", {"params": np.zeros(3)})
         rundir.checkpoints().commit(folder, {"env_steps": 7})
-    session = RunSession(rundir, LABELS, Goals(), checkpoint_seconds=60, keep=3, sinks=[listener])
+    session = RunSession(rundir, LABELS, Goals(), checkpoint_seconds=60, keep=3, outputs=[listener])
     control = Control(session)
     control.pages["actor-1"].set("alive", 0)
     session.begin(control)
@@ -256,8 +264,8 @@ def test_an_interrupted_start_saves_nothing_and_complains_of_nothing(saved, tmp_
 
 
 def test_what_is_kept_when_a_checkpoint_fails_is_said_as_it_is(tmp_path, clock):
-    session = RunSession(RunDir.create(tmp_path / "run", {}), LABELS, Goals(), checkpoint_seconds=60, keep=3, sinks=[Listener()])
-    control, listener = Control(session), session._sinks[0]
+    session = RunSession(RunDir.create(tmp_path / "run", {}), LABELS, Goals(), checkpoint_seconds=60, keep=3, outputs=[Listener()])
+    control, listener = Control(session), session._outputs[0]
     control.broken = True
     session.begin(control)
     control.settle(0)
@@ -295,7 +303,7 @@ def test_events_reach_the_sinks_and_a_broken_sink_is_dropped(tmp_path, clock):
             raise OSError("No space left on device")
 
     rundir, listener = RunDir.create(tmp_path / "run", {}), Listener()
-    session = RunSession(rundir, LABELS, Goals(), checkpoint_seconds=60, keep=3, sinks=[Broken(), listener])
+    session = RunSession(rundir, LABELS, Goals(), checkpoint_seconds=60, keep=3, outputs=[Broken(), listener])
     control = Control(session)
     control.news = [{"kind": "restart", "role": "actor-1", "text": "killed"}]
     session.begin(control)

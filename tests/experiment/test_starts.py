@@ -34,11 +34,12 @@ def wait():
     raise ConfigError("waited to the end")
 
 
-def test_the_corrected_command_may_have_the_same_directory(tmp_path, capsys):
+def test_the_corrected_command_may_have_the_same_directory(tmp_path, capfd):
     pytest.importorskip("ray")
     run = ["--run-dir", str(tmp_path / "some" / "run")]
     assert cli.main([*WORDS, *NOWHERE, *run]) == 2
-    assert "--ray.address 127.0.0.1:1 cannot be joined" in capsys.readouterr().err
+    said = capfd.readouterr().err
+    assert "cannot join --ray.address 127.0.0.1:1" in said and len(said.splitlines()) == 1  # Ray itself prints nothing
     assert not list(tmp_path.iterdir())
     assert cli.main([*WORDS, *INLINE, *run]) == 0
 
@@ -119,7 +120,7 @@ def test_a_run_that_is_stopped_while_roles_start_is_not_said_to_be_saved(tmp_pat
         patch.setattr(InlineSupervisor, "_spawn", pressed)
         assert cli.main([*WORDS, *INLINE, "--run-dir", str(run)]) == 130
     said = capsys.readouterr().out
-    assert "stopped by hand after 0 env steps" in said and "saved   nothing" in said
+    assert "stopped by hand: 0 env steps" in said and "saved   nothing" in said
     assert not any(words in said for words in ("older one", "previous one", "checkpoint failed", "shoal play", "shoal resume"))
     assert json.loads((run / "summary.json").read_text())["stopped_by"] == "interrupt"
     assert cli.main([*WORDS, *INLINE, "--run-dir", str(run)]) == 2
@@ -128,10 +129,10 @@ def test_a_run_that_is_stopped_while_roles_start_is_not_said_to_be_saved(tmp_pat
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["--ray.address", "auto"], "--ray.address auto is for --runtime ray, and this run is --runtime local; give --runtime ray"),
-    (["--runtime", "inline", "--ray.wait-seconds", "5"], "--ray.wait-seconds 5.0 is for --runtime ray"),
-    (["--runtime", "ray", "--ray.address", "ray://10.0.0.1:10001"], "not through a client; give --ray.address auto or HOST:PORT"),
-    (["--runtime", "ray", "--ray.address", "head"], "ray.address='head' is not possible: give --ray.address auto, HOST:PORT")])
+    (["--ray.address", "auto"], "--ray.address auto needs --runtime ray, but this run has --runtime local; give --runtime ray"),
+    (["--runtime", "inline", "--ray.wait-seconds", "5"], "--ray.wait-seconds 5.0 needs --runtime ray"),
+    (["--runtime", "ray", "--ray.address", "ray://10.0.0.1:10001"], "not through a client: give --ray.address auto or HOST:PORT"),
+    (["--runtime", "ray", "--ray.address", "head"], "--ray.address is head; it must be auto or HOST:PORT")])
 def test_what_is_said_of_a_cluster_in_vain_is_refused(words, said, tmp_path, capsys):
     assert cli.main([*WORDS, *words, "--run-dir", str(tmp_path / "run")]) == 2
     assert said in capsys.readouterr().err and not list(tmp_path.iterdir())

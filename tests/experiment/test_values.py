@@ -127,12 +127,12 @@ def test_atari_evaluates_twenty_episodes():
 
 # ---------------------------------------------------------------------------------------------- fit, json, references
 def test_an_algorithm_that_cannot_learn_from_the_data_path_is_refused(monkeypatch):
-    from shoal.architectures import actor_learner
-    from shoal.core import Delivery, Tolerance
+    from shoal.architectures.actor_learner import ActorLearner
+    from shoal.learning import Delivery, Tolerance
 
     plan = default_plan(Names("a2c", "actor_learner"), EnvRef("CartPole-v1"), None)
     replay = Delivery(Tolerance.REPLAY, "replayed data are of any age")
-    monkeypatch.setattr(actor_learner, "delivers", lambda config: replay)
+    monkeypatch.setattr(ActorLearner, "delivers", lambda self, config: replay)
     with pytest.raises(ConfigError) as caught:
         plan.validate()
     for word in ("--algorithm a2c", "--architecture actor_learner", "any replay", "of any age", "vtrace"):
@@ -179,7 +179,7 @@ def test_a_word_names_an_id_or_something_to_import(tmp_path, monkeypatch):
     assert EnvRef.named("mysim:Registered-v0").target == "mysim:Registered-v0"  # gymnasium's way to say it
     assert parse_train(["impala", "mysim:Own"]).env.name == "Own"
     assert prepare(parse_train(["impala", "mysim:Registered-v0"])).spec.max_episode_steps == 9
-    with pytest.raises(ConfigError, match=r"unknown environment 'mysim:Oven' .*; or give .* module:callable"):
+    with pytest.raises(ConfigError, match=r"unknown environment 'mysim:Oven' .*; give .* module:callable"):
         prepare(parse_train(["impala", "mysim:Oven"]))
     (tmp_path / "broken.py").write_text("import gymnasium\n1 / 0\n")
     with pytest.raises(ConfigError, match="broken:Own: broken cannot be imported: ZeroDivisionError: division by zero"):

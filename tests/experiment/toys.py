@@ -1,5 +1,7 @@
 """Environments whose best return is known and reached at once."""
 
+import time
+
 import gymnasium as gym
 import numpy as np
 
@@ -46,6 +48,27 @@ class Poison(Gift):
         self.steps += 1
         observation, reward, *rest = super().step(action)
         return (observation, float("nan") if self.steps > 200 else reward, *rest)
+
+
+class Endless(Gift):
+    """One point a step, and no end."""
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.steps += 1
+        return np.full(3, 0.5, np.float32), 1.0, False, False, {}
+
+
+class Sleepy(Endless):
+    """Episodes of 2000 slow steps: a hundred of them, side by side in one process, take a quarter of an hour."""
+
+    def step(self, action):
+        time.sleep(0.005)
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, self.steps >= 2000, False, info
 
 
 class Unlearnable(Gift):

@@ -7,17 +7,19 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.synthetic import fill
 from shoal import algorithms, envs
 from shoal.algorithms import a2c, ppo, vtrace
-from shoal.algorithms.handoff import Handoff
-from shoal.algorithms.hardware import GpuConfig, Hardware
-from shoal.algorithms.pinning import Direct
-from shoal.algorithms.serving import Counter
-from shoal.architectures.parts import EnvSource, Parts
-from shoal.bench.learner_limit import fill
-from shoal.core import Progress, StepView
+from shoal.device.batched_inference import BatchedInference
+from shoal.device.cuda_graph import CapturedFunction
+from shoal.device.placement import GpuConfig, Hardware
+from shoal.device.transfer import DirectSlotCopy
+from shoal.device.weight_handoff import WeightHandoff
 from shoal.envs import EnvSpec
+from shoal.learning import Progress, StepView
 from shoal.nets import NetConfig
+from shoal.nets.heads import action_head
+from shoal.roles.parts import EnvSource, Parts
 from tests.algorithms.loop import Actor, join
 from tests.architectures.graphs import draw, go, train
 from tests.architectures.test_device import Me
@@ -53,8 +55,8 @@ def test_a_learner_on_the_gpu_makes_the_updates_of_one_on_the_cpu(name, net):
 
 
 def replays(captured):
-    """Whether a Captured has come to a graph."""
-    return any(frame._graph is not None for frame in captured._frames.values())
+    """Whether a CapturedFunction replays a graph."""
+    return any(shape._graph is not None for shape in captured._shapes.values())
 
 
 @pytest.mark.parametrize("net", [NetConfig(hidden=(16,)), LSTM], ids=["mlp", "lstm"])
@@ -78,22 +80,32 @@ def test_a_captured_learner_makes_the_updates_of_one_on_the_cpu(name, net):
             learn.absorb(moments)
         np.testing.assert_allclose(there.published(Progress())["params"], here.published(Progress())["params"], atol=1e-4)
         assert metrics["learning_rate"] == pytest.approx(1e-3 + (1e-5 - 1e-3) * update / 12, rel=1e-4)
-    assert replays(there._graphs.descend)
+    assert replays(there._graphs["all"].descend)
+
+
+def test_squashed_actions_can_be_captured():
+    head = action_head(gym.spaces.Box(-2, 3, (2,)), "tanh_gaussian")
+    given = {"params": torch.randn(8, 4), "action": torch.rand(8, 2)}
+    captured = CapturedFunction(lambda given: head.log_prob(given["params"], given["action"]))
+    for _ in range(6):
+        found = captured({name: x.cuda() for name, x in given.items()}).cpu()
+        torch.testing.assert_close(found, head.log_prob(**given), atol=1e-4, rtol=1e-4)
+    assert replays(captured)
 
 
 @pytest.mark.parametrize("net", [NetConfig(hidden=(16,)), LSTM], ids=["mlp", "lstm"])
-def test_a_counters_answers_are_the_policys(net):
+def test_batched_inference_acts_as_the_policy(net):
     algorithm = algorithms.make(vtrace.Config(), envs.describe("shoal/Catch-v0"), net, 4)
     policy, other = algorithm.policy(), algorithm.policy()
     policy.to(GPU)
-    counter = Counter(policy, GPU, torch.Generator("cuda").manual_seed(0))
-    env, sight = envs.make("shoal/Catch-v0", 4), algorithm.record.sight(4)
+    inference = BatchedInference(policy, GPU, torch.Generator("cuda").manual_seed(0))
+    env, viewer = envs.make("shoal/Catch-v0", 4), algorithm.record.viewer(4)
     now, state, seen = env.reset(seed=0), policy.initial_state(4), set()
     state = {key: x.cpu().numpy() for key, x in state.items()}
     action = None
     for _ in range(40):  # the first calls go kernel by kernel, the others through the graph
-        view = sight.of(now, action)
-        action, after, extras = counter.act([view], [state], np.zeros(4, np.float32))
+        view = viewer.of(now, action)
+        action, after, extras = inference.act([view], [state], np.zeros(4, np.float32))
         output = other.model.step(view, state)
         expected = other.model.net.head.log_prob(output.params, torch.from_numpy(action))
         np.testing.assert_allclose(extras["log_prob"], expected, atol=1e-4)
@@ -144,7 +156,7 @@ def test_frames_go_straight_from_slots_to_the_gpu(tmp_path):
     class Consumer:
         def __init__(self, me, unrolls):
             self.me, self.unrolls, self.number = me, unrolls, 0
-            unrolls.direct = Direct(layout, torch.device("cuda"))
+            unrolls.direct = DirectSlotCopy(layout, torch.device("cuda"))
 
         async def step(self):
             batch = await self.unrolls.take(2)
@@ -171,35 +183,35 @@ def pong_policy(torso="impala", **gpu):
     learn, policy = algorithm.learn(0), algorithm.policy()
     learn.to(hardware)
     policy.to(hardware)
-    return learn, policy, Counter(policy, hardware, torch.Generator("cuda").manual_seed(0)), algorithm, hardware
+    return learn, policy, BatchedInference(policy, hardware, torch.Generator("cuda").manual_seed(0)), algorithm, hardware
 
 
 def test_a_captured_graph_answers_with_the_weights_that_were_handed_over():
-    learn, policy, counter, *_ = pong_policy(bf16=False)
+    learn, policy, inference, *_ = pong_policy(bf16=False)
     view = StepView(np.random.default_rng(0).integers(256, size=(32, 4, 84, 84), dtype=np.uint8), np.zeros(32, bool))
     still, seen = np.zeros(32, np.float32), []
     for _ in range(8):
         with torch.no_grad():
-            learn.learner.model.params.mul_(1.1)
-        parcel = learn.parcel(Progress())
+            learn.model.params.mul_(1.1)
+        device_weights = learn.device_weights(Progress())
         with torch.no_grad():
-            learn.learner.model.params.add_(0.0)  # the next update is on its way already
-        with counter.aside():
-            parcel.load(policy)
-        action, _, extras = counter.act([view], [{}], still)
+            learn.model.params.add_(0.0)  # the next update is on its way already
+        with inference.on_stream():
+            device_weights.load(policy)
+        action, _, extras = inference.act([view], [{}], still)
         with torch.inference_mode():
-            output = learn.learner.model.step(view, {})
+            output = learn.model.step(view, {})
             expected = policy.model.net.head.log_prob(output.params, torch.from_numpy(action).cuda())
         np.testing.assert_allclose(extras["log_prob"], expected.cpu(), atol=2e-3)
         seen.append(extras["log_prob"].copy())
-    assert any(table._graph is not None for table in counter._tables.values())
+    assert any(buffers._graph is not None for buffers in inference._buffers.values())
     assert np.abs(seen[-1] - seen[-2]).max() > 1e-5
 
 
 def test_no_parcel_is_ever_torn_while_a_learner_writes_and_a_server_reads():
-    """Two threads, two streams: every parcel holds one number only, and so must what the server copies."""
-    learn, policy, counter, *_ = pong_policy("nature")
-    params, handoff, stop = learn.learner.model.params, Handoff(), threading.Event()
+    """Two threads, two streams: DeviceWeights hold one number each, and so must what the server copies."""
+    learn, policy, inference, *_ = pong_policy("nature")
+    params, handoff, stop = learn.model.params, WeightHandoff(), threading.Event()
 
     def write():
         version = 0
@@ -207,7 +219,7 @@ def test_no_parcel_is_ever_torn_while_a_learner_writes_and_a_server_reads():
             version += 1
             with torch.no_grad():
                 params.fill_(version % 1000)
-            handoff.put(version, learn.parcel(Progress()))
+            handoff.put(version, learn.device_weights(Progress()))
             if version % 50 == 0:
                 torch.cuda.current_stream().synchronize()
 
@@ -217,12 +229,12 @@ def test_no_parcel_is_ever_torn_while_a_learner_writes_and_a_server_reads():
     while len(versions) < 400:
         if handoff.newest is None:
             continue
-        with counter.aside():
-            parcel = handoff.newest
-            parcel.load(policy)
+        with inference.on_stream():
+            device_weights = handoff.newest
+            device_weights.load(policy)
             low, high = float(policy.model.params.min()), float(policy.model.params.max())
-        assert low == high == parcel.version % 1000
-        versions.append(parcel.version)
+        assert low == high == device_weights.version % 1000
+        versions.append(device_weights.version)
     stop.set()
     writer.join(60)
     assert versions == sorted(versions) and versions[-1] > versions[0]
@@ -246,10 +258,11 @@ def test_a_switch_changes_no_number(switch):
 
 
 def test_one_member_through_nccl():
-    from shoal.runtime.ring import Operation, Ring, join, open_store
+    from shoal.runtime.process_group import Operation, ProcessGroup, create_process_group, create_store
 
     woken = threading.Event()
-    ring = Ring("nccl", lambda left: join(open_store("127.0.0.1"), 0, 1, "127.0.0.1", torch.device("cuda", 0)), woken.set)
+    device = torch.device("cuda", 0)
+    ring = ProcessGroup("nccl", lambda left: create_process_group(create_store("127.0.0.1"), 0, 1, "127.0.0.1", device), woken.set)
     vector = torch.arange(1000.0, device="cuda:0")
     for kind in ("broadcast", "sum"):
         operation = Operation(kind, vector.clone())
@@ -266,7 +279,7 @@ def test_two_learners_share_one_gpu(tmp_path, monkeypatch):
     run = train(tmp_path, vtrace.Config(unroll=4), "actor_learner", "shoal/Catch-v0", "local", actors=2, learners=2, updates=40,
                 net=LSTM)
     assert run.reason == "counted" and np.isfinite(run.published["params"]).all()
-    assert sum("nccl wants one for each" in text for text in run.texts("note")) == (torch.cuda.device_count() < 2)
+    assert sum("nccl needs one for each" in text for text in run.texts("note")) == (torch.cuda.device_count() < 2)
 
 
 def test_server_and_learner_in_one_process(tmp_path, monkeypatch):

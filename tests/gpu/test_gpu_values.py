@@ -10,14 +10,14 @@ import torch
 
 from shoal import algorithms, cli, envs
 from shoal.algorithms import dqn, r2d2
-from shoal.algorithms.hardware import GpuConfig, Hardware
-from shoal.algorithms.pinning import Mark, to_host
-from shoal.algorithms.serving import Counter
-from shoal.architectures.parts import Parts
-from shoal.architectures.replay_config import ReplayConfig
-from shoal.core import Progress, StepView
+from shoal.device.batched_inference import BatchedInference
+from shoal.device.placement import GpuConfig, Hardware
+from shoal.device.transfer import DeviceEvent, to_host
 from shoal.envs import EnvSpec
+from shoal.learning import Progress, StepView
 from shoal.nets import NetConfig
+from shoal.roles.parts import Parts
+from shoal.roles.replay_config import ReplayConfig
 from tests.algorithms.replay_loop import batch_of, batches
 from tests.architectures.graphs import train
 from tests.gpu.test_gpu import FRAMES, GPU, LSTM, replays
@@ -28,7 +28,9 @@ SMALL = NetConfig(hidden=(16,))
 # Epsilon of the optimiser is large, so that gradients of nearly nothing, which round differently, move nothing.
 DQN = dqn.Config(dueling=True, n_step=3, lr=1e-2, lr_final=1e-3, optimiser_epsilon=1e-2, target_period_updates=4)
 R2D2 = r2d2.Config(burn_in=2, length=4, stride=2, lr=1e-2, lr_final=1e-3, optimiser_epsilon=1e-2, target_period_updates=4)
-CASES = {"dqn": (DQN, "shoal/Catch-v0", SMALL), "r2d2": (R2D2, "shoal/TMaze-v0", LSTM)}
+RAINBOW = replace(DQN, atoms=11, value_min=-2.0, value_max=2.0, noisy_sigma=0.5)
+CASES = {"dqn": (DQN, "shoal/Catch-v0", SMALL), "c51": (replace(RAINBOW, noisy_sigma=0.0), "shoal/Catch-v0", SMALL),
+         "rainbow": (RAINBOW, "shoal/Catch-v0", SMALL), "r2d2": (R2D2, "shoal/TMaze-v0", LSTM)}
 APEX = dqn.Config(n_step=3, dueling=True, exploration="ladder", epsilon=0.4, target_period_updates=20)
 TABLE = ReplayConfig(capacity=2000, min_size=100, batch_size=32, insert_batch=10, samples_per_insert=8.0)
 
@@ -54,7 +56,7 @@ def test_a_learner_on_the_gpu_makes_the_updates_of_one_on_the_cpu(name, captured
     if captured:
         there.capture()
     for number, batch in enumerate(batches(algorithm, envs.make(env, 4), 12)):
-        progress = Progress(fraction=number / 12)
+        progress = Progress(learner_steps=number, fraction=number / 12)
         gradient, metrics, priorities, made = update(here, batch, progress)
         other, readings, heard, verdict = update(there, batch, progress)
         there.release()
@@ -65,9 +67,9 @@ def test_a_learner_on_the_gpu_makes_the_updates_of_one_on_the_cpu(name, captured
         for key, tensor in here.state.items():
             np.testing.assert_allclose(there.state[key].cpu(), tensor, rtol=1e-2, atol=3e-4, err_msg=f"{key}, update {number}")
         np.testing.assert_array_equal(there.snapshot(Progress())()["params"], there.published(Progress())["params"])
-    assert int(there.updates) == 11
+    assert int(there.state["updates"]) == 11
     if captured:
-        assert replays(there._graphs.descend) and replays(there._graphs._step)
+        assert replays(there._graphs["all"].descend) and replays(there._graphs["all"]._step)
 
 
 def test_priorities_and_metrics_of_an_update_outlive_the_next():
@@ -81,7 +83,7 @@ def test_priorities_and_metrics_of_an_update_outlive_the_next():
         _, metrics, priorities, _ = update(here, batch)
         _, readings, device, _ = update(there, batch)
         readings.send()
-        sent = to_host(device), readings, Mark(torch.device("cuda")), priorities, metrics
+        sent = to_host(device), readings, DeviceEvent(torch.device("cuda")), priorities, metrics
         if before is not None and number != 6:
             host, told, mark, expected, numbers = before
             mark.wait()
@@ -145,7 +147,7 @@ def test_in_bfloat16_errors_stay_close_and_updates_go_the_same_way(name):
     assert np.corrcoef(moved, other)[0, 1] > 0.95
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["dqn", "c51", "r2d2"])
 def test_a_servers_answers_are_the_policys(name):
     """Actions, q-values and recurrent states, kernel by kernel and then through the graph; TMaze's server looks back."""
     config, env, net = CASES[name]
@@ -154,30 +156,30 @@ def test_a_servers_answers_are_the_policys(name):
     policy.load(other_weights := algorithm.learn(3).published(Progress()))
     other.load(other_weights)
     policy.to(GPU)
-    counter = Counter(policy, GPU, torch.Generator("cuda").manual_seed(0))
-    made, sight, action = envs.make(env, 4), algorithm.record.sight(4), None
+    inference = BatchedInference(policy, GPU, torch.Generator("cuda").manual_seed(0))
+    made, viewer, action = envs.make(env, 4), algorithm.record.viewer(4), None
     now, state = made.reset(seed=0), {key: x.cpu().numpy() for key, x in policy.initial_state(4).items()}
     for _ in range(20):
-        view = sight.of(now, action)
-        action, after, extras = counter.act([view], [state], np.zeros(4, np.float32))
+        view = viewer.of(now, action)
+        action, after, extras = inference.act([view], [state], np.zeros(4, np.float32))
         _, expected, wanted = other.act(view, state, None, torch.Generator())
         np.testing.assert_allclose(extras["q"], wanted["q"], rtol=1e-3, atol=1e-4)
         np.testing.assert_array_equal(action, extras["q"].argmax(1))
         for key, x in expected.items():
             np.testing.assert_allclose(after[key], x, rtol=1e-3, atol=1e-4)
         state, now = after, made.step(action)
-    assert any(table._graph is not None for table in counter._tables.values())
+    assert any(buffers._graph is not None for buffers in inference._buffers.values())
 
 
 def test_a_server_explores_as_often_as_it_is_told_also_through_its_graph():
     spec = EnvSpec("v", gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(4), 100, 1, 1, True, "none", "", 4)
     policy, seats = algorithms.make(dqn.Config(), spec, SMALL, 4).policy(), 4096
     policy.to(GPU)
-    counter = Counter(policy, GPU, torch.Generator("cuda").manual_seed(0))
+    inference = BatchedInference(policy, GPU, torch.Generator("cuda").manual_seed(0))
     view = StepView(np.zeros((seats, 3), np.float32), np.zeros(seats, bool), np.tile([True, True, True, False], (seats, 1)))
     explore, counts = np.where(np.arange(seats) < seats // 2, 0.3, 0.0).astype(np.float32), np.zeros(4)
     for _ in range(10):
-        action, _, extras = counter.act([view], [{}], explore)
+        action, _, extras = inference.act([view], [{}], explore)
         greedy = int(extras["q"][0].argmax())
         assert (action[seats // 2 :] == greedy).all()
         counts += np.bincount(action[: seats // 2], minlength=4)
@@ -186,9 +188,22 @@ def test_a_server_explores_as_often_as_it_is_told_also_through_its_graph():
     assert (np.abs(share - want) <= 5 * np.sqrt(want * (1 - want) / counts.sum())).all()
 
 
+def test_a_server_has_noise_for_every_row_and_every_step_also_through_its_graph():
+    policy = algorithms.make(RAINBOW, envs.describe("shoal/Catch-v0"), SMALL, 4).policy()
+    policy.to(GPU)
+    inference, seats = BatchedInference(policy, GPU, torch.Generator("cuda").manual_seed(0)), 40
+    view, seen = StepView(np.ones((seats, 50), np.float32), np.zeros(seats, bool)), []
+    for _ in range(10):
+        _, _, extras = inference.act([view], [{}], np.zeros(seats, np.float32))
+        seen.append(extras["q"][:, 0])
+    assert len(np.unique(seen)) == 10 * seats
+    assert any(buffers._graph is not None for buffers in inference._buffers.values())
+
+
 @pytest.mark.parametrize(("architecture", "config", "options"), [
-    ("actor_learner", APEX, {}), ("synchronous", APEX, {}), ("actor_learner", R2D2, {"learners": 2}),
-    ("central_inference", R2D2, {})], ids=["apex", "in_turns", "two_learners", "seed_r2d2"])
+    ("actor_learner", APEX, {}), ("actor_learner", RAINBOW, {"learners": 2}), ("central_inference", RAINBOW, {}),
+    ("synchronous", APEX, {}), ("actor_learner", R2D2, {"learners": 2}),
+    ("central_inference", R2D2, {})], ids=["apex", "rainbow_two_learners", "rainbow_seed", "in_turns", "two_learners", "seed_r2d2"])
 def test_programs_run_with_their_learner_on_the_gpu(architecture, config, options, tmp_path, monkeypatch):
     """Two learners share one GPU through the host, where there is one."""
     monkeypatch.setattr("tests.architectures.graphs.Parts", lambda *a, **k: Parts(*a, **k, hardware=GPU))
@@ -200,7 +215,8 @@ def test_programs_run_with_their_learner_on_the_gpu(architecture, config, option
     assert run.final["replay-0"]["priority_updates"] >= 100 * TABLE.batch_size
 
 
-@pytest.mark.parametrize(("preset", "samples"), [("dqn", "8"), ("apex", "8"), ("r2d2", "32"), ("seed_r2d2", "32")])
+@pytest.mark.parametrize(("preset", "samples"), [
+    ("dqn", "8"), ("rainbow", "8"), ("apex", "8"), ("r2d2", "32"), ("seed_r2d2", "32")])
 def test_a_whole_run_ends_well(preset, samples, tmp_path, monkeypatch):
     """From the command line, on images, with all switches as they are by default."""
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,7 @@
 """A learner on a GPU reads no number back while it makes an update: PyTorch is told to raise an error wherever it would wait."""
 
 import contextlib
+import warnings
 
 import numpy as np
 import pytest
@@ -8,10 +9,10 @@ import torch
 
 from shoal import algorithms, envs
 from shoal.algorithms import appo, ppo, vtrace
-from shoal.algorithms.hardware import GpuConfig, Hardware
-from shoal.architectures.parts import EnvSource
-from shoal.core import Progress
+from shoal.device.placement import GpuConfig, Hardware
+from shoal.learning import Progress
 from shoal.nets import NetConfig
+from shoal.roles.parts import EnvSource
 from tests.algorithms.loop import Actor, join
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -27,7 +28,9 @@ CONFIGS = {
 
 @contextlib.contextmanager
 def no_waiting():
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():  # the mode is a prototype, and says so once
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
@@ -56,4 +59,4 @@ def test_an_update_waits_for_nothing(name):
         published = snapshot()
     for name, array in learn.published(Progress())["norm"].items():
         np.testing.assert_array_equal(published["norm"][name], array)
-    assert learn.learner.returns.scale.is_cuda and not learn.learner.returns.seen.mean.is_cuda
+    assert learn.statistics.returns.scale.is_cuda and not learn.statistics.returns.seen.mean.is_cuda

@@ -1,4 +1,4 @@
-"""Spaces in, shapes out; unroll equals step; masks, dict observations, previous actions, own modules, errors."""
+"""Spaces in, shapes out; unroll equals step; masks, dict observations, previous actions, errors."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torch import nn
 
 from shoal.errors import ConfigError
 from shoal.nets import NetConfig, build
-from shoal.nets.encoder import zeros_like_space
 from shoal.nets.torsos import ImpalaResNet, NatureCNN, SmallConv, tanh
 
 VECTOR = spaces.Box(-1, 1, (4,), np.float32)
@@ -99,23 +97,23 @@ def test_nested_leaves_each_reach_the_value():
             node = node[key]
         node[path[-1]] = node[path[-1]].flip(0)
         assert not torch.equal(net.step(changed, None, {}).value, value), path
-    assert len(net.torso.cnns) == 1 and net.torso.features == 512 + 64
+    assert len(net.trunk.torso.cnns) == 1 and net.trunk.torso.features == 512 + 64
 
 
 def test_default_torsos():
-    kind = {name: build(OBSERVATIONS[name], spaces.Discrete(2)).torso for name in ("board", "atari", "rgb", "planes")}
+    kind = {name: build(OBSERVATIONS[name], spaces.Discrete(2)).trunk.torso for name in ("board", "atari", "rgb", "planes")}
     assert isinstance(kind["atari"].cnns[0], NatureCNN) and isinstance(kind["rgb"].cnns[0], NatureCNN)
     assert isinstance(kind["board"].cnns[0], SmallConv)
     assert not kind["planes"].cnns  # small floats are flattened, unless told otherwise
     explicit = build(OBSERVATIONS["planes"], spaces.Discrete(2), NetConfig(torso="small_conv"))
-    assert isinstance(explicit.torso.cnns[0], SmallConv)
+    assert isinstance(explicit.trunk.torso.cnns[0], SmallConv)
     rank_2 = spaces.Box(0, 1, (10, 5), np.float32)
     net = build(rank_2, spaces.Discrete(2), NetConfig(torso="small_conv"))
     assert net.step(observe(rank_2, 3), None, {}).value.shape == (3,)
     deep = build(ATARI, spaces.Discrete(2), NetConfig(torso="impala"))
-    assert isinstance(deep.torso.cnns[0], ImpalaResNet)
-    assert deep.torso.cnns[0].dense.in_features == 32 * 11 * 11
-    assert not build(ATARI, spaces.Discrete(2), NetConfig(torso="mlp", hidden=(4,))).torso.cnns
+    assert isinstance(deep.trunk.torso.cnns[0], ImpalaResNet)
+    assert deep.trunk.torso.cnns[0].dense.in_features == 32 * 11 * 11
+    assert not build(ATARI, spaces.Discrete(2), NetConfig(torso="mlp", hidden=(4,))).trunk.torso.cnns
 
 
 def test_bytes_are_scaled_and_channels_may_come_last():
@@ -160,7 +158,7 @@ def test_policy_starts_near_uniform_and_value_does_not():
     assert float(net.out.weight[:4].detach().norm(dim=1).mean()) == pytest.approx(0.01, abs=1e-4)
     assert float(net.out.weight[4].norm().detach()) == pytest.approx(1.0, abs=1e-4)
     assert not net.out.bias.any()
-    weight = net.torso.mlp.layers[1].weight.detach()
+    weight = net.trunk.torso.mlp.layers[1].weight.detach()
     torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(64), atol=1e-4, rtol=0)
 
 
@@ -302,69 +300,17 @@ def test_continuous_heads(continuous):
         net.head.sample(out.params, None, None, torch.ones(64))
 
 
-# --- a torso of the user's own ---
-
-
-class Own(nn.Module):
-    def __init__(self, observation_space):
-        super().__init__()
-        self.dense = nn.Linear(observation_space.shape[0], 5)
-
-    def forward(self, observation):
-        return torch.relu(self.dense(observation))
-
-
-class WrongShape(Own):
-    def forward(self, observation):
-        return self.dense(observation).sum()
-
-
-class WrongFeatures(Own):
-    features = 9
-
-
-class Fails(Own):
-    def forward(self, observation):
-        raise RuntimeError("no such layer")
-
-
-@pytest.mark.parametrize("module", [Own, f"{__name__}:Own"], ids=["class", "path"])
-def test_own_module(module):
-    net = build(
-        VECTOR, spaces.Discrete(2), NetConfig(module=module, recurrent="lstm", lstm_size=4, prev_action_reward=True)
-    )
-    assert net.torso.features == 5
-    T, B = 2, 3
-    args = torch.zeros(T, B, dtype=torch.long), torch.zeros(T, B)
-    out = net.unroll(observe(VECTOR, T, B), torch.zeros(T, B, dtype=torch.bool), net.initial_state(B), *args)
-    assert out.params.shape == (T, B, 2)
-
-
-@pytest.mark.parametrize(
-    "module, words",
-    [
-        ("nonsense", "package.module:Class"),
-        ("no.such.package:Net", "cannot import"),
-        ("torch.nn:NoSuchNet", "has no class"),
-        ("math:pi", "not a class derived"),
-        (WrongShape, r"must return floats \[2, F\]"),
-        (WrongFeatures, "features = 9"),
-        (Fails, "no such layer"),
-    ],
-)
-def test_own_module_that_cannot_work(module, words):
-    with pytest.raises(ConfigError, match=words):
-        build(VECTOR, spaces.Discrete(2), NetConfig(module=module))
+# --- errors ---
 
 
 @pytest.mark.parametrize(
     "config, words",
     [
-        (NetConfig(torso="resnet"), "net.torso = 'resnet'"),
+        (NetConfig(torso="resnet"), "--net.torso is 'resnet'"),
         (NetConfig(hidden=(64, 0)), "net.hidden"),
-        (NetConfig(recurrent="lstm", lstm_size=0), "lstm_size"),
-        (NetConfig(recurrent="lstm", separate_value=True), "separate_value"),
-        (NetConfig(torso="mlp", module="a:B"), "drop one"),
+        (NetConfig(recurrent="lstm", lstm_size=0), "--net.lstm-size is 0; it must be at least 1"),
+        (NetConfig(recurrent="lstm", separate_value=True), "--net.separate-value does not fit"),
+        (NetConfig(torso="mlp", module="a:B"), "leave one of them out"),
         (NetConfig(torso="nature"), "no part of the observation"),
     ],
 )
@@ -399,12 +345,6 @@ def test_fast_tanh_is_tanh():
         torch.testing.assert_close(g, want, atol=1e-6, rtol=1e-5)
         assert torch.equal(tanh(x.detach()), y.detach())
     assert tanh(torch.tensor([1e30, -1e30] * 5000)).unique().tolist() == [-1.0, 1.0]
-
-
-def test_zeros_like_space():
-    zeros = zeros_like_space(NESTED, 2)
-    assert zeros["camera"].dtype == torch.uint8 and zeros["body"]["joints"].shape == (2, 4)
-    assert zeros_like_space(spaces.Discrete(3), 4).shape == (4,)
 
 
 def test_the_config_costs_no_torch():

@@ -16,15 +16,17 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from safetensors.numpy import load_file, save_file
 
 from shoal import cli, envs
+from shoal.envs.random_policy import RandomPolicy
 from shoal.errors import ConfigError
-from shoal.offline import About, Episode, Writer, open_demos
-from shoal.offline import folder as folders
-from shoal.offline.recording import Order, Random, about_env, record
-from shoal.offline.spaces import difference, space_from_json, space_to_json
+from shoal.offline import DemoWriter, Episode, RecordingInfo, demo_folder, open_demos
+from shoal.offline.recording import RecordingOptions, record, recording_info
+from shoal.offline.space_json import difference, space_from_json, space_to_json
 from shoal.slots import leaves
 from tests.algorithms.toys import Toy
+from tests.envs.test_final_masks import LENGTH, Masked, mask_at
 from tests.offline.recordings import cue, recorded
 
 SHOAL = str(Path(sys.executable).parent / "shoal")
@@ -54,8 +56,6 @@ def says(path, **values):
 
 def rewritten(path, **change):
     """Other arrays in the first file, whole as far as demos.json knows."""
-    from safetensors.numpy import load_file, save_file
-
     file = path / "episodes-000000.safetensors"
     arrays = load_file(file)
     arrays |= {name: np.ascontiguousarray(new(arrays[name])) for name, new in change.items()}
@@ -73,92 +73,93 @@ def episode(T=3, truncated=False, mask=None):
 
 
 TREE = spaces.Dict({"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Dict({"c": spaces.Discrete(100)})})
-ABOUT = About("Toy-v0", TREE, spaces.Discrete(3), kwargs={"size": (1, 2)})
+INFO = RecordingInfo("Toy-v0", TREE, spaces.Discrete(3), kwargs={"size": (1, 2)})
 
 
-def test_episodes_come_back_bit_for_bit_from_many_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(folders, "FLUSH_BYTES", 300)
+def test_round_trip(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo_folder, "FLUSH_BYTES", 300)
     written = [episode(T, T % 2 == 0) for T in range(1, 12)]
-    with Writer.create(tmp_path / "x", ABOUT, {"source": "test"}) as writer:
+    with DemoWriter.create(tmp_path / "x", INFO, {"source": "test"}) as writer:
         for one in written:
             writer.add(one)
     demos = open_demos(tmp_path / "x")
     assert len(list((tmp_path / "x").glob("episodes-*"))) > 2
     for one, other in zip(written, demos.episodes(), strict=True):
         same(one, other)
-    about = demos.about
-    assert (about.episodes, about.steps, about.terminated) == (11, 66, 6)
-    assert about.returns.mean == pytest.approx(np.mean([one.total for one in written]))
-    assert about.kwargs == {"size": [1, 2]} and about.made[0]["episodes"] == 11
-    assert about.observation_space == TREE and about.action_space == spaces.Discrete(3)
+    info = demos.info
+    assert (info.episodes, info.steps, info.terminated) == (11, 66, 6)
+    assert info.returns.mean == pytest.approx(np.mean([one.total for one in written]))
+    assert info.kwargs == {"size": [1, 2]} and info.made[0]["episodes"] == 11
+    assert info.observation_space == TREE and info.action_space == spaces.Discrete(3)
 
 
-def test_masks_come_back_and_an_illegal_action_is_refused(tmp_path):
-    about = About("Toy-v0", TREE, spaces.Discrete(3), 3)
+def test_masks(tmp_path):
+    info = RecordingInfo("Toy-v0", TREE, spaces.Discrete(3), 3)
     legal = np.ones((4, 3), bool)
-    with Writer.create(tmp_path / "x", about, {}) as writer:
+    with DemoWriter.create(tmp_path / "x", info, {}) as writer:
         writer.add(episode(4, mask=legal))
     (found,) = open_demos(tmp_path / "x").episodes()
     same(episode(4, mask=legal), found)
-    for wrong, words in ((None, "has no action mask"), (np.ones((4, 2), bool), r"shape \(2,\)"), (np.ones((4, 3)), "is float64")):
+    for wrong, words in ((None, "has no action mask"), (np.ones((4, 2), bool), r"shape \(2,\)"), (np.ones((4, 3)), "float64")):
         with pytest.raises(ConfigError, match=words):
-            Writer.create(tmp_path / "z", about, {}).add(episode(4, mask=wrong))
+            DemoWriter.create(tmp_path / "z", info, {}).add(episode(4, mask=wrong))
     legal[1, 1] = False
-    with pytest.raises(ConfigError, match="not legal"), Writer.create(tmp_path / "y", about, {}) as writer:
+    with pytest.raises(ConfigError, match="illegal"), DemoWriter.create(tmp_path / "y", info, {}) as writer:
         writer.add(episode(4, mask=legal))
 
 
-def test_a_recording_is_added_to_or_replaced_only_when_told(tmp_path):
+def test_append_and_overwrite(tmp_path):
     path = tmp_path / "x"
     for options, expected in (({}, 1), ({"append": True}, 3), ({"overwrite": True}, 1)):
-        with Writer.create(path, ABOUT, {"source": str(options)}, **options) as writer:
+        with DemoWriter.create(path, INFO, {"source": str(options)}, **options) as writer:
             for _ in range(2 if options.get("append") else 1):
                 writer.add(episode(5))
         with pytest.raises(ConfigError, match="--append"):
-            Writer.create(path, ABOUT, {})
-        about = open_demos(path).about
-        assert about.episodes == expected == len(list(open_demos(path).episodes()))
-        assert sum(part["episodes"] for part in about.made) == expected
+            DemoWriter.create(path, INFO, {})
+        info = open_demos(path).info
+        assert info.episodes == expected == len(list(open_demos(path).episodes()))
+        assert sum(part["episodes"] for part in info.made) == expected
     assert len(list(path.iterdir())) == 2, "the files of the replaced recording are gone"
     with pytest.raises(ConfigError, match="was recorded in Toy-v0"):
-        Writer.create(path, About("Other-v0", TREE, spaces.Discrete(3)), {}, append=True)
+        DemoWriter.create(path, RecordingInfo("Other-v0", TREE, spaces.Discrete(3)), {}, append=True)
     (tmp_path / "z").mkdir()
     (tmp_path / "z" / "thesis.tex").write_text("precious")
-    with pytest.raises(ConfigError, match="other things"):
-        Writer.create(tmp_path / "z", ABOUT, {}, overwrite=True)
+    with pytest.raises(ConfigError, match="other files"):
+        DemoWriter.create(tmp_path / "z", INFO, {}, overwrite=True)
 
 
-def test_until_the_first_file_is_written_the_old_recording_stays(tmp_path):
+def test_overwrite_is_late(tmp_path):
     cue(tmp_path / "x", 4)
-    writer = Writer.create(tmp_path / "x", ABOUT, {}, overwrite=True)
-    assert open_demos(tmp_path / "x").about.env == "shoal/CueLure-v0"
+    writer = DemoWriter.create(tmp_path / "x", INFO, {}, overwrite=True)
+    assert open_demos(tmp_path / "x").info.env == "shoal/CueLure-v0"
     writer.add(episode(2))
     writer.flush()
-    assert open_demos(tmp_path / "x").about.env == "Toy-v0"
+    assert open_demos(tmp_path / "x").info.env == "Toy-v0"
 
 
 @pytest.mark.parametrize(("break_it", "sentence"), [
-    (lambda path: (path / "demos.json").write_text("{"), "cannot be read"),
-    (lambda path: (path / "demos.json").write_text(json.dumps({"format": "x", "version": 1})), "'x', version 1"),
+    (lambda path: (path / "demos.json").write_text("{"), "cannot read"),
+    (lambda path: (path / "demos.json").write_text(json.dumps({"format": "x", "version": 1})), "'x' version 1"),
     (lambda path: (path / "episodes-000000.safetensors").unlink(), "is missing"),
     (lambda path: os.truncate(path / "episodes-000000.safetensors", 100), "has 100 of"),
     (lambda path: (path / "demos.json").unlink(), "neither demos.json"),
-    *((lambda path, name=name: without(path, name), "is not whole") for name in ("files", "env", "observation_space", "made")),
-    (lambda path: says(path, episodes=5), "tells of 5 episodes with 52 steps, and its files of 4 with 52"),
-    (lambda path: says(path, steps=51), "tells of 4 episodes with 51 steps"),
+    *((lambda path, name=name: without(path, name), "is damaged") for name in ("files", "env", "observation_space", "made")),
+    (lambda path: says(path, episodes=5), "says 5 episodes with 52 steps, but its list of files adds up to 4 with 52"),
+    (lambda path: says(path, steps=51), "says 4 episodes with 51 steps"),
     *((lambda path, name=name, kind=kind: rewritten(path, **{name: lambda x: x.astype(kind)}), words) for name, kind, words in (
-        ("action", np.int32, "action is int32 and not int64"), ("action", np.float32, "action is float32"),
-        ("reward", np.float64, "reward is float64 and not float32"), ("terminated", np.uint8, "terminated is uint8 and not bool"),
-        ("truncated", np.float32, "truncated is float32"), ("observation", np.float64, "an observation is no"),
-        ("length", np.int32, "lengths that are none"))),
-    (lambda path: rewritten(path, length=lambda x: x[:3]), "has 3 episodes with 39 steps, and demos.json tells of 4 with 52"),
+        ("action", np.int32, "action has dtype int32 instead of int64"), ("action", np.float32, "action has dtype float32"),
+        ("reward", np.float64, "reward has dtype float64 instead of float32"),
+        ("terminated", np.uint8, "terminated has dtype uint8"),
+        ("truncated", np.float32, "truncated has dtype float32"), ("observation", np.float64, "an observation is no"),
+        ("length", np.int32, "lengths that are not positive"))),
+    (lambda path: rewritten(path, length=lambda x: x[:3]), "has 3 episodes with 39 steps, but demos.json says 4 with 52"),
     (lambda path: rewritten(path, length=lambda x: x + np.array([1, -1, 0, 0])), "episode 0"),
-    (lambda path: rewritten(path, length=lambda x: x * np.array([1, 1, 0, 2])), "lengths that are none"),
-    (lambda path: rewritten(path, reward=lambda x: x[:50]), r"has reward of shape \(50,\) and not 52 rows"),
-    (lambda path: rewritten(path, reward=lambda x: x[:, None]), "one number a step"),
+    (lambda path: rewritten(path, length=lambda x: x * np.array([1, 1, 0, 2])), "lengths that are not positive"),
+    (lambda path: rewritten(path, reward=lambda x: x[:50]), r"has reward of shape \(50,\) instead of 52 rows"),
+    (lambda path: rewritten(path, reward=lambda x: x[:, None]), "one value per step"),
     (lambda path: rewritten(path, observation=lambda x: x[:-1]), "has observation of shape"),
 ])
-def test_a_broken_recording_is_refused(break_it, sentence, tmp_path):
+def test_damaged_recording(break_it, sentence, tmp_path):
     path = cue(tmp_path / "x", 4)
     break_it(path)
     with pytest.raises(ConfigError, match=sentence):
@@ -171,21 +172,21 @@ def test_a_broken_recording_is_refused(break_it, sentence, tmp_path):
     {"observation": {"a": np.full((4, 2), np.inf, np.float32), "b": {"c": np.arange(4)}}},
     {"observation": {"a": np.zeros((4, 2)), "b": {"c": np.arange(4)}}},
     {"observation": {"a": np.zeros((3, 2), np.float32), "b": {"c": np.arange(4)}}}])
-def test_what_is_no_episode_is_refused(change, tmp_path):
+def test_bad_episode(change, tmp_path):
     with pytest.raises(ConfigError, match="episode 0"):
-        Writer.create(tmp_path / "x", ABOUT, {}).add(Episode(**{**vars(episode(3)), **change}))
+        DemoWriter.create(tmp_path / "x", INFO, {}).add(Episode(**{**vars(episode(3)), **change}))
 
 
 @pytest.mark.parametrize("space", [
     TREE, spaces.Box(-np.inf, np.inf, (3,), np.float32), spaces.Box(np.float32([-1, 0]), np.float32([1, np.inf])),
     spaces.Discrete(4), spaces.Box(0, 255, (2, 2, 1), np.uint8), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(3)])
-def test_spaces_travel_through_json(space):
+def test_spaces_as_json(space):
     assert space_from_json(json.loads(json.dumps(space_to_json(space)))) == space and difference(space, space) is None
     assert difference(space, spaces.Discrete(17)) is not None
 
 
 # ---------------------------------------------------------------------------------------------- playing
-def test_a_recording_is_what_happened(tmp_path):
+def test_recording_is_what_happened(tmp_path):
     """Against a second copy of the same environments, stepped with the recorded actions."""
     recorded(tmp_path / "x", "shoal/CartPolePOMDP-v0", 1, rows=1, seed=5)
     (found,) = open_demos(tmp_path / "x").episodes()
@@ -198,41 +199,55 @@ def test_a_recording_is_what_happened(tmp_path):
         assert bool(step.last[0]) == (t + 1 == len(found))
 
 
-def test_of_a_truncated_episode_the_true_last_observation_is_kept(tmp_path):
+def test_final_observation(tmp_path):
     recorded(tmp_path / "x", "shoal/LureChain-v0", 6, expert=lambda observation: 1, length=9, max_episode_steps=4)
     for found in open_demos(tmp_path / "x").episodes():
         np.testing.assert_array_equal(found.observation.argmax(1), np.arange(5))
         assert found.truncated.tolist() == [False] * 3 + [True] and not found.terminated.any()
 
 
-def test_every_row_gives_as_many_episodes(tmp_path):
+def test_equal_share_per_row(tmp_path):
     """Short episodes count no more than long ones: rows are asked for the same number, not the quickest for all."""
     recorded(tmp_path / "x", "shoal/RiskyChain-v0", 10, rows=4)
-    assert open_demos(tmp_path / "x").about.episodes == 10
+    assert open_demos(tmp_path / "x").info.episodes == 10
 
 
-def test_masked_dictionaries_and_executed_actions_are_recorded(tmp_path):
+def test_masks_and_executed_actions(tmp_path):
     env = envs.make(lambda: Toy(masked=True), 3)
     first = env.reset(0)
-    with Writer.create(tmp_path / "x", about_env(env, first, {}), {}) as writer:
-        done = record(env, first, Random(env.action_space, np.random.default_rng(0)), writer, Order(7), print, lambda: False)
-    assert done == 7 and open_demos(tmp_path / "x").about.mask_size == env.codec.mask_size
+    with DemoWriter.create(tmp_path / "x", recording_info(env, first, {}), {}) as writer:
+        act = RandomPolicy(env.action_space, np.random.default_rng(0))
+        done = record(env, first, act, writer, RecordingOptions(7), print, lambda: False)
+    assert done == 7 and open_demos(tmp_path / "x").info.mask_size == env.action_codec.mask_size
     assert all(one.mask[np.arange(len(one)), one.action].all() for one in open_demos(tmp_path / "x").episodes())
     recorded(tmp_path / "y", "shoal/TMaze-v0", 8)
     assert all(not one.action[:-1].any() for one in open_demos(tmp_path / "y").episodes()), "the corridor executes action 0"
 
 
-def test_random_actions_of_every_kind(tmp_path):
+def test_final_mask(tmp_path):
+    """That of the true last observation, through the folder and back; recordings without it still open."""
+    path = tmp_path / "x"
+    recorded(path, Masked, 4, rows=2)
+    assert all(one.final_mask.tolist() == mask_at(LENGTH).tolist() for one in open_demos(path).episodes())
+    (file,) = path.glob("episodes-*")
+    arrays = load_file(file)
+    del arrays["final_mask"]
+    save_file(arrays, file)
+    says(path, files=[{"name": file.name, "episodes": 4, "steps": 12, "bytes": file.stat().st_size}])
+    assert all(one.final_mask is None for one in open_demos(path).episodes())
+
+
+def test_random_actions(tmp_path):
     rng = np.random.default_rng(0)
     step = envs.make("shoal/Catch-v0", 400).reset(0)
-    assert set(Random(spaces.Discrete(3), rng)(step).tolist()) == {0, 1, 2}
-    assert Random(spaces.MultiDiscrete([2, 3]), rng)(step).max(0).tolist() == [1, 2]
-    box = Random(spaces.Box(np.float32([-1, -np.inf]), np.float32([2, np.inf])), rng)(step)
+    assert set(RandomPolicy(spaces.Discrete(3), rng)(step).tolist()) == {0, 1, 2}
+    assert RandomPolicy(spaces.MultiDiscrete([2, 3]), rng)(step).max(0).tolist() == [1, 2]
+    box = RandomPolicy(spaces.Box(np.float32([-1, -np.inf]), np.float32([2, np.inf])), rng)(step)
     assert box.shape == (400, 2) and box[:, 0].min() < -0.9 and 1.8 < box[:, 0].max() <= 2 and box[:, 1].std() > 0.8
 
 
 # ---------------------------------------------------------------------------------------------- the command
-def test_the_command_records_from_scripts_presets_runs_and_nobody(tmp_path, monkeypatch, capsys):
+def test_record_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("expert.py").write_text("def policy(observation, memory, first, reward, mask, rng):\n"
                                  "    assert first == (not memory) and mask is None\n"
@@ -244,9 +259,9 @@ def test_the_command_records_from_scripts_presets_runs_and_nobody(tmp_path, monk
     sources = {"expert.py": 1.0, "expert.py:lure": 0.1, "random": None, "dqn": None, "ppo": None, "run": None}
     for number, (source, expected) in enumerate(sources.items()):
         assert cli.main(["data", "record", source, "shoal/LureChain-v0", "--out", f"out{number}", *quick]) == 0
-        about = open_demos(f"out{number}").about
-        assert about.episodes == 6 and about.env == "shoal/LureChain-v0"
-        assert expected is None or about.returns.mean == pytest.approx(expected)
+        info = open_demos(f"out{number}").info
+        assert info.episodes == 6 and info.env == "shoal/LureChain-v0"
+        assert expected is None or info.returns.mean == pytest.approx(expected)
     assert cli.main(["data", "record", "run", "--out", "out9", *quick]) == 0, "a run knows its environment"
     capsys.readouterr()
     assert cli.main(["data", "info", "out0"]) == 0
@@ -261,20 +276,20 @@ def test_the_command_records_from_scripts_presets_runs_and_nobody(tmp_path, monk
     (["record", "dqm", "CartPole-v1"], "did you mean dqn?"),
     (["record", "gone.py", "CartPole-v1"], "there is no script gone.py"),
     (["record", "shoal.envs.experts:nobody", "CartPole-v1"], "cannot be imported"),
-    (["record", "random", "CartPole-v1", "--episodes", "0"], "give 1 or more"),
-    (["record", "random", "CartPole-v1", "--epsilon", "2"], "from 0 to 1"),
-    (["record", "random", "CartPole-v1", "--explore"], "is for a run's policy"),
+    (["record", "random", "CartPole-v1", "--episodes", "0"], "--episodes is 0; it must be at least 1"),
+    (["record", "random", "CartPole-v1", "--epsilon", "2"], "at least 0 and at most 1"),
+    (["record", "random", "CartPole-v1", "--explore"], "--explore needs a run's policy"),
     (["record", "random", "CartPole-v1", "--append", "--overwrite"], "give one of them"),
     (["record", "random", "Nowhere-v1"], "unknown environment"),
     (["record", "shoal.envs.experts:follow_cue", "CartPole-v1", "--out", "x"], "follow_cue raised"),
     (["info", "gone"], "it does not exist"), (["info"], "give one folder"), (["fly"], "give `record SOURCE ENV`")])
-def test_bad_words_get_a_sentence(words, sentence, tmp_path, monkeypatch, capsys):
+def test_bad_command_lines(words, sentence, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["data", *words]) == 2
     assert sentence in capsys.readouterr().err
 
 
-def test_a_script_that_returns_no_action_is_named(tmp_path, monkeypatch, capsys):
+def test_script_with_a_bad_action(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("expert.py").write_text("def policy(observation):\n    return 7\n")
     assert cli.main(["data", "record", "expert.py", "shoal/LureChain-v0"]) == 2
@@ -296,7 +311,7 @@ def begun(tmp_path, *more):
     return process, tmp_path / "x" / "demos.json"
 
 
-def test_ctrl_c_keeps_every_finished_episode(tmp_path):
+def test_ctrl_c(tmp_path):
     process, _ = begun(tmp_path, "--num-envs", "1")
     line = process.stdout.readline()  # its first progress: episodes are there, and none is on disk yet
     process.send_signal(signal.SIGINT)
@@ -304,11 +319,11 @@ def test_ctrl_c_keeps_every_finished_episode(tmp_path):
     assert process.returncode == 130 and "stopped by hand" in rest
     told = int(line.split()[0].replace(",", ""))
     found = open_demos(tmp_path / "x")
-    assert found.about.episodes >= told > 0 and len(list(found.episodes())) == found.about.episodes
-    assert f"{found.about.episodes:,} episodes" in rest
+    assert found.info.episodes >= told > 0 and len(list(found.episodes())) == found.info.episodes
+    assert f"{found.info.episodes:,} episodes" in rest
 
 
-def test_kill_9_leaves_whole_episodes(tmp_path):
+def test_kill_9(tmp_path):
     process, meta = begun(tmp_path)
     deadline = time.monotonic() + 90
     while not meta.exists() and time.monotonic() < deadline:
@@ -316,7 +331,7 @@ def test_kill_9_leaves_whole_episodes(tmp_path):
     process.kill()
     process.communicate()
     found = open_demos(tmp_path / "x")
-    assert len(list(found.episodes())) == found.about.episodes > 0
+    assert len(list(found.episodes())) == found.info.episodes > 0
 
 
 # ---------------------------------------------------------------------------------------------- Minari
@@ -343,7 +358,7 @@ class Maze(gym.Env):
         return self._see(), float(action), bool(self.t == 3 and action == 2), self.t >= self.limit, {}
 
 
-def test_a_minari_dataset_made_by_minari_is_read(tmp_path, monkeypatch, capsys):
+def test_minari(tmp_path, monkeypatch, capsys):
     minari = pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     env, rng, kept, buffers = Maze(), np.random.default_rng(0), [], []
@@ -366,10 +381,10 @@ def test_a_minari_dataset_made_by_minari_is_read(tmp_path, monkeypatch, capsys):
         action_space=env.action_space, author="me", author_email="me@x", code_permalink="none", data_format="hdf5")
     path = tmp_path / "maze" / "test-v0"
     demos = open_demos(path)
-    assert demos.about.kind == "minari" and demos.about.episodes == 5 and demos.about.steps == sum(len(k[1]) for k in kept)
+    assert demos.info.kind == "minari" and demos.info.episodes == 5 and demos.info.steps == sum(len(k[1]) for k in kept)
     spec = envs.describe(Maze)
-    assert difference(demos.about.observation_space, spec.observation_space) is None
-    assert difference(demos.about.action_space, spec.action_space) is None
+    assert difference(demos.info.observation_space, spec.observation_space) is None
+    assert difference(demos.info.action_space, spec.action_space) is None
     assert {one[3] for one in kept} == {True, False}
     for (seen, done, rewards, terminated, truncated), found in zip(kept, demos.episodes(), strict=True):
         assert found.action.tolist() == [action - 1 for action in done] and found.reward.tolist() == rewards
@@ -379,15 +394,15 @@ def test_a_minari_dataset_made_by_minari_is_read(tmp_path, monkeypatch, capsys):
         np.testing.assert_array_equal(found.observation["near"], np.stack([one["near"] for one in seen]))
     assert cli.main(["data", "info", str(path)]) == 0 and "minari recording" in capsys.readouterr().out
     (path / "data" / "main_data.hdf5").write_bytes(b"nothing")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read"):
         open_demos(path)
 
 
-def test_what_minari_keeps_otherwise_is_refused(tmp_path):
+def test_minari_refused(tmp_path):
     image = json.dumps({"type": "Box", "dtype": "uint8", "shape": [64, 64, 3],
                         "low": np.zeros((64, 64, 3), int).tolist(), "high": np.full((64, 64, 3), 255).tolist()})
     action = json.dumps({"type": "Discrete", "n": 2, "start": 0})
-    for meta, sentence in (({"data_format": "arrow"}, "arrow"), ({"data_format": "hdf5"}, "cannot be read"),
+    for meta, sentence in (({"data_format": "arrow"}, "arrow"), ({"data_format": "hdf5"}, "cannot read"),
                            ({"observation_space": image, "action_space": action}, "JPEG")):
         (tmp_path / "metadata.json").write_text(json.dumps(meta))
         with pytest.raises(ConfigError, match=sentence):
@@ -395,7 +410,7 @@ def test_what_minari_keeps_otherwise_is_refused(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------- the page
-def test_the_commands_and_the_script_of_the_page(tmp_path, monkeypatch, capsys):
+def test_demos_page(tmp_path, monkeypatch, capsys):
     text = (Path(__file__).parents[2] / "docs" / "demos.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     for command in re.findall(r"^    shoal (.*)$", text, re.MULTILINE):
@@ -406,23 +421,23 @@ def test_the_commands_and_the_script_of_the_page(tmp_path, monkeypatch, capsys):
     (script,) = re.findall(r"^    (def policy.*?)\n\n", text, re.MULTILINE | re.DOTALL)
     Path("expert.py").write_text(textwrap.dedent("    " + script))
     assert cli.main(["data", "record", "expert.py", "shoal/CueLure-v0", "--episodes", "8", "--out", "mine"]) == 0
-    assert open_demos("mine").about.returns.least == 1.0
+    assert open_demos("mine").info.returns.least == 1.0
 
 
-def test_what_waits_is_written_also_while_no_other_episode_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(folders, "FLUSH_SECONDS", 0.0)
-    writer = Writer.create(tmp_path / "x", ABOUT, {"source": "a test"})
-    monkeypatch.setattr(folders, "FLUSH_SECONDS", 1e9)
+def test_flush_while_waiting(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo_folder, "FLUSH_SECONDS", 0.0)
+    writer = DemoWriter.create(tmp_path / "x", INFO, {"source": "a test"})
+    monkeypatch.setattr(demo_folder, "FLUSH_SECONDS", 1e9)
     writer.add(episode())
     assert not (tmp_path / "x" / "demos.json").exists()
-    monkeypatch.setattr(folders, "FLUSH_SECONDS", 0.0)
-    writer.tick()
-    assert open_demos(tmp_path / "x").about.episodes == 1
+    monkeypatch.setattr(demo_folder, "FLUSH_SECONDS", 0.0)
+    writer.flush_if_due()
+    assert open_demos(tmp_path / "x").info.episodes == 1
 
 
-def test_the_same_episodes_are_not_added_again(tmp_path, capsys):
+def test_no_duplicates(tmp_path, capsys):
     words = ["data", "record", "random", "shoal/CueLure-v0", "--episodes", "2", "--out", str(tmp_path / "x")]
     assert cli.main(words) == 0
     assert cli.main([*words, "--append"]) == 2 and "give another --seed" in capsys.readouterr().err
     assert cli.main([*words, "--append", "--seed", "1"]) == 0
-    assert open_demos(tmp_path / "x").about.episodes == 4
+    assert open_demos(tmp_path / "x").info.episodes == 4

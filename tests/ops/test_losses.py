@@ -50,7 +50,7 @@ def test_normalised_advantages_golden(ddof, want):
     assert torch.equal(losses.normalise(torch.ones(3), 1.0, 0.0), torch.zeros(3))
 
 
-def test_policy_gradient_leaves_the_value_alone():
+def test_policy_gradient_alone():
     log_prob = torch.tensor([-1.0, -2.0], requires_grad=True)
     advantage = torch.tensor([3.0, -1.0], requires_grad=True)
     losses.masked_sum(losses.policy_gradient_loss(log_prob, advantage)).backward()
@@ -58,7 +58,7 @@ def test_policy_gradient_leaves_the_value_alone():
     assert advantage.grad is None
 
 
-def test_reduction_changes_the_gradient_as_stated():
+def test_reduction():
     """Doubling B doubles the summed gradient and leaves the mean's unchanged."""
     grads = {}
     for B in (4, 8):
@@ -82,7 +82,7 @@ def test_on_policy_ratio_is_one():
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=8))
-def test_approx_kl_is_its_formula_and_never_negative(logs):
+def test_approx_kl(logs):
     x = torch.tensor(logs, dtype=torch.float64)
     got = losses.approx_kl(x, torch.zeros_like(x))
     torch.testing.assert_close(got, (x.exp() - 1) - x)
@@ -127,5 +127,5 @@ def test_masked_rows_change_nothing(T, B, extra, seed):
         torch.testing.assert_close(x, y)
 
 
-def test_masked_mean_of_nothing_is_zero():
+def test_masked_mean_of_nothing():
     assert float(losses.masked_mean(torch.tensor([torch.nan]), torch.tensor([False]))) == 0

@@ -12,7 +12,7 @@ def one(x):
     return torch.tensor([x], dtype=torch.float32)
 
 
-def test_rmsprop_golden_epsilon_inside_the_root():
+def test_rmsprop_golden():
     params, square = one(0.0), one(0.0)
     optimise.rmsprop_(params, one(2.0), square, lr=7e-4, decay=0.99, eps=0.1)
     assert float(square) == pytest.approx(0.04)
@@ -25,7 +25,7 @@ def test_T15_centred_rmsprop():
     assert float(-params) == pytest.approx(1.0425721e-3, abs=1e-9)  # torch's placement gives 1.0967561e-3
 
 
-def test_centred_rmsprop_survives_rounding():
+def test_centred_rmsprop_rounding():
     params, square, mean = one(0.0), one(0.0), one(0.0)
     for _ in range(2000):
         optimise.rmsprop_(params, one(0.1), square, lr=1e-3, decay=0.9, eps=1e-10, mean=mean)
@@ -57,7 +57,7 @@ def test_adam_equals_torch(n, fused, monkeypatch):
         assert torch.equal(params, refs[1].detach())
 
 
-def test_adam_leaves_the_gradient_and_keeps_memory():
+def test_adam_in_place():
     params, grad = torch.randn(8), torch.randn(8)
     m, v, count = torch.zeros(8), torch.zeros(8), torch.zeros(1)
     where, before = params.data_ptr(), grad.clone()

@@ -7,7 +7,7 @@ import pytest
 
 from shoal import replay
 from shoal.ops import priorities
-from shoal.replay import tree
+from shoal.replay.table import sum_tree as tree
 
 P4 = [0.14822950, 0.22467391, 0.28655461, 0.34054197]
 MIXED = [0.14833127, 0.22469924, 0.28651806, 0.34045143]
@@ -35,27 +35,33 @@ def test_T5_probabilities():
         near([got[i] for i in range(4)], want)
 
 
-def test_a_priority_of_zero_is_never_drawn():
+def test_priority_zero():
     for exponent in (0.0, 0.6):
         assert priorities.probabilities(np.array([0.0, 2.0, 2.0]), exponent).tolist() == [0, 0.5, 0.5]
 
 
+def over_largest(probability, size, exponent):
+    """As a learner uses them."""
+    raw = priorities.importance_weights(probability, size, exponent)
+    return raw / raw.max()
+
+
 def test_T6_importance_weights():
     P = priorities.probabilities(FOUR, 0.6)
-    near(priorities.importance_weights(P, 4, 0.4, "none"), [1.23254318, 1.04365016, 0.94687585, 0.88370588])
-    near(priorities.importance_weights(P, 4, 0.4), [1, 0.84674531, 0.76822936, 0.71697762])
+    near(priorities.importance_weights(P, 4, 0.4), [1.23254318, 1.04365016, 0.94687585, 0.88370588])
+    near(over_largest(P, 4, 0.4), [1, 0.84674531, 0.76822936, 0.71697762])
     P = priorities.probabilities(FOUR, 0.9)
     near(P, [0.11066668, 0.20651132, 0.29745824, 0.38536376])
-    near(priorities.importance_weights(P, 4, 0.6), [1, 0.68777091, 0.55252829, 0.47302882])
+    near(over_largest(P, 4, 0.6), [1, 0.68777091, 0.55252829, 0.47302882])
 
 
-def test_weights_of_two_tables_are_normalised_together():
-    weights = priorities.importance_weights(np.array([0.5, 0.1, 0.01]), np.array([10, 10, 100]), 1.0)
+def test_weights_of_two_tables():
+    weights = over_largest(np.array([0.5, 0.1, 0.01]), np.array([10, 10, 100]), 1.0)
     near(weights, [0.2, 1.0, 1.0])
 
 
-def test_uniform_draws_weigh_nothing():
-    assert priorities.importance_weights(np.full(8, 1 / 50), 50, 0.6).tolist() == [1.0] * 8
+def test_uniform_weights():
+    assert over_largest(np.full(8, 1 / 50), 50, 0.6).tolist() == [1.0] * 8
 
 
 def test_T7_sum_tree():
@@ -71,14 +77,14 @@ def test_T7_sum_tree():
     assert {tree.search(leaves, offsets, float(u)) for u in np.linspace(0, 5.999, 600)} == {0, 1, 3}
 
 
-def test_T11_ladder():
+def test_T11_epsilons_of_actors():
     eight = [0.4, 0.16, 0.064, 0.0256, 0.01024, 0.004096, 0.0016384, 0.00065536]
-    near(priorities.ladder(8), eight, 1e-9)
-    near(priorities.ladder(8).mean(), 0.083279)
-    near(priorities.ladder(4), [0.4, 0.0471556, 0.00555913, 0.00065536], 1e-7)
-    near(priorities.ladder(256)[[1, 255]], [0.39006425, 0.00065536])
-    near([priorities.ladder(360)[1], priorities.ladder(360).mean()], [0.39291691, 0.06264623])
-    assert priorities.ladder(1).tolist() == [0.4]
+    near(priorities.actor_epsilons(8), eight, 1e-9)
+    near(priorities.actor_epsilons(8).mean(), 0.083279)
+    near(priorities.actor_epsilons(4), [0.4, 0.0471556, 0.00555913, 0.00065536], 1e-7)
+    near(priorities.actor_epsilons(256)[[1, 255]], [0.39006425, 0.00065536])
+    near([priorities.actor_epsilons(360)[1], priorities.actor_epsilons(360).mean()], [0.39291691, 0.06264623])
+    assert priorities.actor_epsilons(1).tolist() == [0.4]
 
 
 def test_T12_sequence_priority():
@@ -90,7 +96,7 @@ def test_T12_sequence_priority():
     near(both, [1.875, 9.0])
 
 
-def test_T21_eviction_prefers_small_priorities():
+def test_T21_eviction():
     want = [0.42877832, 0.32495320, 0.24626848]
     got = priorities.probabilities(np.array([1.0, 2.0, 4.0]), -0.4)
     near(got, want)
@@ -98,7 +104,7 @@ def test_T21_eviction_prefers_small_priorities():
 
 
 @pytest.mark.parametrize(("count", "some"), [(64, 0.22158039), (32, 0.11771909)])
-def test_T32_demonstrations_are_drawn_one_by_one(count, some):
+def test_T32_demonstrations(count, some):
     rng, batches = np.random.default_rng(0), 40_000
     drawn = np.array([priorities.draw_demonstrations(rng, count, 1 / 256).sum() for _ in range(batches)])
     near(1 - (1 - 1 / 256) ** count, some)

@@ -97,7 +97,7 @@ def test_gae_golden():
     near(returns.gae(r, d, v, v_next, 0.95) + v, [4.545055, 4.041, 4.7], 1e-6)
 
 
-def test_gae_terminated_and_truncated_golden():
+def test_gae_ends_golden():
     r, d, v, v_next = inputs((0.9, 0, 0.9))
     near(returns.gae(r, d, v, v_next, 0.95), [0.09, -2, 4.2])
     r, d, v, v_next = inputs(v_t=(2.0, 4.0, BOOT))  # the value of the true final observation is 4
@@ -271,7 +271,7 @@ def test_three_ways_to_one_number(x, lambda_):
 
 @settings(max_examples=30, deadline=None)
 @given(slices(), st.integers(0, 11))
-def test_nothing_flows_back_over_an_end(x, at):
+def test_no_flow_over_an_end(x, at):
     """After a termination or truncation at t, whatever comes later cannot change steps up to t."""
     T = x["r_t"].shape[0]
     at %= T
@@ -304,7 +304,7 @@ def _all_outputs(x):
 
 
 @pytest.mark.parametrize("rho_bar, want", [(0.5, 1 / 3), (1.0, 0.5), (2.0, 2 / 3), (4.0, 0.8), (math.inf, 0.8)])
-def test_vtrace_fixed_point_of_the_bandit(rho_bar, want):
+def test_vtrace_fixed_point(rho_bar, want):
     """pi (.8,.2), mu (.2,.8), reward (1,0): rho_bar decides which policy's value is learned."""
     log_rho = torch.tensor([[0.8 / 0.2, 0.2 / 0.8]]).double().log()
     r, d = torch.tensor([[1.0, 0.0]]).double(), torch.zeros(1, 2).double()
@@ -317,7 +317,7 @@ def test_vtrace_fixed_point_of_the_bandit(rho_bar, want):
     assert abs(float(value) - want) < 1e-6
 
 
-def test_outputs_carry_no_gradient_and_leave_inputs_alone():
+def test_no_gradient():
     r, d, v, v_next = inputs()
     v.requires_grad_(True)
     log_rho = torch.zeros_like(r).requires_grad_(True)
@@ -339,7 +339,7 @@ def test_bool_keep_and_tensor_lambda():
     )
 
 
-def test_bad_arguments_are_named():
+def test_bad_arguments():
     r, d, v, v_next = inputs()
     with pytest.raises(ValueError, match="bootstrap = 'seed'"):
         returns.vtrace(torch.zeros_like(r), r, d, v, v_next, bootstrap="seed")

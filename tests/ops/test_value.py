@@ -36,7 +36,7 @@ def test_T1_n_step_transition():
     near([R, D, R + D * 10], [2.8, 0.81, 10.9])
 
 
-def test_T3_T4_n_steps_of_a_sequence():
+def test_T3_T4_n_steps():
     r, v = column(1, 2, 3, 4), column(10, 20, 30, 40)
     same = column(0.9, 0.9, 0.9, 0.9)
     near(value.transformed_targets(r, same, v, 2, rescaled=False), [19, 29, 39, 40])
@@ -63,7 +63,7 @@ def literal_targets(r, d, v, keep, n, rescaled):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 20])
 @pytest.mark.parametrize("rescaled", [False, True])
-def test_targets_equal_the_literal_sum(n, rescaled):
+def test_targets_literal(n, rescaled):
     g = np.random.default_rng(n)
     for length in (1, 2, 7):
         r, v = g.normal(size=(2, length, 4)) * 3
@@ -73,7 +73,7 @@ def test_targets_equal_the_literal_sum(n, rescaled):
             near(got[:, b], literal_targets(r[:, b], d[:, b], v[:, b], keep[:, b], n, rescaled), 1e-9)
 
 
-def test_one_step_and_monte_carlo_are_the_ends_of_n():
+def test_ends_of_n():
     g = torch.Generator().manual_seed(0)
     r, v = torch.randn(2, 6, 3, generator=g, dtype=torch.float64)
     d = torch.full_like(r, 0.9)
@@ -88,31 +88,31 @@ def test_one_step_and_monte_carlo_are_the_ends_of_n():
 ONLINE, TARGET = t(1, 2.5, 2), t(3, 1.5, 4)
 
 
-def test_T8_the_largest_value_of_the_target_net():
+def test_T8_target_max():
     near(1 + 0.9 * value.q_values(TARGET), 4.6)
     near(1 + 0.0 * value.q_values(TARGET), 1.0)
 
 
-def test_T9_the_net_selects_and_the_target_net_evaluates():
+def test_T9_double():
     near(1 + 0.9 * value.double_q_values(ONLINE, TARGET), 2.35)
     near(1 + 0.9 * value.double_q_values(TARGET, ONLINE), 2.8)  # the roles swapped
 
 
-def test_double_is_never_above_plain_and_equal_for_equal_nets():
+def test_double_below_plain():
     g = torch.Generator().manual_seed(1)
     online, target = torch.randn(2, 50, 6, generator=g)
     assert bool((value.double_q_values(online, target) <= value.q_values(target)).all())
     assert torch.equal(value.double_q_values(target, target), value.q_values(target))
 
 
-def test_targets_carry_no_gradient():
+def test_targets_no_gradient():
     online, target = torch.randn(2, 4, 3, requires_grad=True)
     assert not value.q_values(target).requires_grad
     assert not value.double_q_values(online, target).requires_grad
     assert not value.transformed_targets(online, online, target, 2).requires_grad
 
 
-def test_illegal_actions_are_not_chosen():
+def test_illegal_actions():
     mask = torch.tensor([True, False, True])
     near(value.q_values(value.legal(ONLINE, mask)), 2)
     near(value.double_q_values(value.legal(ONLINE, mask), TARGET), 4)  # else 1.5
@@ -137,7 +137,7 @@ def test_T10_rescaling():
     near(value.unrescale(t(*INVERSE)), list(INVERSE.values()), 1e-6)
 
 
-def test_rescaling_is_odd_monotone_and_undone():
+def test_rescaling_properties():
     x = torch.cat([torch.logspace(-6, 6, 400, dtype=torch.float64), t(0)])
     x = torch.cat([-x, x]).sort().values
     y = value.rescale(x)
@@ -148,7 +148,7 @@ def test_rescaling_is_odd_monotone_and_undone():
 
 
 @pytest.mark.parametrize("array", [torch.tensor, lambda x: np.array(x, np.float32)])
-def test_rescaling_keeps_its_digits_in_float32(array):
+def test_rescaling_float32(array):
     x = array([1e-4, 1e-2, 1.0, 100.0, -1e-4, -1e4])
     back = value.unrescale(value.rescale(x))
     np.testing.assert_allclose(np.asarray(back), np.asarray(x), rtol=1e-6)  # the textbook's forms lose 6 % at 1e-4
@@ -161,28 +161,28 @@ def targets(rewards, bootstrap):
     return value.transformed_targets(column(*rewards), torch.full_like(v, 0.997), v, n)[0]
 
 
-def test_T26_transformed_two_steps():
+def test_T26_two_steps():
     near(targets([1, 2], 1.003), 1.64719298)
 
 
-def test_T27_transformed_five_steps():
+def test_T27_five_steps():
     target = targets([1] * 5, 2.008)
     near(target, 2.73451814)
     near(target - 2, 0.73451814)
 
 
-def test_T28_the_inverse_is_applied():
+def test_T28_inverse():
     assert abs(float(targets([1] * 5, 2.008)) - 1.82619451) > 0.1  # what comes out where it is forgotten
     forgotten = value.rescale(t(sum(0.997**k for k in range(5)) + 0.997**5 * 2.008))
     near(forgotten, 1.82619451)
 
 
 # ---------------------------------------------------------------------------------------------- losses and heads
-def test_T13_weights_multiply_the_loss():
+def test_T13_weights():
     near((t(1, 0.5) * value.squared(t(1, -2))).mean(), 0.75)
 
 
-def test_T14_huber_clips_the_gradient_not_the_error():
+def test_T14_huber():
     q = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     loss = value.huber(t(0.5, 3, -3) - q)
     near(loss.detach(), [0.125, 2.5, 2.5])

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.planning import cores
-from shoal.planning.cores import SLICE, Cores
+from shoal.planning import simulated_cores
 from shoal.planning.pipeline import simulate
+from shoal.planning.simulated_cores import SLICE, Cores
 from shoal.planning.terms import Cluster, Cost, Costs
 
 ROOMY = Cluster(64)
@@ -107,7 +107,7 @@ def ends(node, works, arrivals):
 
 def test_shares_are_equal_in_the_long_run_against_a_slow_clock(monkeypatch):
     """Of jobs that take many slices, each gets as much as the others, whenever it came."""
-    monkeypatch.setattr(cores, "SLICE", 0.0002)
+    monkeypatch.setattr(simulated_cores, "SLICE", 0.0002)
     for count, speed in itertools.product((1, 2, 3), (1.0, 0.6)):
         works, arrivals = [0.5, 0.2, 0.9, 0.4, 0.4], [0.0, 0.1, 0.15, 0.6, 0.61]
         assert ends(Cores(count, speed), works, arrivals) == pytest.approx(slow_clock(count, speed, works, arrivals), abs=4e-3)

@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 from shoal import replay
+from shoal.replay.client import timings
 
 Start = Callable[..., tuple[replay.Server, replay.Client]]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of dead servers do not wait for an answer that takes long on its way."""
+    monkeypatch.setattr(timings, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(timings, "LATE_SECONDS", 0.1)
 
 
 @pytest.fixture(params=["inline", "ipc", "tcp"])

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,8 @@ import pytest
 
 from shoal import replay
 from shoal.errors import CheckpointError
-from shoal.replay import checkpoint as checkpoint_module
-
-from .conftest import Start
+from shoal.replay.service import checkpoint_files
+from tests.replay.conftest import Start
 
 
 def contents(server: replay.Server, table: str = "t") -> dict[int, tuple[float, int]]:
@@ -133,14 +129,14 @@ def test_all_tables_at_one_instant_while_writers_go_on(tmp_path: Path) -> None:
 
 def test_inserts_and_samples_go_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writing, go_on = threading.Event(), threading.Event()
-    sync = checkpoint_module._sync
+    sync = checkpoint_files._sync
 
     def slow_disk(file: Any) -> None:
         writing.set()
         assert go_on.wait(60)
         sync(file)
 
-    monkeypatch.setattr(checkpoint_module, "_sync", slow_disk)
+    monkeypatch.setattr(checkpoint_files, "_sync", slow_disk)
     with replay.Server([replay.Table("t", replay.Fifo(), max_size=40)], checkpoint_dir=tmp_path) as server:
         client = server.client(timeout=60)
         client.insert_batch({"x": np.arange(40), "y": np.arange(40.0)}, {"t": np.ones(40)})
@@ -255,39 +251,6 @@ def test_a_table_is_compressed_as_it_is_configured_now(saved: str, loaded: str, 
         assert server.core.tables["t"].nbytes == server.core.store.stored_bytes
         data = server.client().sample("t", 200).data
         assert set(data["y"]) == set(range(20)) and (data["x"] == data["y"][:, None, None]).all()
-
-
-SAVER = """
-import numpy as np, sys
-from shoal import replay
-server = replay.Server([replay.Table("t", replay.Fifo(), max_size=10**6)], checkpoint_dir=sys.argv[1], keep=2)
-client = server.client()
-for i in range(300):
-    client.insert({"x": np.full(100_000, i)}, {"t": 1.0})
-print("first", flush=True)
-while True:
-    server.checkpoint()
-    print("saved", flush=True)
-"""
-
-
-def test_kill_during_a_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
-    for delay in (0.01, 0.07):
-        process = subprocess.Popen([sys.executable, "-c", SAVER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "first\n" and process.stdout.readline() == "saved\n"
-        deadline = time.monotonic() + 20
-        while not list(tmp_path.glob(".saving-*")) and time.monotonic() < deadline:
-            time.sleep(0.001)
-        time.sleep(delay)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        with replay.Server([replay.Table("t", replay.Fifo(), max_size=10**6)], checkpoint_dir=tmp_path) as again:
-            assert again.info()["tables"]["t"]["size"] >= 300
-            assert (again.client().sample("t", 1).data["x"] == 0).all()
-            again.checkpoint()
-        assert not list(tmp_path.glob(".saving-*"))  # the dead process's draft is gone
 
 
 def test_checkpoints_asked_for_at_once_are_all_made(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,9 @@ import pytest
 
 from shoal import replay
 from shoal.errors import ConfigError
-from shoal.replay.command import keys_command, parse_table, serve_command
+from shoal.replay.service.replay_commands import info_command, keys_command, parse_table, serve_command
 
-RUN = "import sys; from shoal.replay import command; sys.exit(getattr(command, sys.argv[1])(sys.argv[2:]))"
+RUN = "import sys; from shoal.replay.service import replay_commands as c; sys.exit(getattr(c, sys.argv[1])(sys.argv[2:]))"
 
 
 def test_serve_and_info(tmp_path: Path) -> None:
@@ -75,38 +76,36 @@ def test_a_last_checkpoint_that_fails_is_a_sentence(tmp_path: Path) -> None:
         [sys.executable, "-c", RUN, "serve_command", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert server.stdout is not None and server.stdout.readline().startswith("serving")
+    (tmp_path / "c").rmdir()
     (tmp_path / "c").touch()
     server.send_signal(signal.SIGTERM)
     _, told = server.communicate(timeout=60)
     assert server.returncode == 1 and len(told.splitlines()) == 1 and str(tmp_path / "c") in told
 
 
-def test_keys_and_a_server_off_loopback(tmp_path: Path) -> None:
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-c", RUN, *words], capture_output=True, text=True)
-
-    made = run("keys_command", str(tmp_path))
-    assert made.returncode == 0 and made.stdout.splitlines() == [str(tmp_path / "server.json"), str(tmp_path / "client.json")]
+def test_keys_and_a_server_off_loopback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert keys_command([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "server.json"), str(tmp_path / "client.json")]
     assert keys_command([str(tmp_path), "--client", "learner"]) == 0
     assert keys_command([str(tmp_path / "elsewhere")]) == 0
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.rglob("*.json"))
-    words = ["serve_command", "--table", "t:uniform:10", "--address", "tcp://0.0.0.0:0"]
-    assert run(*words).returncode == 2
-    server = subprocess.Popen(
-        [sys.executable, "-c", RUN, *words, "--key", str(tmp_path / "server.json")], stdout=subprocess.PIPE, text=True
-    )
+    words = ["--table", "t:uniform:10", "--address", "tcp://0.0.0.0:0"]
+    assert serve_command(words) == 2
+    words += ["--key", str(tmp_path / "server.json")]
+    server = subprocess.Popen([sys.executable, "-c", RUN, "serve_command", *words], stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         address = "tcp://127.0.0.1:" + server.stdout.readline().strip().rpartition(":")[2]
         for name in ("client", "learner"):
             with replay.Client(address, replay.Key.load(tmp_path / f"{name}.json"), timeout=60) as client:
                 client.insert({"x": 1}, {"t": 1.0})
-        shown = run("info_command", address, "--key", str(tmp_path / "learner.json"))
-        assert shown.returncode == 0 and "size               2 of 10" in shown.stdout
+        assert info_command([address, "--key", str(tmp_path / "learner.json")]) == 0
+        assert "size               2 of 10" in capsys.readouterr().out
         for stranger in ([], ["--key", str(tmp_path / "elsewhere" / "client.json")]):
-            shown = run("info_command", address, "--timeout", "0.5", *stranger)
-            assert shown.returncode == 1 and address in shown.stderr
-        assert "is no key file" in run("info_command", address, "--key", str(tmp_path / "nobody.json")).stderr
+            assert info_command([address, "--timeout", "0.5", *stranger]) == 1
+            assert address in capsys.readouterr().err
+        assert info_command([address, "--key", str(tmp_path / "nobody.json")]) == 2
+        assert "is no key file" in capsys.readouterr().err
     finally:
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0
@@ -115,10 +114,12 @@ def test_keys_and_a_server_off_loopback(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["client", "server", "", "../up"])
 def test_a_key_is_never_overwritten(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert keys_command([str(tmp_path)]) == 0
-    before = {path: path.read_text() for path in tmp_path.parent.rglob("*.json")}
-    assert keys_command([str(tmp_path), "--client", name]) == 2
-    assert {path: path.read_text() for path in tmp_path.parent.rglob("*.json")} == before
+    keys = tmp_path / "keys"
+    assert keys_command([str(keys)]) == 0
+    before = {path: path.read_text() for path in tmp_path.rglob("*.json")}
+    assert len(before) == 2
+    assert keys_command([str(keys), "--client", name]) == 2
+    assert {path: path.read_text() for path in tmp_path.rglob("*.json")} == before
     assert "name" in capsys.readouterr().err
 
 
@@ -143,11 +144,51 @@ def test_bad_words_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
         assert "--checkpoint-seconds is a positive number" in capsys.readouterr().err
 
 
-def test_info_of_nobody_fails_quickly() -> None:
-    shown = subprocess.run(
-        [sys.executable, "-c", RUN, "info_command", "tcp://127.0.0.1:1", "--timeout", "0.2"], capture_output=True, text=True
+def test_a_checkpoint_dir_that_cannot_be_written_is_refused_before_serving(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    words = ["--table", "t:uniform:10", "--checkpoint-dir", str(tmp_path / "file" / "c")]
+    assert serve_command(words) == 2
+    shown = capsys.readouterr()
+    assert not shown.out and len(shown.err.splitlines()) == 1 and "cannot be written" in shown.err and str(tmp_path) in shown.err
+
+
+def test_a_damaged_checkpoint_is_told_in_one_line(tmp_path: Path) -> None:
+    with replay.Server([replay.Table("t")], checkpoint_dir=tmp_path) as server:
+        server.client().insert({"x": np.zeros(9)}, {"t": 1.0})
+        server.checkpoint()
+        damaged = server.checkpoint()
+    (damaged / "chunks.bin").write_bytes(b"")
+    words = ["--table", "t:uniform:10", "--checkpoint-dir", str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, "serve_command", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert shown.returncode == 1 and "does not answer" in shown.stderr
+    assert process.stdout is not None
+    with replay.Client(process.stdout.readline().split()[1], timeout=30) as client:
+        assert client.info()["tables"]["t"]["size"] == 1
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 0 and len(told.splitlines()) == 1 and str(damaged) in told and "checkpoint-000001" in told
+
+
+def test_info_of_nobody_fails_quickly(capsys: pytest.CaptureFixture[str]) -> None:
+    assert info_command(["tcp://127.0.0.1:1", "--timeout", "0.2"]) == 1
+    assert "does not answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["foo"], ["tcp://127.0.0.1:99999"], ["tcp://"], ["foo", "--key", "nobody.json"]])
+def test_info_of_what_is_no_address_exits_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    assert info_command(words) == 2 and time.monotonic() - began < 9  # it does not wait for a server
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "inf"])
+def test_info_needs_a_timeout_that_is_one(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        info_command(["tcp://127.0.0.1:1", "--timeout", seconds])
+    assert "--timeout" in capsys.readouterr().err
 
 
 def test_importable_without_torch_and_the_rest_of_shoal() -> None:

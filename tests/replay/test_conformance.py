@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 
 from shoal import replay
-from shoal.replay import client as client_module
 from shoal.replay import column
-from shoal.replay import remote as remote_module
-from shoal.replay.remote import Connection
-
-from .conftest import Start
-from .test_network import end, go, line, spawn
+from shoal.replay.client import timings
+from shoal.replay.client.server_connection import Connection
+from tests.replay.conftest import Start
+from tests.replay.test_network import end, go, line, spawn
 
 SELECTORS = [replay.Fifo(), replay.Lifo(), replay.Uniform(), replay.Prioritized(0.6), replay.MinHeap(), replay.MaxHeap()]
 BAD = [float("nan"), float("inf"), float("-inf"), -1.0]
@@ -254,9 +252,10 @@ def test_an_iterator_over_a_dead_server_gives_timeout(kind: str, tmp_path: Path,
             for dataset in datasets:
                 assert len(next(dataset)) == 2
             end(server)
-            monkeypatch.setattr(client_module, "DEAD_SECONDS", 0.2)
-            monkeypatch.setattr(remote_module, "DEAD_SECONDS", 0.2)
-            monkeypatch.setattr(remote_module, "PING_SECONDS", 0.05)
+            monkeypatch.setattr(timings, "DEAD_SECONDS", 0.2)
+            monkeypatch.setattr(timings, "PING_SECONDS", 0.05)
+            monkeypatch.setattr(timings, "GRACE_SECONDS", 0.2)
+            monkeypatch.setattr(timings, "LATE_SECONDS", 0.1)
             for dataset in datasets:
                 with pytest.raises(replay.Timeout):
                     for _ in range(10):  # those that had come already may still be handed out

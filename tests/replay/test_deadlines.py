@@ -18,8 +18,8 @@ import pytest
 
 from shoal import replay
 from shoal.errors import ConfigError
-from shoal.replay import remote
-from shoal.replay.remote import Connection
+from shoal.replay.client import timings
+from shoal.replay.client.server_connection import Connection
 
 Process = tuple[subprocess.Popen[str], str, replay.Client]
 
@@ -50,6 +50,14 @@ def process(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Process]
         server.stdout.close()
 
 
+def stop(server: subprocess.Popen[str]) -> None:
+    """SIGSTOP, and wait until it has taken effect: a signal is delivered a moment after it was sent."""
+    server.send_signal(signal.SIGSTOP)
+    threads = Path(f"/proc/{server.pid}/task")
+    while any((thread / "stat").read_text().rpartition(")")[2].split()[0] != "T" for thread in threads.iterdir()):
+        time.sleep(0.001)
+
+
 def test_what_timed_out_is_not_applied_later(process: Process) -> None:
     server, _, client = process
     keys = client.sample("t", 20).info.keys
@@ -59,7 +67,7 @@ def test_what_timed_out_is_not_applied_later(process: Process) -> None:
         line.connection.request({"op": "info"}, (), 60)
         client._backend._put(line)
     before = client.info()["tables"]
-    server.send_signal(signal.SIGSTOP)
+    stop(server)
     with ThreadPoolExecutor() as pool:
         calls = [
             pool.submit(client.sample, "q", 1, timeout=0.1),
@@ -94,7 +102,7 @@ def test_a_sample_that_waited_when_the_server_stopped_takes_nothing(process: Pro
     thread.start()
     while client.info()["tables"]["q"]["sample_blocked_seconds"] == blocked:
         pass  # until it waits at the server
-    server.send_signal(signal.SIGSTOP)
+    stop(server)
     thread.join()
     assert raised
     with replay.Client(address, timeout=60) as other:
@@ -149,7 +157,7 @@ def test_a_greeting_asked_for_before_a_sample_does_not_send_it_twice() -> None:
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
 def test_a_call_waits_for_a_dead_server_as_long_as_it_may(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "DEAD_SECONDS", 0.2)
+    monkeypatch.setattr(timings, "DEAD_SECONDS", 0.2)
     server = replay.Server([replay.Table("t")], address=f"ipc://{tmp_path}/s" if kind == "ipc" else "tcp://127.0.0.1:0")
     client = replay.Client(server.address, timeout=60)
     server.client().insert({"x": 1}, {"t": 1.0})
@@ -225,7 +233,7 @@ def test_a_second_server_at_an_ipc_path_is_refused(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/s"
     with replay.Server([replay.Table("t")], address=address), replay.Client(address, timeout=30) as client:
         client.insert({"x": 1}, {"t": 1.0})
-        with pytest.raises(ConfigError, match="another server lives there"):
+        with pytest.raises(ConfigError, match="another server listens there"):
             replay.Server([replay.Table("t")], address=address)
         with replay.Client(address, timeout=30) as other:
             assert other.info()["tables"]["t"]["size"] == 1
@@ -266,6 +274,6 @@ def test_a_dataset_of_a_dead_server_asks_it_once_when_it_is_closed(tmp_path: Pat
             return consume(*values)
 
         monkeypatch.setattr(dataset._backend, "consume", noted)
-        monkeypatch.setattr(remote, "DEAD_SECONDS", 0.2)
+        monkeypatch.setattr(timings, "DEAD_SECONDS", 0.2)
         dataset.close()
         assert asked.count(threading.main_thread()) == 1  # its own thread asks too, for the batch it could not hand over

@@ -11,8 +11,7 @@ import pytest
 
 from shoal import replay
 from shoal.errors import CheckpointError, ConfigError, ShoalError
-
-from .conftest import Start
+from tests.replay.conftest import Start
 
 Call = Callable[[replay.Client], Any]
 
@@ -146,7 +145,7 @@ def test_a_limiter_counts_for_one_table() -> None:
         server.client().insert({"x": 1}, {"q": 1.0}, timeout=0)
 
 
-@pytest.mark.parametrize("key", ["secret", replay.Key.generate().public])
+@pytest.mark.parametrize("key", ["secret", replay.Key.generate().public], ids=["word", "public"])
 def test_a_key_is_a_key(key: Any) -> None:
     with pytest.raises(ConfigError, match=r"replay\.Key"):
         replay.Client("tcp://127.0.0.1:1", key=key)

@@ -13,9 +13,8 @@ from hypothesis.extra import numpy as hnp
 
 from shoal import replay
 from shoal.replay import column, concat, n_step
-from shoal.replay.expressions import Expression
-
-from .conftest import Start
+from shoal.replay.client.expressions import Expression
+from tests.replay.conftest import Start
 
 X, C, R, D = column("x"), column("c"), column("r"), column("d")
 Oracle = Callable[[dict[str, np.ndarray]], np.ndarray]

@@ -10,8 +10,7 @@ import pytest
 
 from shoal import replay
 from shoal.errors import ConfigError
-
-from .conftest import Start
+from tests.replay.conftest import Start
 
 
 def test_min_size_has_spi_one_and_no_bounds() -> None:

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from shoal import replay
+from shoal.replay.client.expressions import Expression
 from shoal.replay.errors import Refused
-from shoal.replay.expressions import Expression
-
-from .conftest import Start
+from tests.replay.conftest import Start
 
 
 def test_chunks_are_small_where_a_table_holds_few_bytes(start: Start) -> None:

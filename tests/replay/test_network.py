@@ -16,11 +16,11 @@ import pytest
 
 from shoal import replay
 from shoal.errors import ConfigError
-from shoal.replay import service as service_module
-from shoal.replay.remote import Connection
-from shoal.replay.wire import is_loopback
-from shoal.slots import medium
-from shoal.slots.medium import LocalMemory
+from shoal.replay.client.server_connection import Connection
+from shoal.replay.service import socket_service
+from shoal.replay.service.messages import is_loopback
+from shoal.slots import memory
+from shoal.slots.memory import LocalMemory
 
 SERVER = """
 import sys, time
@@ -82,49 +82,6 @@ def go(*processes: subprocess.Popen[str]) -> None:
         process.stdin.flush()
 
 
-@pytest.mark.parametrize("kind", ["ipc", "tcp"])
-def test_server_killed_in_the_middle_of_eight_writers(kind: str, tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/s" if kind == "ipc" else "tcp://127.0.0.1:0"
-    server = spawn(SERVER, address, str(tmp_path / "c"))
-    address = line(server)
-    writers = [spawn(WRITER, address, str(seed), "1000") for seed in range(8)]
-    try:
-        go(*writers)
-        with replay.Client(address, timeout=30) as client:
-            while client.info()["tables"]["t"]["size"] < 400:
-                time.sleep(0.02)
-            client.checkpoint()
-            saved = client.info()["tables"]["t"]["size"]
-            while client.info()["tables"]["t"]["size"] < saved + 300:
-                time.sleep(0.02)
-        os.kill(server.pid, signal.SIGKILL)
-        end(server)
-        server = spawn(SERVER, address, str(tmp_path / "c"))
-        assert line(server) == address
-        lost = [int(line(writer).split()[1]) for writer in writers]
-        with replay.Client(address, timeout=30) as client:
-            info = client.info()
-            size = info["tables"]["t"]["size"]
-            seen = [tuple(item) for item in everything(client, size)]
-        assert len(seen) == len(set(seen)) == size  # no item twice
-        assert sum(lost) == info["lost"] > 0
-        assert size + sum(lost) == 8 * 998  # what is missing was reported, no more and no less
-        assert all(i[1] == i[0] + 1 and i[2] == i[1] + 1 for _, *i in seen)
-    finally:
-        end(server, *writers)
-
-
-def everything(client: replay.Client, size: int) -> list[list[int]]:
-    """All items of a FIFO table, by taking them out one after the other."""
-    found = []
-    while size:
-        batch = client.sample("t", 1)
-        found.append([int(batch.data["who"][0]), *batch.data["i"][0].tolist()])
-        client.delete("t", batch.info.keys)
-        size -= 1
-    return found
-
-
 def test_a_repeated_number_is_confirmed_without_inserting() -> None:
     with replay.Server([replay.Table("t")], address="tcp://127.0.0.1:0") as server:
         connection = Connection(server.address or "", None)
@@ -144,7 +101,7 @@ def test_a_repeated_number_is_confirmed_without_inserting() -> None:
         connection.close()
 
 
-def test_a_dead_server_gives_timeout() -> None:
+def test_a_dead_server_gives_timeout(impatient: None) -> None:
     server = replay.Server([replay.Table("t")], address="tcp://127.0.0.1:0")
     client = replay.Client(server.address, timeout=0.3)
     client.insert({"x": 1}, {"t": 1.0}, timeout=5)
@@ -200,8 +157,8 @@ def test_clients_and_servers_leave_no_descriptors(tmp_path: Path) -> None:
 
 
 def test_a_silent_writer_is_welcome_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "SESSION_SECONDS", 0.2)
-    monkeypatch.setattr(service_module, "SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(socket_service, "SESSION_SECONDS", 0.2)
+    monkeypatch.setattr(socket_service, "SWEEP_SECONDS", 0.1)
     with replay.Server([replay.Table("t", replay.Lifo())], address="tcp://127.0.0.1:0") as server:
         client = replay.Client(server.address, timeout=10)
         with client.writer(max_history=4) as writer:
@@ -218,7 +175,7 @@ def test_a_silent_writer_is_welcome_again(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_dead_writers_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "MOST_WRITERS", 8)
+    monkeypatch.setattr(socket_service, "MOST_WRITERS", 8)
     with replay.Server([replay.Table("t")], address="tcp://127.0.0.1:0") as server:
         living = Connection(server.address or "", None)
         living.request({"op": "hello", "session": 1, "writer": 1, "confirmed": 7}, (), 60)
@@ -291,7 +248,7 @@ def test_a_client_that_shortens_its_memory_cannot_end_the_server(tmp_path: Path)
 
 
 def test_where_memory_cannot_be_shared_it_goes_through_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(medium, "SEALS", 0)  # the server refuses every block
+    monkeypatch.setattr(memory, "SEALS", 0)  # the server refuses every block
     with (
         replay.Server([replay.Table("t", replay.Fifo())], address=f"ipc://{tmp_path}/s") as server,
         replay.Client(server.address, timeout=30) as client,
@@ -364,7 +321,7 @@ def test_a_batch_that_was_given_up_is_not_written_into_a_later_one(tmp_path: Pat
         client.insert_batch({"x": np.full((20, 50), 7)}, {"t": np.ones(20)})
         other.insert({"x": np.full(50, 1)}, {"q": 1.0})
         assert (client.sample("q").data["x"] == 1).all()
-        lock = server._local.lock  # whoever holds it keeps the server from answering
+        lock = server._locked.lock  # whoever holds it keeps the server from answering
         with lock, pytest.raises(replay.Timeout):
             client.sample("q", 1, timeout=0.5)
         batch = client.sample("t", 1)

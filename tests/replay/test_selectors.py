@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal import replay
 from shoal.errors import ConfigError
-from shoal.replay.tree import descend, rebuild, refresh, search, total, tree_arrays
+from shoal.replay.table.sum_tree import descend, rebuild, refresh, search, total, tree_arrays
 
 
 def make(selector: replay.Fifo, priorities: list[float], **options: object) -> tuple[replay.Server, replay.Client]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shoal import replay
-from shoal.replay import client as client_module
+from shoal.replay.client import timings
 
 Shards = tuple[list[replay.Server], replay.Client]
 
@@ -166,7 +166,7 @@ def test_an_insert_goes_to_another_shard_after_its_own_died() -> None:
         end(processes[1])
 
 
-def test_no_shard_at_all() -> None:
+def test_no_shard_at_all(impatient: None) -> None:
     client = replay.Client(["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"], timeout=0.1)
     with pytest.raises(replay.Timeout, match="none of 2 shards"):
         client.sample("t")
@@ -206,7 +206,7 @@ def test_what_was_drawn_ahead_is_settled_on_the_others_when_a_shard_was_restarte
 
 
 def test_where_all_shards_are_down_one_is_waited_for_as_long_as_the_call_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "DEAD_SECONDS", 1.0)
+    monkeypatch.setattr(timings, "DEAD_SECONDS", 1.0)
     servers = [serve("tcp://127.0.0.1:0", shard) for shard in range(2)]
     with replay.Client([server.address for server in servers], timeout=60) as client, ThreadPoolExecutor() as pool:
         batches = client.dataset("t", 4, timeout=0.5)

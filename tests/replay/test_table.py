@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from shoal import replay
-
-from .conftest import Start
+from tests.replay.conftest import Start
 
 
 def values(client: replay.Client, table: str, n: int = 200) -> set[int]:

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal import replay
-from shoal.replay.codec import decode, decode_row, encode
+from shoal.replay.client.history import runs_of
 from shoal.replay.errors import Refused
-from shoal.replay.history import runs_of
-
-from .conftest import Start
+from shoal.replay.table.compression import decode, decode_row, encode
+from tests.replay.conftest import Start
 
 
 def test_dtype_and_shape_are_fixed_by_the_first_value(start: Start) -> None:

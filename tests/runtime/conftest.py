@@ -5,12 +5,12 @@ import warnings
 
 import pytest
 
-from shoal.runtime.ray.config import set_defaults
+from shoal.runtime.ray.ray_config import set_defaults
 from tests.runtime.harness import Shared
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nursery():
+def fork_server():
     yield
     Shared.close()
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shoal.runtime import Faults, Program, Supervisor, run
-from shoal.runtime.local import Nursery
+from shoal.runtime.fork_server_client import ForkServerClient
 
 RUNTIMES = ("inline", "local")
 PRELOAD = ("numpy", "cloudpickle", "setproctitle", "torch", "psutil", "pytest", "shoal.runtime.local")  # what tests import
@@ -30,12 +30,16 @@ class Files:
             return dict(data)
 
 
+PATIENCE = 180.0  # until what a test waits for has not come and will not: a busy machine may take long
+
+
 class Watch:
-    """A session that ends after `seconds`, or when `until(control)` is true; `act` is called at every tick."""
+    """A session that ends when `until(control)` is true, or after `seconds`; where something is waited for, not before PATIENCE
+    is over. `act` is called at every tick."""
 
     def __init__(self, until: Callable[[Supervisor], Any] | None = None, act: Callable[[Supervisor], None] | None = None,
                  seconds: float = 40.0) -> None:
-        self.until, self.act, self.seconds = until, act, seconds
+        self.until, self.act, self.seconds = until, act, seconds if until is None else max(seconds, PATIENCE)
         self.reason = ""
         self.events: list[dict[str, Any]] = []
         self.saves: list[tuple[Path, bool]] = []
@@ -81,19 +85,19 @@ class Watch:
 class Shared:
     """One fork server for all tests, started when the first one needs it."""
 
-    nursery: Nursery | None = None
+    fork_server: ForkServerClient | None = None
 
     @classmethod
-    def get(cls) -> Nursery:
-        if cls.nursery is None:
-            cls.nursery = Nursery(PRELOAD)
-        return cls.nursery
+    def get(cls) -> ForkServerClient:
+        if cls.fork_server is None:
+            cls.fork_server = ForkServerClient(PRELOAD)
+        return cls.fork_server
 
     @classmethod
     def close(cls) -> None:
-        if cls.nursery is not None:
-            cls.nursery.close()
-            cls.nursery = None
+        if cls.fork_server is not None:
+            cls.fork_server.close()
+            cls.fork_server = None
 
 
 def drive(program: Program, kind: str, folder: Path, watch: Watch | None = None, faults: Faults | None = None) -> Watch:
@@ -165,7 +169,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def eventually(condition: Callable[[], Any], seconds: float = 3.0) -> bool:
+def eventually(condition: Callable[[], Any], seconds: float = 30.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from shoal.runtime import Program
-from shoal.runtime.supervisor import Gone, Supervisor
-from shoal.slots import Field, Inline, Layout
+from shoal.runtime.supervisor import NotRunning, Supervisor
+from shoal.slots import Field, InlineAllocator, Layout
 from tests.runtime.harness import Watch
 
 LAYOUT = Layout({"x": Field((1,), "i8")})
@@ -23,7 +23,7 @@ class Stage(Supervisor):
         program.add("actor", role, out=items.sink, weights=weights.reader)
         program.add("learner", role, source=items.source, weights=weights.publisher, replicas=learners)
         program.add("evaluator", role, weights=weights.reader)
-        program.build(Inline())
+        program.build(InlineAllocator())
         super().__init__(program, session)
         self.gone, self.errors = set(), {}
         for node, index in program.instances():
@@ -34,12 +34,15 @@ class Stage(Supervisor):
     def _send(self, instance, command):
         folder = Path(command["arguments"]["folder"])
         if instance in self.gone:
-            self._answered(command["id"], None, Gone(f"{instance} died"))
+            self._answered(command["id"], None, NotRunning(f"{instance} died"))
         elif instance in self.errors:
             self._answered(command["id"], None, f"{instance}: {self.errors[instance]}")
         else:
             (folder / f"{instance}.safetensors").write_text(f"{instance} in {folder.name}")
             self._answered(command["id"], f"{instance}.safetensors", None)
+
+    def wait(self, until, seconds):
+        """Every command is answered at once."""
 
     def _spawn(self, node, index):
         pass
@@ -63,7 +66,7 @@ def saved(stage, folder):
     return contents(folder) if ok else None
 
 
-def test_the_file_of_a_role_that_is_not_there_is_that_of_the_checkpoint_before(tmp_path):
+def test_the_last_file_of_a_missing_role_is_kept(tmp_path):
     """Which is what its successor begins from. It is said once, and once more when it has been there meanwhile."""
     stage = Stage(Watch())
     first, *more = (tmp_path / name for name in ("a", "b", "c", "d", "e"))
@@ -78,7 +81,7 @@ def test_the_file_of_a_role_that_is_not_there_is_that_of_the_checkpoint_before(t
     assert saved(stage, more[3])["evaluator-0"] == "d" and len(stage.events()) == 1
 
 
-def test_a_learner_is_given_time_to_come_back_and_then_its_file_of_the_checkpoint_before_stands_for_it(tmp_path):
+def test_a_missing_learner_is_waited_for_once(tmp_path):
     stage = Stage(Watch())
     saved(stage, tmp_path / "a")
     stage.gone = {"learner-0"}
@@ -105,7 +108,7 @@ def test_what_it_had_half_written_does_not_stay(tmp_path):
     assert saved(stage, tmp_path / "b") == {"learner-0": "b", "evaluator-0": "a"}
 
 
-def test_without_a_checkpoint_before_an_evaluator_is_left_out_and_a_learner_is_not(tmp_path):
+def test_the_first_checkpoint_needs_the_learner(tmp_path):
     stage = Stage(Watch())
     stage.gone = {"evaluator-0"}
     assert saved(stage, tmp_path / "a") == {"learner-0": "a"}
@@ -127,7 +130,7 @@ def test_where_nobody_is_there_nothing_new_is_saved(tmp_path):
     assert {event["kind"] for event in stage.events()} == {"checkpoint failed"}
 
 
-def test_a_learner_that_shares_its_state_with_another_needs_no_file(tmp_path):
+def test_shared_state_needs_one_file(tmp_path):
     """An old one would win over the other's when the run is resumed."""
     stage = Stage(Watch(), learners=2)
     saved(stage, tmp_path / "a")
@@ -135,7 +138,7 @@ def test_a_learner_that_shares_its_state_with_another_needs_no_file(tmp_path):
     assert saved(stage, tmp_path / "b") == {"learner-1": "b", "evaluator-0": "b"}
 
 
-def test_a_role_that_cannot_write_fails_the_checkpoint_whoever_else_is_gone(tmp_path):
+def test_a_failed_write_fails_the_checkpoint(tmp_path):
     stage = Stage(Watch())
     saved(stage, tmp_path / "a")
     stage.gone, stage.errors = {"evaluator-0"}, {"learner-0": "no space left on device"}
@@ -143,7 +146,7 @@ def test_a_role_that_cannot_write_fails_the_checkpoint_whoever_else_is_gone(tmp_
     assert [(e["role"], e["text"]) for e in stage.events()] == [("learner-0", "no space left on device")]
 
 
-def test_a_resumed_run_that_ends_before_its_learner_has_come_keeps_what_it_knew(tmp_path):
+def test_a_run_that_ends_early_keeps_its_state(tmp_path):
     watch = Watch()
     saved(Stage(watch), tmp_path / "a")
     stage = Stage(watch, late=("learner",))

@@ -1,6 +1,6 @@
 """Death between any two lines: an endpoint is stopped at every single line of its wire's code, then replaced.
 
-Real kills (the other files) hit whatever moment they hit; here each moment is hit in turn, on the inline medium, whose
+Real kills (the other files) hit whatever moment they hit; here each moment is hit in turn, on the inline allocator, whose
 memory and channels behave like shared memory and pipes as far as one process can tell.
 """
 
@@ -12,9 +12,9 @@ import pytest
 
 from shoal.core import Wait
 from shoal.errors import GroupChanged
-from shoal.runtime.program import Node
-from shoal.runtime.wires import Broadcast, Call, Group, Stream
-from shoal.slots import Field, Inline, Layout
+from shoal.runtime.program import RoleNode
+from shoal.runtime.wires import BroadcastWire, CallWire, GroupWire, StreamWire
+from shoal.slots import Field, InlineAllocator, Layout
 
 LAYOUT = Layout({"a": Field((2,), "i8"), "b": Field((3,), "i8")})
 
@@ -59,8 +59,8 @@ def now(coroutine):
 
 def built(wire, **ends):
     for end, count in ends.items():
-        wire.join(end, Node(end, object, {}, count, count, count, 1))
-    wire.build(Inline())
+        wire.join(end, RoleNode(end, object, {}, count, count, count, 1))
+    wire.build(InlineAllocator())
     for end, count in ends.items():
         for member in range(count):
             wire.enlist(end, member, True)
@@ -73,7 +73,7 @@ class Flow:
     """A producer and a consumer of one stream, in lock-step; each may be replaced at any time."""
 
     def __init__(self, full):
-        self.stream = built(Stream("s", LAYOUT, depth=2, full=full), sink=1, source=1)
+        self.stream = built(StreamWire("s", LAYOUT, depth=2, full=full), sink=1, source=1)
         self.lives, self.sent, self.received = 0, 0, []
         self.sink = self.source = None
         self.replace("sink")
@@ -106,8 +106,8 @@ class Flow:
             pass
         assert self.received == sorted(set(self.received))
         numbers = self.stream.numbers()
-        books = self.stream.books()
-        assert (books.counts()[:, 0] == books.counts()[:, 3] + books.counts()[:, 1] + books.held()).all(), numbers
+        table = self.stream.table()
+        assert (table.counts()[:, 0] == table.counts()[:, 3] + table.counts()[:, 1] + table.held()).all(), numbers
         for _ in range(2):
             before = self.sent
             assert self.send() and self.sent == before + 1, "a slot is lost"
@@ -146,7 +146,7 @@ def test_a_stream_survives_death_at_any_line(full, victim, backlog):
     raise AssertionError("it never lived")
 
 
-def test_a_death_in_the_middle_of_recovery_is_recovered_from():
+def test_a_death_during_recovery():
     for line in range(1, 300):
         flow = Flow("block")
         flow.send()
@@ -163,7 +163,7 @@ def test_a_death_in_the_middle_of_recovery_is_recovered_from():
 
 
 def test_the_books_tell_a_lost_slot_from_a_moment_of_haste(monkeypatch):
-    from shoal.runtime.wires import stream as module
+    from shoal.runtime.wires import lanes as module
 
     flow = Flow("block")
     for _ in range(3):
@@ -172,13 +172,13 @@ def test_the_books_tell_a_lost_slot_from_a_moment_of_haste(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     assert flow.stream.conserved()
-    books = flow.stream.books()
-    books.words[0, module.WRITTEN] += 1  # between the state and the count: a moment later all is well
+    table = flow.stream.table()
+    table.words[0, module.WRITTEN] += 1  # between the state and the count: a moment later all is well
     assert flow.stream.conserved()
     clock[0] += 1
-    books.words[0, module.WRITTEN] -= 1
+    table.words[0, module.WRITTEN] -= 1
     assert flow.stream.conserved()
-    books.words[0, module.WRITTEN] += 1  # for good
+    table.words[0, module.WRITTEN] += 1  # for good
     assert flow.stream.conserved()
     clock[0] += 3
     assert not flow.stream.conserved()
@@ -187,9 +187,9 @@ def test_the_books_tell_a_lost_slot_from_a_moment_of_haste(monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------- broadcast
-def test_a_broadcast_survives_its_publishers_death_at_any_line():
+def test_a_broadcast_survives_death_at_any_line():
     for line in range(1, 100):
-        wire = built(Broadcast("b", LAYOUT), publisher=1, reader=1)
+        wire = built(BroadcastWire("b", LAYOUT), publisher=1, reader=1)
         publisher, reader, into = wire.attach("publisher", 0, 0), wire.attach("reader", 0, 0), LAYOUT.empty()
         seen = {}
 
@@ -236,7 +236,7 @@ def answer(server, most=8):
 @pytest.mark.parametrize(("victim", "moment"), [("client", "ask"), ("client", "result"), ("server", "answer")])
 def test_a_call_survives_death_at_any_line(victim, moment):
     for line in range(1, 250):
-        wire = built(Call("c", SCALAR, SCALAR, depth=2), client=2, server=1)
+        wire = built(CallWire("c", SCALAR, SCALAR, depth=2), client=2, server=1)
         client, other, server = wire.attach("client", 0, 0), wire.attach("client", 1, 0), wire.attach("server", 0, 0)
         kept = asked(other, 7)  # of a client that is not concerned
         first = asked(client, 1) if moment != "ask" else None
@@ -265,9 +265,9 @@ def test_a_call_survives_death_at_any_line(victim, moment):
     raise AssertionError("it never lived")
 
 
-def test_a_reply_that_is_being_written_while_its_client_is_replaced_is_nobodys():
+def test_a_reply_to_a_replaced_client_is_dropped():
     """The server has looked whether the client still waits, and not yet written: now the client is replaced and asks anew."""
-    wire = built(Call("c", SCALAR, SCALAR, depth=1), client=1, server=1)
+    wire = built(CallWire("c", SCALAR, SCALAR, depth=1), client=1, server=1)
     client, server = wire.attach("client", 0, 0), wire.attach("server", 0, 0)
     asked(client, 1)
     (request,) = now(server.take(1))
@@ -287,7 +287,7 @@ def test_a_reply_that_is_being_written_while_its_client_is_replaced_is_nobodys()
 
 
 def test_a_restarted_server_hears_of_no_request_twice():
-    wire = built(Call("c", SCALAR, SCALAR, depth=2), client=1, server=1)
+    wire = built(CallWire("c", SCALAR, SCALAR, depth=2), client=1, server=1)
     client = wire.attach("client", 0, 0)
     pending = asked(client, 1)
     server = wire.attach("server", 0, 1)  # it finds the request in the headers, and its number is still in the channel
@@ -299,8 +299,8 @@ def test_a_restarted_server_hears_of_no_request_twice():
     assert now(pending.result())["x"][0] == 5
 
 
-def test_what_a_leaving_server_has_taken_is_answered_by_another():
-    wire = built(Call("c", SCALAR, SCALAR, depth=2), client=2, server=2)
+def test_taken_requests_of_a_leaving_server_move():
+    wire = built(CallWire("c", SCALAR, SCALAR, depth=2), client=2, server=2)
     clients, servers = [[wire.attach(end, k, 0) for k in range(2)] for end in ("client", "server")]
     pending = [asked(clients[0], 1), asked(clients[0], 2), asked(clients[1], 3)]
     (kept,) = now(servers[0].take(1))
@@ -318,7 +318,7 @@ def test_a_group_never_uses_what_another_epoch_writes(monkeypatch):
     """A member is still adding up when the group changes and another one already writes for the new epoch."""
     from shoal.runtime.wires import group as module
 
-    wire = built(Group("g", 64), member=3)
+    wire = built(GroupWire("g", 64), member=3)
     members = [wire.attach("member", k, 0) for k in range(3)]
     states = [np.full(8, float(k)) for k in range(3)]
     syncs = [member.sync(state) for member, state in zip(members, states, strict=True)]

@@ -39,7 +39,7 @@ def beaters(**replicas):
 
 
 # ---------------------------------------------------------------------------------------------- deaths
-def test_every_role_is_restarted_and_totals_never_run_backwards(tmp_path):
+def test_totals_never_run_backwards(tmp_path):
     """Named in its process's title, with another seed in each life, and counters that go on."""
     program = beaters(actor=2, learner=1)
     killer = Killer(("actor-0", "actor-1", "learner-0"), times=6, every=30)
@@ -270,7 +270,7 @@ def test_waiting_beating_and_compiling_are_not_hanging(tmp_path):
     assert not watch.texts("restart")
 
 
-def test_a_first_step_is_timed_from_when_it_has_what_it_waited_for(tmp_path):
+def test_a_first_step_is_timed_after_its_wait(tmp_path):
     program = Program("t")
     program.add("late", Hanging, seconds="late")
     watch = Watch(lambda c: c.snapshot()["late-0"]["env_steps"] > 10)

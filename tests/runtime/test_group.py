@@ -93,7 +93,7 @@ def test_an_all_reduce_has_the_same_bits_at_every_member(kind, members, tmp_path
 
 
 @pytest.mark.parametrize("victim", ["learner-0", "learner-3"])
-def test_three_go_on_when_the_fourth_is_killed_and_take_it_back_in(victim, tmp_path):
+def test_a_group_survives_a_kill(victim, tmp_path):
     """Operations fail fast, the group re-forms around the senior's state, and the restarted one gets that state."""
     times = {}
 

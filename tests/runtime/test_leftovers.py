@@ -10,18 +10,49 @@ import time
 
 import psutil
 import pytest
+import setproctitle
 
 from shoal.core import any_of
 from shoal.errors import ShoalError
 from shoal.runtime import Program, run
-from shoal.runtime.local import Nursery
-from tests.runtime.harness import PRELOAD, Killer, Shared, Watch, drive, eventually, gone, up
+from shoal.runtime.fork_server_client import ForkServerClient
+from tests.runtime.harness import Killer, Shared, Watch, drive, eventually, gone, up
 from tests.runtime.test_faults import LAYOUT, Beater, beaters
+from tests.tree import tree_environment
+
+
+def forked(act=lambda: None):
+    """The pid of a daemon that was forked twice and executes nothing, in a session of its own, after it has done `act`."""
+    read, write = os.pipe()
+    first = os.fork()
+    if first == 0:
+        os.setsid()
+        if os.fork() == 0:
+            act()
+            os.write(write, str(os.getpid()).encode())
+            time.sleep(300)
+        os._exit(0)
+    os.waitpid(first, 0)
+    os.close(write)
+    with open(read, "rb", buffering=0) as file:
+        return int(file.read(100))
+
+
+def overwrite_names():
+    """As setproctitle does: what it says lies where the arguments and the environment were."""
+    setproctitle.setproctitle("d" * 10_000)
+
+
+def empty_environment():
+    """The pid of a daemon that inherits no variable."""
+    started = subprocess.run("setsid sleep 300 > /dev/null & echo $!", shell=True, stdout=subprocess.PIPE, check=True, env={})
+    return int(started.stdout)
 
 
 class Parent:
     """Like an environment that runs a simulator: one in its group, one in a session of its own, each with a child of its
-    own, and a daemon whose parent has gone."""
+    own, and daemons whose parents have gone: one that is executed, one that is not, one without an environment, and one that has
+    overwritten it."""
 
     def __init__(self, me, folder):
         self.me = me
@@ -30,7 +61,7 @@ class Parent:
         processes = [subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=new) for new in (False, True)]
         pids = [p.pid for p in processes] + [int(p.stdout.readline()) for p in processes]
         daemon = subprocess.run("setsid sleep 300 > /dev/null & echo $!", shell=True, stdout=subprocess.PIPE, check=True)
-        pids.append(int(daemon.stdout))
+        pids += [int(daemon.stdout), forked(), forked(overwrite_names), empty_environment()]
         (folder / f"{me.index}-{me.incarnation}").write_text(" ".join(map(str, pids)))
 
     async def step(self):
@@ -38,11 +69,14 @@ class Parent:
         await any_of(timeout=0.01)
 
 
+PIDS = 8  # of one Parent
+
+
 def started(folder, name="*-*"):
     return [int(pid) for path in folder.glob(name) for pid in path.read_text().split()]
 
 
-def test_what_an_environment_started_dies_with_its_place_and_no_other(tmp_path):
+def test_child_processes_die_with_their_place(tmp_path):
     program = Program("t")
     program.add("parent", Parent, folder=tmp_path, replicas=2)
     killer = Killer(("parent-0",), times=1, every=5)
@@ -56,7 +90,7 @@ def test_what_an_environment_started_dies_with_its_place_and_no_other(tmp_path):
 
     watch = drive(program, "local", tmp_path, Watch(lambda c: seen, act))
     assert watch.reason == "until" and seen == {"dead": True, "alive": True}
-    assert len(started(tmp_path)) == 15
+    assert len(started(tmp_path)) == 3 * PIDS
     assert eventually(lambda: all(map(gone, started(tmp_path))))  # at the end of the run
 
 
@@ -67,27 +101,27 @@ def test_the_fork_server_is_replaced(tmp_path):
 
     def act(control):
         if up(control) and "killed" not in seen and control.total("env_steps") > 10:
-            seen["killed"], seen["pids"] = control.nursery.process.pid, [child.pid for child in control.children.values()]
+            seen["killed"], seen["pids"] = control.fork_server.process.pid, [child.pid for child in control.children.values()]
             os.kill(seen["killed"], signal.SIGKILL)
 
     watch = drive(program, "local", tmp_path, Watch(lambda c: "killed" in seen and up(c) and c.total("restarts") == 2 and
                                                     c.total("alive") == 2 and c.total("env_steps") > 50, act))
     assert watch.reason == "until"
     assert all(map(gone, seen["pids"]))
-    assert eventually(lambda: all(map(gone, started(tmp_path, "*-0"))))
+    assert len(started(tmp_path, "*-0")) == 2 * PIDS and eventually(lambda: all(map(gone, started(tmp_path, "*-0"))))
     assert any("fork server died" in text for text in watch.texts("restart"))
 
 
-def test_places_that_die_with_the_fork_server_are_not_blamed(tmp_path, monkeypatch):
+def test_deaths_with_the_fork_server_do_not_count(tmp_path, monkeypatch):
     """Not even those that could not start: it is no sign of too little memory."""
-    monkeypatch.setattr("shoal.runtime.places.UNBORN_DEATHS", 1)
+    monkeypatch.setattr("shoal.runtime.place_supervisor.DEATHS_WHILE_STARTING", 1)
     program = Program("t")
     program.add("actor", SlowBirth)
     seen = {}
 
     def act(control):
         if not seen and control.children["actor-0"].pid and not control.children["actor-0"].ready:
-            seen["killed"] = control.nursery.process.pid
+            seen["killed"] = control.fork_server.process.pid
             os.kill(seen["killed"], signal.SIGKILL)
 
     watch = drive(program, "local", tmp_path, Watch(lambda c: seen and c.total("env_steps") > 5, act))
@@ -101,17 +135,16 @@ class SlowBirth(Beater):
 
 
 def test_a_fork_server_that_cannot_start_ends_the_run(tmp_path, capfd):
-    with Nursery(("there_is_no_such_module",)) as nursery, pytest.raises(ShoalError, match="the fork server cannot start"):
-        run(beaters(actor=1), Watch(), "local", tmp_path, nursery=nursery)
+    with (ForkServerClient(("there_is_no_such_module",)) as fork_server,
+          pytest.raises(ShoalError, match="the fork server cannot start")):
+        run(beaters(actor=1), Watch(), "local", tmp_path, fork_server=fork_server)
     assert "there_is_no_such_module" in capfd.readouterr().err
 
 
 SCRIPT = """
-    import sys, os
-    sys.path.insert(0, {root!r})
     from pathlib import Path
     from shoal.runtime import Program, run
-    from shoal.runtime.local import Nursery
+    from shoal.runtime.fork_server_client import ForkServerClient
     from tests.runtime.harness import PRELOAD, Watch
     from tests.runtime.test_leftovers import Parent, Stuck
 
@@ -122,11 +155,11 @@ SCRIPT = """
 
     def act(control):
         if control.total("alive") == 3 and not (folder / "pids").exists():
-            pids = [child.pid for child in control.children.values()] + [control.nursery.process.pid]
+            pids = [child.pid for child in control.children.values()] + [control.fork_server.process.pid]
             (folder / "new").write_text(" ".join(map(str, pids)))
             (folder / "new").rename(folder / "pids")
 
-    run(program, Watch(act=act, seconds=60), "local", folder / "logs", nursery=Nursery(PRELOAD))
+    run(program, Watch(act=act, seconds=60), "local", folder / "logs", fork_server=ForkServerClient(PRELOAD))
 """
 
 
@@ -140,15 +173,18 @@ class Stuck:
         time.sleep(300)
 
 
-def test_when_the_parent_is_killed_nothing_is_left(tmp_path):
+@pytest.mark.parametrize("how", ["kill -9", "interrupt"])
+def test_when_the_parent_is_killed_nothing_is_left(how, tmp_path):
     before = set(os.listdir("/dev/shm"))
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    script = textwrap.dedent(SCRIPT).format(root=root, folder=str(tmp_path))
-    parent = subprocess.Popen([sys.executable, "-c", script])
+    script = textwrap.dedent(SCRIPT).format(folder=str(tmp_path))
+    parent = subprocess.Popen([sys.executable, "-c", script], env=tree_environment())
     try:
         assert eventually(lambda: (tmp_path / "pids").exists(), 30)
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()] + started(tmp_path, "*-0")
-        assert len(pids) == 4 + 10 and not any(map(gone, pids))
+        assert len(pids) == 4 + 2 * PIDS and not any(map(gone, pids))
+        if how == "interrupt":
+            parent.send_signal(signal.SIGINT)
+            parent.wait(60)  # the role that is stuck is given some seconds
     finally:
         parent.kill()
         parent.wait()
@@ -156,9 +192,9 @@ def test_when_the_parent_is_killed_nothing_is_left(tmp_path):
     assert set(os.listdir("/dev/shm")) <= before
 
 
-def test_many_runs_in_one_process_leave_nothing_behind(tmp_path, monkeypatch):
+def test_many_runs_in_one_process_leave_nothing_behind(tmp_path):
     """Neither descriptors nor zombies nor processes, in this process and in the fork server; also with one's own fork server."""
-    nursery = Shared.get()
+    fork_server = Shared.get()
 
     def once():
         program = Program("t")
@@ -167,21 +203,20 @@ def test_many_runs_in_one_process_leave_nothing_behind(tmp_path, monkeypatch):
         program.add("a", Sender, weights=weights.publisher, items=items.sink)
         program.add("b", Taker, weights=weights.reader, items=items.source)
         watch = Watch(lambda c: c.total("env_steps") > 3)
-        assert run(program, watch, "local", tmp_path, nursery=nursery) == "until"
+        assert run(program, watch, "local", tmp_path, fork_server=fork_server) == "until"
 
     def counts():
         gc.collect()
-        server = psutil.Process(nursery.process.pid)
+        server = psutil.Process(fork_server.process.pid)
         return len(os.listdir("/proc/self/fd")), server.num_fds(), len(server.children(recursive=True))
 
     once()
     before = counts()
-    for _ in range(10):
+    for _ in range(5):
         once()
     assert counts() == before
     assert not [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
     children = {child.pid for child in psutil.Process().children()}
-    monkeypatch.setattr("shoal.runtime.nursery.PRELOAD", PRELOAD)
     run(beaters(actor=1), Watch(lambda c: c.total("env_steps") > 3), "local", tmp_path)  # with a fork server of its own
     assert {child.pid for child in psutil.Process().children()} == children
     assert counts() == before
@@ -207,7 +242,7 @@ class Taker:
         await self.items.take(1)
 
 
-def test_a_role_reads_no_standard_input_and_inherits_no_descriptors(tmp_path):
+def test_a_role_inherits_no_descriptors(tmp_path):
     program = Program("t")
     program.add("curious", Curious, folder=tmp_path)
     drive(program, "local", tmp_path, Watch(lambda c: c.total("env_steps") >= 1))
@@ -224,3 +259,38 @@ class Curious:
         os.system(f"ls /proc/self/fd > {self.folder / 'fds'}")
         self.me.stats.add("env_steps")
         await any_of(timeout=1)
+
+
+# ---------------------------------------------------------------------------------------------- logs
+class Printer:
+    """Prints without end."""
+
+    def __init__(self, me, line):
+        self.me, self.line = me, line
+
+    async def step(self):
+        for number in range(2000):
+            print(self.line, self.me.stats.get("env_steps"), number)
+        self.me.stats.add("env_steps")
+        await any_of(timeout=0.001)
+
+
+def test_an_environment_that_prints_cannot_fill_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr("shoal.runtime.log_limit.MOST_BYTES", 200_000)
+    program, seen = Program("t"), []
+    program.add("printer", Printer, line="x" * 90, replicas=2)
+    logs = tmp_path / "logs"
+
+    def look(control):
+        seen.append(sum(path.stat().st_size for path in logs.iterdir()))
+        return control.total("env_steps") > 60
+
+    watch = drive(program, "local", tmp_path, Watch(look))
+    assert watch.reason == "until"
+    for path in logs.iterdir():
+        text = path.read_text()
+        first, *_, last = text.splitlines()
+        assert first.startswith("[shoal] ") and first.endswith("bytes of this log were dropped here: it had become too long")
+        assert last.startswith("xxx") and len(text) < 10_000_000, "what is printed between two looks is there too"
+    steps = sum(page["env_steps"] for page in watch.final.values())
+    assert sum(path.stat().st_size for path in logs.iterdir()) < 0.5 * 2000 * 90 * steps

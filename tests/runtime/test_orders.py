@@ -12,11 +12,11 @@ import pytest
 
 from shoal.errors import RoleFailed, ShoalError
 from shoal.runtime import Faults, Program, run
-from shoal.runtime.local import Nursery
+from shoal.runtime.fork_server_client import ForkServerClient
 from tests.runtime.harness import PRELOAD, Watch, drive, gone, up
 from tests.runtime.test_faults import Beater, beaters
 
-PLACES = 24  # a socket of the smallest size holds about four orders and six answers
+PLACES = 12  # a socket of the smallest size holds about four orders and six answers
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +39,9 @@ def narrow(failures):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("socket.socketpair", small)
         patch.setenv("FORKLESS", str(failures))
-        nursery = Nursery((*PRELOAD, "tests.runtime.forkless"))
-    with nursery:
-        yield nursery
+        fork_server = ForkServerClient((*PRELOAD, "tests.runtime.forkless"))
+    with fork_server:
+        yield fork_server
 
 
 def everybody(control):
@@ -52,8 +52,8 @@ def test_more_places_than_fit_into_the_socket_all_start(tmp_path, narrow):
     """Neither waits for the other for ever: the supervisor for room for its orders, the fork server for its answers."""
     held, open_files = [], []
     for _ in range(2):
-        watch = Watch(everybody, lambda control: held.append(len(control.nursery._queue)), seconds=60)
-        assert run(beaters(actor=PLACES), watch, "local", tmp_path, nursery=narrow) == "until"
+        watch = Watch(everybody, lambda control: held.append(len(control.fork_server._queue)), seconds=60)
+        assert run(beaters(actor=PLACES), watch, "local", tmp_path, fork_server=narrow) == "until"
         assert not watch.texts("restart") and not watch.texts("hang")
         gc.collect()
         open_files.append(len(os.listdir("/proc/self/fd")))
@@ -63,14 +63,14 @@ def test_more_places_than_fit_into_the_socket_all_start(tmp_path, narrow):
 
 def test_import_paths_may_be_longer_than_any_message(tmp_path, narrow, monkeypatch):
     monkeypatch.setattr("sys.path", [*sys.path, *(str(tmp_path / f"{number}") for number in range(5000))])
-    assert run(beaters(actor=1), Watch(everybody, seconds=60), "local", tmp_path, nursery=narrow) == "until"
+    assert run(beaters(actor=1), Watch(everybody, seconds=60), "local", tmp_path, fork_server=narrow) == "until"
 
 
 def test_a_place_that_cannot_be_forked_is_tried_again(tmp_path, narrow, failures):
     server = narrow.process.pid
     failures.write_text("4")
     watch = Watch(everybody, seconds=60)
-    assert run(beaters(actor=2, learner=1), watch, "local", tmp_path, nursery=narrow) == "until"
+    assert run(beaters(actor=2, learner=1), watch, "local", tmp_path, fork_server=narrow) == "until"
     assert narrow.process.pid == server and not gone(server)
     assert len(watch.texts("restart")) == 4
     assert all(text.startswith("could not be forked: [Errno 11] Resource temporarily unavailable; restarted")
@@ -79,23 +79,23 @@ def test_a_place_that_cannot_be_forked_is_tried_again(tmp_path, narrow, failures
 
 
 def test_a_place_that_can_never_be_forked_ends_the_run(tmp_path, narrow, failures, monkeypatch):
-    monkeypatch.setattr("shoal.runtime.places.UNBORN_DEATHS", 3)
+    monkeypatch.setattr("shoal.runtime.place_supervisor.DEATHS_WHILE_STARTING", 3)
     failures.write_text("1000")
     try:
         with pytest.raises(RoleFailed, match=r"actor-0 ended 3 times before it could start .*: could not be forked: .*unavailable"):
-            run(beaters(actor=1), Watch(seconds=60), "local", tmp_path, nursery=narrow)
+            run(beaters(actor=1), Watch(seconds=60), "local", tmp_path, fork_server=narrow)
     finally:
         failures.unlink()
 
 
-def test_a_fork_server_that_is_stopped_with_orders_unread_is_replaced(tmp_path, narrow, monkeypatch):
+def test_a_stopped_fork_server_with_unread_orders(tmp_path, narrow, monkeypatch):
     monkeypatch.setattr("shoal.runtime.local.ANSWER_SECONDS", 0.5)
-    assert run(beaters(actor=1), Watch(everybody, seconds=60), "local", tmp_path, nursery=narrow) == "until"  # it is up
+    assert run(beaters(actor=1), Watch(everybody, seconds=60), "local", tmp_path, fork_server=narrow) == "until"  # it is up
     stopped = narrow.process.pid
     os.kill(stopped, signal.SIGSTOP)
-    watch = Watch(lambda control: control.nursery.process.pid != stopped and everybody(control), seconds=60)
+    watch = Watch(lambda control: control.fork_server.process.pid != stopped and everybody(control), seconds=60)
     assert run(beaters(actor=PLACES), watch, "local", tmp_path, Faults(hang_seconds=2.0), narrow) == "until"
-    assert watch.texts("hang")[0] == "no sign of life for 2 s; it is killed" and gone(stopped)
+    assert watch.texts("hang")[0] == "no sign of life for 2 s; killed" and gone(stopped)
     assert all(row["restarts"] >= 1 for row in watch.final.values())
 
 
@@ -111,13 +111,13 @@ def test_a_fork_server_that_finds_no_room_is_tried_again(times, monkeypatch):
         return popen(*arguments, **values)
 
     monkeypatch.setattr("subprocess.Popen", full)
-    monkeypatch.setattr("shoal.runtime.nursery.START_PAUSES", (0.0, 0.01, 0.01))
+    monkeypatch.setattr("shoal.runtime.fork_server_client.START_PAUSES", (0.0, 0.01, 0.01))
     if times == 2:
-        with Nursery(()) as nursery:
-            assert nursery.process.poll() is None
+        with ForkServerClient(()) as fork_server:
+            assert fork_server.process.poll() is None
     else:
         with pytest.raises(ShoalError, match=r"the fork server cannot start: \[Errno 11\] .*ulimit -u"):
-            Nursery(())
+            ForkServerClient(())
         assert left[0] == times - 4
 
 
@@ -127,8 +127,11 @@ class Doomed(Beater):
     def state(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def load(self, state):
+        """There is never anything to load."""
 
-def test_a_checkpoint_that_fails_by_a_death_names_the_role_once(tmp_path):
+
+def test_a_checkpoint_that_fails_by_a_death(tmp_path):
     program = Program("t")
     program.add("learner", Doomed)
     saving = []

@@ -93,7 +93,7 @@ class Long:
         time.sleep(0.2)
 
 
-def test_threads_go_on_while_one_role_computes_and_sleep_when_all_wait(tmp_path):
+def test_threads_run_beside_a_busy_role(tmp_path):
     program = Program("t")
     items = program.stream("items", LAYOUT)
     program.add("producer", Producer, out=items.sink, place="home", pause=0.005)
@@ -115,7 +115,7 @@ def test_threads_go_on_while_one_role_computes_and_sleep_when_all_wait(tmp_path)
 
 # ---------------------------------------------------------------------------------------------- the control handle
 class Coordinator:
-    """Plays a script of wishes through the control handle; each is carried out when it returns."""
+    """Plays a script of kept_settings through the control handle; each is carried out when it returns."""
 
     def __init__(self, me, control, script, books):
         self.me, self.control, self.script, self.books, self.at, self.marks = me, control, script, books, 0, {}
@@ -126,9 +126,9 @@ class Coordinator:
             self.me.finish("done")
             await any_of(timeout=5)
             return
-        wish = self.script[self.at]
+        request = self.script[self.at]
         self.at += 1
-        name, *arguments = wish
+        name, *arguments = request
         if name == "check":
             for patience in range(250, -1, -1):  # a busy machine may keep a role from a step for a while
                 await any_of(timeout=0.08)
@@ -232,7 +232,7 @@ SCRIPT = [
 
 @pytest.mark.parametrize(("kind", "home"), [("inline", None), ("local", None), ("local", "all together"),
                                             ("local", "with the barrier")])
-def test_a_coordinator_carries_out_its_wishes(kind, home, tmp_path):
+def test_control_requests_are_carried_out(kind, home, tmp_path):
     program = Program("t", store=Files())
     items = program.stream("items", LAYOUT, full="drop_oldest")  # a worker that was resumed alone must not wait for the barrier
     books = program.shared("books", Layout(FIELDS))
@@ -242,7 +242,7 @@ def test_a_coordinator_carries_out_its_wishes(kind, home, tmp_path):
     program.add("coordinator", Coordinator, control=CONTROL, script=SCRIPT, books=books.view)
     watch = drive(program, kind, tmp_path)
     assert watch.reason == "done", watch.texts("restart")
-    assert not watch.texts("restart")  # no assertion failed, and nobody died of a wrong wish
+    assert not watch.texts("restart")  # no assertion failed, and no role died of a wrong request
     notes = "\n".join(watch.texts("note"))
     for part in ("set(nonsense=1) failed", "has no set()", "1 to 4 replicas, not 9", "no role nobody", "no state to copy",
                  "worker-3 is not running"):
@@ -252,7 +252,7 @@ def test_a_coordinator_carries_out_its_wishes(kind, home, tmp_path):
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_a_pause_does_not_wait_for_a_step_that_needs_a_paused_role(kind, tmp_path):
+def test_a_pause_does_not_wait_for_the_step(kind, tmp_path):
     """worker-1 is ahead and waits within its step for the barrier, which waits for worker-0, which is paused already."""
     program = Program("t", store=Files())
     items, books = program.stream("items", LAYOUT), program.shared("books", Layout(FIELDS))
@@ -266,7 +266,7 @@ def test_a_pause_does_not_wait_for_a_step_that_needs_a_paused_role(kind, tmp_pat
     assert watch.reason == "done" and not watch.texts("restart")
 
 
-def test_wishes_hold_for_a_restarted_role(tmp_path):
+def test_settings_hold_for_a_restarted_role(tmp_path):
     """A role that was paused or given values, and is then killed, comes back paused and with these values."""
     program = Program("t", store=Files())
     items, books = program.stream("items", LAYOUT, full="drop_oldest"), program.shared("books", Layout(FIELDS))
@@ -331,7 +331,7 @@ class Publisherless:
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_checkpoints_are_written_between_steps_and_loaded_at_a_restart(kind, tmp_path):
+def test_checkpoints_are_loaded_at_a_restart(kind, tmp_path):
     program = Program("t", store=Files())
     items = program.stream("items", LAYOUT)
     program.add("counter", Counter, out=items.sink, replicas=2)

@@ -48,8 +48,8 @@ class Handle:
 
     def report(self, **values):
         """What the place says now."""
-        nothing = {"said": [], "files": {}, "log": b"", "node": "n1", "pid": 7, "address": "here", "pages": {}, "wires": {},
-                   "post": (0, 0)}
+        nothing = {"said": [], "files": {}, "log": b"", "logged": 0, "node": "n1", "pid": 7, "address": "here", "pages": {},
+                   "wires": {}, "traffic": (0, 0)}
         self.lines[-1][0].result = {**nothing, **values}
 
     def die(self, error):
@@ -78,13 +78,13 @@ class FakeCluster:
 
     def __init__(self, program, config, names):
         self.handles, self.known, self.alive, self.there, self.gone = {}, {"n1", "n2"}, {"n1", "n2"}, True, False
-        self.address, self.head = "here", "head:6379"
+        self.address, self.head, self.why_gone = "here", "head:6379", "nothing listens at that address"
 
     def start(self, place, incarnation):
         self.handles.setdefault(place, []).append(Handle())
         return self.handles[place][-1]
 
-    def live_on(self, node):
+    def used(self, node):
         pass
 
     def listed(self, node):
@@ -111,10 +111,10 @@ class FakeCluster:
 
 @pytest.fixture
 def make(tmp_path, monkeypatch):
-    from shoal.runtime.ray import supervisor
+    from shoal.runtime.ray import ray_supervisor as supervisor
 
     monkeypatch.setattr(supervisor, "ray", FakeRay())
-    monkeypatch.setattr(supervisor, "Cluster", FakeCluster)
+    monkeypatch.setattr(supervisor, "RayCluster", FakeCluster)
     monkeypatch.setattr(supervisor, "TICK_SECONDS", 0.0)
     monkeypatch.setattr(supervisor, "AGAIN_SECONDS", 0.0)
 
@@ -149,10 +149,11 @@ def dead(text="the worker process has died"):
     return RayActorError(error_msg=text)
 
 
-def test_a_place_that_finds_no_room_is_waited_for_and_is_not_a_failure(make):
+def test_waiting_for_cpus_is_not_a_failure(make):
     control = make(start_seconds=5.0)
     come(control, "learner-0")
     waiting = control.children["evaluator-0"]
+    assert not control.complete()
     waiting.started_at -= 1000
     for _ in range(3):
         control.turn()
@@ -160,8 +161,9 @@ def test_a_place_that_finds_no_room_is_waited_for_and_is_not_a_failure(make):
     assert len(control.cluster.handles["evaluator-0"]) == 1
     found = control.events()
     assert [(e["kind"], e["role"]) for e in found] == [("waiting", "evaluator-0")] and "0 CPUs" in found[0]["text"]
+    assert control.unheard() == ["evaluator-0"] and control.complete()  # a checkpoint does not wait for it
     come(control, "evaluator-0", said=[])  # it has room now, and begins to start
-    assert events(control, "placed")[0][1].startswith("there is room again, after 10")
+    assert events(control, "placed")[0][1].startswith("started after waiting 10")
     control.turn()
     assert not waiting.hung
     waiting.started_at -= 6
@@ -169,7 +171,7 @@ def test_a_place_that_finds_no_room_is_waited_for_and_is_not_a_failure(make):
     assert waiting.hung == "not started within 5 s" and control.cluster.handles["evaluator-0"][0].killed
 
 
-def test_a_checkpoint_does_not_wait_for_a_place_that_waits_for_room(make, tmp_path):
+def test_a_checkpoint_does_not_wait_for_cpus(make, tmp_path):
     watch = Watch()
     control = make(watch)
     for place in ("learner-0", "evaluator-0"):
@@ -189,7 +191,7 @@ def test_a_checkpoint_does_not_wait_for_a_place_that_waits_for_room(make, tmp_pa
     assert [path.name for path in (tmp_path / "saved").iterdir()] == ["learner-0.safetensors"]
 
 
-def test_the_death_of_a_node_is_one_restart_and_begins_when_ray_knows_of_it(make):
+def test_the_death_of_a_node_is_one_restart(make):
     control = make()
     for place in ("learner-0", "evaluator-0"):
         come(control, place)
@@ -208,8 +210,8 @@ def test_the_death_of_a_node_is_one_restart_and_begins_when_ray_knows_of_it(make
     assert control.snapshot()["learner-0"]["restarts"] == 1
 
 
-def test_a_node_of_which_ray_never_hears_is_not_waited_for_for_ever(make, monkeypatch):
-    from shoal.runtime.ray import supervisor
+def test_an_unnoticed_node_death_is_not_waited_for(make, monkeypatch):
+    from shoal.runtime.ray import ray_supervisor as supervisor
 
     control = make()
     come(control, "learner-0")
@@ -224,7 +226,7 @@ def test_a_node_of_which_ray_never_hears_is_not_waited_for_for_ever(make, monkey
     assert len(control.cluster.handles["learner-0"]) == 2
 
 
-def test_a_place_whose_node_dies_before_it_has_begun_is_started_elsewhere_without_being_counted(make):
+def test_a_node_that_dies_early_is_not_counted(make):
     """However often: a run must not end of it."""
     control = make()
     come(control, "learner-0")
@@ -246,7 +248,18 @@ def test_a_killed_process_is_called_one(make):
     assert len(control.cluster.handles["learner-0"]) == 2
 
 
-def test_nobodys_death_is_judged_while_the_cluster_does_not_answer_and_its_end_is_that_of_the_run(make):
+def test_a_broken_connection_is_not_called_a_kill(make):
+    from ray.exceptions import ActorUnavailableError
+
+    control = make()
+    for place in ("learner-0", "evaluator-0"):
+        come(control, place)
+    control.cluster.handles["learner-0"][-1].die(ActorUnavailableError("the call failed", None))
+    control.turn()
+    assert events(control, "restart") == [("learner-0", "the connection to its node broke; restarted (1 so far)")]
+
+
+def test_the_death_of_the_cluster_ends_the_run(make):
     control = make()
     for place in ("learner-0", "evaluator-0"):
         come(control, place)
@@ -261,7 +274,7 @@ def test_nobodys_death_is_judged_while_the_cluster_does_not_answer_and_its_end_i
         control.turn()
 
 
-def test_a_run_that_ends_while_the_cluster_dies_is_over_at_once(make, tmp_path):
+def test_a_run_ends_at_once_with_its_cluster(make, tmp_path):
     """As of a signal to the whole process group: a last checkpoint is asked for, and nobody is there to write it."""
     watch = Watch()
     control = make(watch)
@@ -282,8 +295,14 @@ class Table(Waits):
 class Learner(Waits):
     shares_state = True
 
+    def state(self):
+        return {}
 
-def test_a_new_shard_is_not_sent_anothers_table_and_a_new_learner_is_sent_anothers_state(make, tmp_path):
+    def load(self, state):
+        """There is nothing to load."""
+
+
+def test_files_are_sent_where_state_is_shared(make, tmp_path):
     control = make()
     for name, role in (("replay", Table), ("trainer", Learner), ("made", lambda me: Waits())):
         control.program.add(name, role, replicas=2)
@@ -294,7 +313,7 @@ def test_a_new_shard_is_not_sent_anothers_table_and_a_new_learner_is_sent_anothe
     assert found == own | {("replay", 1): set(), ("trainer", 1): {"trainer-0.safetensors"}, ("made", 1): {"made-0.safetensors"}}
 
 
-def test_cores_are_counted_where_all_places_are_on_this_machine(make):
+def test_cores_are_counted_on_this_machine_only(make):
     control = make()
     come(control, "learner-0")
     assert "cores_busy" in control.surroundings()

@@ -1,5 +1,6 @@
-"""Parts of the Ray runtime by themselves: the pulse, the guard, the post, logs, and the words where one cannot join."""
+"""Parts of the Ray runtime by themselves: liveness, cleanup, messenger, logs, and the errors when a cluster cannot be joined."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -12,8 +13,10 @@ import pytest
 
 from shoal.errors import ConfigError
 from shoal.runtime import RayConfig
-from shoal.runtime.ray import pulse
+from shoal.runtime.cleanup import ProcessRecord
+from shoal.runtime.ray import liveness
 from tests.runtime.harness import eventually, gone
+from tests.tree import tree_environment
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
@@ -30,48 +33,63 @@ def address(listening):
     return f"127.0.0.1:{listening.getsockname()[1]}"
 
 
-# ---------------------------------------------------------------------------------------------- the pulse
-def test_a_cluster_is_gone_when_nobody_has_listened_for_some_looks(server, monkeypatch):
-    monkeypatch.setattr(pulse, "LOOK_SECONDS", 0.02)
-    watched = pulse.Pulse(address(server))
+# ---------------------------------------------------------------------------------------------- liveness
+def test_a_cluster_is_gone_after_some_misses(server, monkeypatch):
+    monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.02)
+    watched = liveness.ClusterWatch(address(server))
     time.sleep(0.3)
-    assert not watched.gone and watched.beats() and watched.ask(lambda: 7, 0) == 7
+    assert not watched.gone and watched.reachable() and watched.ask(lambda: 7, 0) == 7
     server.close()
-    assert eventually(lambda: watched.gone, PATIENCE) and not watched.beats()
+    assert eventually(lambda: watched.gone, PATIENCE) and not watched.reachable()
+    assert watched.why == "nothing listens at that address"
     watched.close()
 
 
+def test_a_cluster_that_cannot_be_reached_is_given_time(monkeypatch):
+    """A head whose queue of connections is full answers nobody, as one behind a link that is down."""
+    for name, seconds in (("LOOK_SECONDS", 0.02), ("CONNECT_SECONDS", 0.1), ("LOST_SECONDS", 2.0)):
+        monkeypatch.setattr(liveness, name, seconds)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, contextlib.ExitStack() as stack:
+        watched = liveness.ClusterWatch(address(server))
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        assert eventually(lambda: not watched.reachable(), PATIENCE)
+        assert eventually(lambda: watched.gone, PATIENCE) and watched.why == "it could not be reached for 2 s"
+
+
 def test_one_that_is_closed_looks_no_more(server, monkeypatch):
-    monkeypatch.setattr(pulse, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.02)
     before = threading.active_count()
-    watched = pulse.Pulse(address(server))
+    watched = liveness.ClusterWatch(address(server))
     watched.close()
     assert eventually(lambda: threading.active_count() <= before, PATIENCE) and not watched.gone
 
 
-def test_a_question_that_a_dead_cluster_never_answers_comes_back(server, monkeypatch):
-    monkeypatch.setattr(pulse, "LOOK_SECONDS", 0.02)
-    watched, never = pulse.Pulse(address(server)), threading.Event()
+def test_a_question_to_a_dead_cluster_returns(server, monkeypatch):
+    monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.02)
+    watched, never = liveness.ClusterWatch(address(server)), threading.Event()
     threading.Timer(0.2, server.close).start()
     assert watched.ask(lambda: never.wait(PATIENCE) or 7, -1) == -1
     assert watched.ask(lambda: 7, -1) == -1  # it is not asked any more
     never.set()
 
 
-def test_a_question_that_fails_is_answered_with_what_is_known(server):
-    watched = pulse.Pulse(address(server))
+def test_a_failing_question_gives_the_default(server):
+    watched = liveness.ClusterWatch(address(server))
     assert watched.ask(lambda: 1 / 0, 5.0) == 5.0
     watched.close()
 
 
-# ---------------------------------------------------------------------------------------------- the guard
+# ---------------------------------------------------------------------------------------------- cleanup
 DRIVER = """
 import os, subprocess, sys, time
 from pathlib import Path
-from shoal.runtime.guard import Guard
+from shoal.runtime.cleanup import CleanupProcess
 
-guard, folder = Guard(), Path(sys.argv[1])
-guard.remember(folder)
+cleanup, folder = CleanupProcess(), Path(sys.argv[1])
+cleanup.remember(folder)
 sleep = "import time; time.sleep(600)"
 code = f'''
 import signal, subprocess, sys, time
@@ -79,30 +97,30 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(subprocess.Popen([sys.executable, "-c", {sleep!r}], start_new_session=True).pid, flush=True)
 time.sleep(600)
 '''
-with guard.marking():  # a server, and what it starts in a session of its own
+with cleanup.marking_children():  # a server, and what it starts in a session of its own
     server = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 assert "SHOAL_CLUSTER" not in os.environ
 stranger = subprocess.Popen([sys.executable, "-c", sleep])
-print(server.pid, server.stdout.readline().strip(), stranger.pid, guard._process.pid, flush=True)
+print(server.pid, server.stdout.readline().strip(), stranger.pid, cleanup._process.pid, flush=True)
 if sys.argv[2] == "close":
-    guard.close()
+    cleanup.close()
 time.sleep(600)
 """
 
 
 @pytest.mark.parametrize("how", ["kill", "close"])
-def test_what_a_cluster_of_our_own_started_does_not_outlive_its_driver(tmp_path, how):
+def test_a_cluster_dies_with_its_driver(tmp_path, how):
     folder = tmp_path / "scratch"
     folder.mkdir()
     (folder / "log").write_text("words")
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(folder), how], stdout=subprocess.PIPE, text=True)
-    *started, stranger, guard = map(int, driver.stdout.readline().split())
+    *started, stranger, cleanup = map(int, driver.stdout.readline().split())
     try:
         if how == "kill":
             assert not any(gone(pid) for pid in started) and folder.exists()
             driver.kill()
             driver.wait()
-        assert eventually(lambda: all(gone(pid) for pid in (*started, guard)), PATIENCE), "somebody is left"
+        assert eventually(lambda: all(gone(pid) for pid in (*started, cleanup)), PATIENCE), "somebody is left"
         assert not folder.exists() and not gone(stranger)  # whoever was not started under the mark is not its business
     finally:
         driver.kill()
@@ -111,7 +129,62 @@ def test_what_a_cluster_of_our_own_started_does_not_outlive_its_driver(tmp_path,
         driver.stdout.close()
 
 
-# ---------------------------------------------------------------------------------------------- the post
+HIDING = """
+import subprocess, sys, time
+from shoal.runtime.cleanup import CleanupProcess
+
+cleanup = CleanupProcess()
+with cleanup.marking_children():
+    server = subprocess.Popen([sys.executable, "-m", "tests.runtime.hiding"], stdout=subprocess.PIPE, text=True)
+    pids = server.stdout.readline()
+print(server.pid, pids, flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_hides_is_found_by_its_start_time():
+    """Daemons that have no mark, or have overwritten it, below a server that is alive when its driver is killed."""
+    driver = subprocess.Popen([sys.executable, "-c", HIDING], stdout=subprocess.PIPE, text=True, env=tree_environment())
+    pids = list(map(int, driver.stdout.readline().split()))
+    try:
+        assert len(pids) == 4 and not any(map(gone, pids))
+        driver.kill()
+        driver.wait()
+        assert eventually(lambda: all(map(gone, pids)), PATIENCE), "somebody is left"
+    finally:
+        driver.kill()
+        driver.stdout.close()
+        end_all(pids)
+
+
+def test_what_was_seen_once_is_found_when_its_parent_is_gone():
+    command = [sys.executable, "-m", "tests.runtime.hiding"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=tree_environment())
+    pids = list(map(int, server.stdout.readline().split()))
+    stranger = subprocess.Popen(["sleep", "300"])
+    try:
+        record = ProcessRecord()
+        record.add([server.pid])
+        assert record.look() == {server.pid, *pids}
+        server.kill()
+        server.wait()
+        assert record.look() == set(pids) and record.end()
+        assert eventually(lambda: all(map(gone, pids)), PATIENCE) and not record.end() and stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+        server.kill()
+        server.stdout.close()
+        end_all(pids)
+
+
+def end_all(pids):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+# ---------------------------------------------------------------------------------------------- messenger
 class Door:
     """A handle whose calls fail so many times before they are made."""
 
@@ -135,11 +208,11 @@ class Door:
 
 
 @pytest.mark.parametrize("failures", [1, 3])
-def test_a_message_whose_call_could_not_be_made_goes_later_and_once(monkeypatch, failures):
-    from shoal.runtime.ray import post
+def test_a_failed_call_is_repeated_once(monkeypatch, failures):
+    from shoal.runtime.ray import messenger
 
-    monkeypatch.setattr(post, "AGAIN_SECONDS", 0.01)
-    door, mine = Door(failures), post.Post("a", 0, lambda message, payload: None)
+    monkeypatch.setattr(messenger, "AGAIN_SECONDS", 0.01)
+    door, mine = Door(failures), messenger.Messenger("a", 0, lambda message, payload: None)
     mine.connect("b", door, 0)
     mine.send("b", ("wire", "first"))
     mine.send("b", ("wire", "second"))
@@ -171,7 +244,7 @@ def test_the_last_words_hold_the_log_to_its_end(tmp_path, monkeypatch):
     assert made._read_log(False) == b""  # a report that was under way says nothing twice
 
 
-def test_the_tail_of_one_that_was_killed_holds_its_log_to_its_end_and_its_folder_goes(tmp_path, monkeypatch):
+def test_the_log_of_a_killed_place_is_whole(tmp_path, monkeypatch):
     host, _, log = hosted(tmp_path, monkeypatch)
     text = b"x" * (3 * host.LOG_BYTES) + b"THE LAST LINE\n"
     log.write_bytes(text)
@@ -179,11 +252,23 @@ def test_the_tail_of_one_that_was_killed_holds_its_log_to_its_end_and_its_folder
     assert not log.parent.exists() and host.tail("s", "actor-0-0", 100) == b""
 
 
-def test_of_a_log_that_is_too_long_its_end_is_kept_and_the_gap_is_named(tmp_path, monkeypatch):
+def test_the_end_of_a_long_log_is_kept(tmp_path, monkeypatch):
     host, made, log = hosted(tmp_path, monkeypatch)
     monkeypatch.setattr(host, "LAST_BYTES", 100)
     log.write_bytes(b"a" * 1000 + b"b" * 100)
     assert made._read_log(True) == b"\n[shoal] 1000 bytes are left out here\n" + b"b" * 100
+
+
+def test_a_log_that_is_written_faster_than_it_is_read_is_cut(tmp_path, monkeypatch):
+    host, made, log = hosted(tmp_path, monkeypatch)
+    monkeypatch.setattr(host, "LOG_BYTES", 100)
+    monkeypatch.setattr(host, "LAST_BYTES", 4000)
+    log.write_bytes(b"".join(b"line %d\n" % number for number in range(1000)))
+    assert made._read_log(False) == b"".join(b"line %d\n" % number for number in range(1000))[:100]
+    assert log.stat().st_size < 1200
+    monkeypatch.undo()
+    text = made._read_log(False).decode()
+    assert text.startswith("[shoal] ") and "bytes of this log were dropped here" in text and text.endswith("line 999\n")
 
 
 # ---------------------------------------------------------------------------------------------- joining
@@ -209,13 +294,13 @@ def test_a_driver_without_a_token_is_told_where_it_belongs(monkeypatch, server, 
     from ray.exceptions import AuthenticationError
 
     said = refused(monkeypatch, server, AuthenticationError("no token was found"), tmp_path, RAY_AUTH_MODE="token")
-    assert f"--ray.address {address(server)} cannot be joined: no token was found; RAY_AUTH_MODE is token and there is none" in said
+    assert f"cannot join --ray.address {address(server)}: no token was found; RAY_AUTH_MODE is token, but this machine" in said
     assert "~/.ray/auth_token" in said and "docs.ray.io" not in said
 
 
-def test_a_driver_with_a_token_that_it_does_not_show_is_told_what_to_type(monkeypatch, server, tmp_path):
+def test_an_unused_token_is_named(monkeypatch, server, tmp_path):
     said = refused(monkeypatch, server, RuntimeError("unauthenticated"), tmp_path)
-    assert "export" not in said and "is RAY_AUTH_MODE the same on both sides?" in said
+    assert "export" not in said and "that RAY_AUTH_MODE is the same on both sides" in said
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("secret")
     assert "`export RAY_AUTH_MODE=token`" in refused(monkeypatch, server, RuntimeError("unauthenticated"), tmp_path)

@@ -8,7 +8,7 @@ import pytest
 from shoal.core import any_of
 from shoal.errors import ProgramError, WireError
 from shoal.runtime import Program
-from shoal.runtime.wires.stream import Stream
+from shoal.runtime.wires.stream import StreamWire
 from shoal.slots import Field, Layout
 from tests.runtime.harness import RUNTIMES, Killer, Watch, drive, kill
 from tests.runtime.test_crashes import built, now
@@ -70,8 +70,8 @@ def test_everything_sent_arrives_whole_and_in_order(kind, producers, consumers, 
     assert watch.unbalanced == 0
 
 
-def test_in_a_paired_stream_every_producer_has_its_own_consumer():
-    stream = built(Stream("items", LAYOUT, depth=2, paired=True), sink=4, source=2)
+def test_paired_producers_keep_their_consumer():
+    stream = built(StreamWire("items", LAYOUT, depth=2, paired=True), sink=4, source=2)
     sources = [stream.attach("source", c, 0) for c in range(2)]
     for sink in (3, 0, 1, 2, 0):
         now(stream.attach("sink", sink, 0).slot()).send()
@@ -81,15 +81,15 @@ def test_in_a_paired_stream_every_producer_has_its_own_consumer():
         assert not source.waiting(1)
 
 
-def test_a_paired_stream_needs_a_producer_for_every_consumer():
+def test_a_paired_stream_needs_enough_producers():
     with pytest.raises(ProgramError, match="1 producers cannot serve 2 consumers in pairs"):
-        built(Stream("items", LAYOUT, paired=True), sink=1, source=2)
+        built(StreamWire("items", LAYOUT, paired=True), sink=1, source=2)
 
 
 @pytest.mark.parametrize(("full", "count"), [("block", 1), ("block", 2), ("drop_oldest", 1)])
-def test_what_arrives_while_another_lane_has_more_is_served_in_its_turn(full, count):
+def test_lanes_are_served_in_turns(full, count):
     """The first producer fills its lane and keeps it full; the second one's only slot is in the next batch."""
-    stream = built(Stream("items", LAYOUT, depth=6, full=full), sink=2, source=1)
+    stream = built(StreamWire("items", LAYOUT, depth=6, full=full), sink=2, source=1)
     many, few, source = stream.attach("sink", 0, 0), stream.attach("sink", 1, 0), stream.attach("source", 0, 0)
     for sink in 6 * [many]:
         now(sink.slot()).send()
@@ -100,11 +100,11 @@ def test_what_arrives_while_another_lane_has_more_is_served_in_its_turn(full, co
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_slot_is_taken_within_as_many_batches_as_the_stream_has_slots_for(seed):
+def test_every_lane_has_its_turn(seed):
     """ceil(slots / batch) batches begun after it was sent, whoever else sends how much: what bounds the lag of data."""
     rng = np.random.default_rng(seed)
     lanes, depth, batch = (int(n) for n in rng.integers((2, 2, 1), (5, 6, 5)))
-    stream = built(Stream("items", LAYOUT, depth=depth), sink=lanes, source=1)
+    stream = built(StreamWire("items", LAYOUT, depth=depth), sink=lanes, source=1)
     sinks, source = [stream.attach("sink", k, 0) for k in range(lanes)], stream.attach("source", 0, 0)
     zeal, taken, longest = rng.uniform(0.1, 1.0, lanes), 0, 0
     while taken < 300:
@@ -167,8 +167,8 @@ def test_a_barrier_takes_one_of_each_in_their_order(kind, tmp_path):
     assert watch.final["trainer-0"]["eval_episodes"] == 3
 
 
-def test_a_barrier_gives_back_what_is_outlived_and_waits_for_the_next():
-    stream = built(Stream("items", LAYOUT, depth=2), sink=2, source=1)
+def test_a_barrier_skips_outlived_slots():
+    stream = built(StreamWire("items", LAYOUT, depth=2), sink=2, source=1)
     first, second = (stream.attach("sink", member, 0) for member in range(2))
     source = stream.attach("source", 0, 0)
 
@@ -189,7 +189,7 @@ def test_a_barrier_gives_back_what_is_outlived_and_waits_for_the_next():
     assert stream.conserved()
 
 
-def test_a_barrier_goes_on_without_a_dead_producer_and_with_its_successor(tmp_path):
+def test_a_barrier_survives_a_dead_producer(tmp_path):
     program = Program("t")
     stream = program.stream("items", LAYOUT)
     program.add("producer", Producer, out=stream.sink, replicas=3, pause=0.001)
@@ -239,7 +239,7 @@ class WholeReader:
 
 @pytest.mark.parametrize("full", ["block", "drop_oldest"])
 @pytest.mark.parametrize("victims", [("writer-0",), ("reader-0",), ("writer-0", "reader-0")])
-def test_kill_9_in_the_middle_loses_nothing_and_tears_nothing(full, victims, tmp_path):
+def test_kill_9_loses_and_tears_nothing(full, victims, tmp_path):
     program = Program("t")
     stream = program.stream("items", BIG, depth=3, full=full)
     program.add("writer", SlowWriter, out=stream.sink)
@@ -348,7 +348,7 @@ class Careless:
         await any_of(timeout=0.01)
 
 
-def test_the_supervisor_notices_when_the_books_do_not_balance(tmp_path):
+def test_a_lost_slot_is_noticed(tmp_path):
     program = Program("t")
     stream = program.stream("items", LAYOUT, depth=2)
     program.add("producer", Careless, out=stream.sink)

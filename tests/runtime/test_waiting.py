@@ -41,7 +41,7 @@ class Chooser:
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_any_of_wakes_for_the_first_that_comes_and_for_the_deadline(kind, tmp_path):
+def test_any_of_wakes_for_the_first_and_the_deadline(kind, tmp_path):
     program = Program("t")
     fast, slow = program.broadcast("fast", LAYOUT), program.broadcast("slow", LAYOUT)
     program.add("fast", Ticker, out=fast.publisher, period=0.02)
@@ -172,9 +172,9 @@ def test_a_graph_that_is_drawn_wrongly_is_refused(broken):
             program.stream("s", LAYOUT)
         elif broken == "nobody":
             program.add("a", Waiting, weights=program.broadcast("w", LAYOUT).reader)
-            from shoal.slots import Inline
+            from shoal.slots import InlineAllocator
 
-            program.build(Inline())
+            program.build(InlineAllocator())
         elif broken == "scalar":
             program.stream("s", Layout({"x": Field((), "f4")}))
         elif broken == "other":

@@ -6,13 +6,16 @@ import time
 import numpy as np
 import pytest
 
-from shoal.telemetry.metrics import KINDS, PHASES, REGISTRY, Stats, distribution, mean
+from shoal.errors import ProgramError, ShoalError
+from shoal.telemetry.metrics import KINDS, PHASES, REGISTRY, Metric, Stats, distribution, mean
+
+ENTROPY = Metric("entropy", "gauge", "nats", "Mean entropy of the policy in the last update.")
 
 
 def page(*waits: str) -> tuple[Stats, np.ndarray]:
-    names = Stats.names([f"wait_seconds/{wire}" for wire in waits])
+    names = Stats.names([f"wait_seconds/{wire}" for wire in waits], [ENTROPY])
     array = np.zeros(len(names))
-    return Stats(names, array), array
+    return Stats(names, array, [ENTROPY]), array
 
 
 def test_names_are_unique_and_every_metric_says_what_it_is():
@@ -31,7 +34,7 @@ def test_counters_gauges_and_maxima_live_in_the_given_array():
     stats.set("entropy", 0.25)
     stats.maximum("heartbeat", 2.0)
     stats.maximum("heartbeat", 1.0)
-    again = Stats(Stats.names(), array)  # a restarted incarnation goes on with the same page
+    again = Stats(Stats.names(metrics=[ENTROPY]), array)  # a restarted incarnation goes on with the same page
     again.add("env_steps")
     read = again.read()
     assert (read["env_steps"], read["entropy"], read["heartbeat"]) == (5, 0.25, 2.0)
@@ -40,8 +43,11 @@ def test_counters_gauges_and_maxima_live_in_the_given_array():
 
 def test_unknown_names_are_errors_and_can_be_asked_for():
     stats, _ = page()
-    with pytest.raises(KeyError):
-        stats.add("no_such_thing")
+    for write in (stats.add, stats.set, stats.observe):
+        with pytest.raises(ShoalError, match=r"^there is no metric 'no_such_thing'; declare it: in `metrics`") as caught:
+            write("no_such_thing", 1)
+        assert isinstance(caught.value, KeyError) and "program.metrics" in str(caught.value)
+        assert "REGISTRY of shoal/telemetry/metrics.py" in str(caught.value)
     assert "entropy" in stats and "policy_lag" in stats and "no_such_thing" not in stats
 
 
@@ -60,18 +66,18 @@ def test_distribution_of_a_stretch_of_time():
     stats.observe("policy_lag", np.full(100, 50))
     before = stats.read()
     stats.observe("policy_lag", np.array([1] * 94 + [2] * 6))
-    shown = distribution(stats.read(), before, "policy_lag")
+    shown = distribution(stats.read(), before, KINDS["policy_lag"])
     assert (shown.count, shown.mean, shown.p95, shown.max) == (100, 1.06, 2, 2)
-    whole = distribution(stats.read(), None, "policy_lag")
+    whole = distribution(stats.read(), None, KINDS["policy_lag"])
     assert whole.max == 50 and whole.count == 200
-    assert math.isnan(distribution(before, before, "policy_lag").mean)
+    assert math.isnan(distribution(before, before, KINDS["policy_lag"]).mean)
 
 
 def test_percentile_of_seconds_is_near_the_true_one():
     stats, _ = page()
     values = np.random.default_rng(0).gamma(2.0, 0.05, 5000)
     stats.observe("data_age_seconds", values)
-    shown = distribution(stats.read(), None, "data_age_seconds")
+    shown = distribution(stats.read(), None, KINDS["data_age_seconds"])
     assert shown.p95 == pytest.approx(np.percentile(values, 95), rel=0.1)
     assert shown.mean == pytest.approx(values.mean()) and shown.max == pytest.approx(values.max())
 
@@ -104,4 +110,10 @@ def test_every_histogram_has_a_bucket_for_everything():
     for name, metric in KINDS.items():
         if metric.kind == "histogram":
             stats.observe(name, np.array([0.0, 1e12]))
-            assert distribution(stats.read(), None, name).max == 1e12
+            assert distribution(stats.read(), None, metric).max == 1e12
+
+
+def test_a_metric_is_declared_once():
+    for other in (ENTROPY, Metric("env_steps", "counter", "", "Another one.")):
+        with pytest.raises(ProgramError, match=f"{other.name} is declared twice"):
+            Stats.names(metrics=[ENTROPY, other])

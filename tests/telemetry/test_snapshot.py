@@ -2,9 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 
-from shoal.telemetry.snapshot import Reading, Window, group_of
+from shoal.telemetry.metrics import REGISTRY, Metric, Stats
+from shoal.telemetry.snapshot import LATEST, SHOWN_AS, Reading, Window, group_of
 from tests.telemetry.fakes import WIRES, Pages, second
 
 
@@ -105,3 +107,86 @@ def test_replicas_that_do_not_run_do_not_dilute_shares():
     second(pages, busy=0.5)
     window.push(Reading(1.0, pages.read(), WIRES))
     assert window.snapshot()["roles"]["actor"]["busy"] == pytest.approx(1.0)
+
+
+def test_a_snapshot_has_what_the_program_declares_and_nothing_else():
+    declared = [Metric("my_loss", "gauge", "", "A gauge."), Metric("my_mean", "mean", "", "A mean."),
+                Metric("my_count", "counter", "", "A counter."), Metric("my_sizes", "histogram", "", "Sizes.", (1, 2, 4))]
+    names, window = Stats.names(metrics=declared), Window(algorithm_metrics=declared)
+    stats = Stats(names, np.zeros(len(names)), declared)
+    stats.add("learner_steps")
+    stats.set("my_loss", 3.0)
+    stats.observe("my_mean", 5.0)
+    stats.add("my_count", 7)
+    stats.observe("my_sizes", np.array([1, 4]))
+    window.push(Reading(0.0, {"learner-0": stats.read()}, WIRES))
+    shot = window.snapshot()
+    assert shot["losses"] == {"my_loss": 3.0, "my_mean": 5.0}
+    assert shot["my_count"] == 7 and shot["my_sizes"] == {"mean": 2.5, "p95": 4.0, "max": 4.0}
+
+
+def gauges(values: dict[str, dict[str, float]], declared: list[Metric], dead: tuple[str, ...] = ()) -> dict[str, dict[str, float]]:
+    """Pages of instances that have set these gauges."""
+    names, pages = Stats.names(metrics=declared), {}
+    for instance, written in values.items():
+        stats = Stats(names, np.zeros(len(names)), declared)
+        stats.set("alive", instance not in dead)
+        for name, value in written.items():
+            stats.set(name, value)
+        pages[instance] = stats.read()
+    return pages
+
+
+def test_a_gauge_is_read_from_the_instance_that_set_it():
+    depth = Metric("depth", "gauge", "", "A role's.")
+    loss = [Metric(name, "gauge", "", "An algorithm's.") for name in ("loss", "clip")]
+    window = Window(algorithm_metrics=loss, role_metrics=[depth])
+
+    def shot(time: float, dead: tuple[str, ...] = (), **values: dict[str, float]) -> dict:
+        pages = {name.replace("_", "-"): written for name, written in values.items()}
+        window.push(Reading(time, gauges(pages, [depth, *loss], dead), WIRES))
+        return window.snapshot()
+
+    learner, workers = {"learner_steps": 3}, {"worker_0": {"loss": 2.0}, "worker_1": {"loss": 1.0, "clip": 0.5}}
+    first = shot(0.0, learner_0=learner, sampler_0={}, sampler_1={})
+    assert math.isnan(first["role_metrics"]["depth"]) and math.isnan(first["losses"]["loss"])
+    second = shot(1.0, learner_0=learner, sampler_0={}, sampler_1={"depth": 7.0}, **workers)
+    assert second["role_metrics"] == {"depth": 7.0} and "depth" not in second["losses"]
+    assert second["losses"] == {"loss": 2.0, "clip": 0.0}, "of one instance, though another has a larger clip"
+    emptied = shot(2.0, learner_0=learner, sampler_0={"depth": 4.0}, sampler_1={"depth": 0.0}, **workers)
+    assert emptied["role_metrics"] == {"depth": 0.0}
+    died = shot(3.0, ("sampler-1",), learner_0=learner, sampler_0={"depth": 4.0}, sampler_1={"depth": 0.0}, **workers)
+    assert died["role_metrics"] == {"depth": 4.0}
+    ended = shot(4.0, ("sampler-0", "sampler-1"), sampler_0={"depth": 4.0}, sampler_1={"depth": 0.0}, learner_0=learner, **workers)
+    assert ended["role_metrics"] == {"depth": 4.0}, "a run that has ended shows its last values"
+
+
+def test_every_metric_of_the_registry_is_shown():
+    pages, window = Pages("everything-0"), Window()
+    for metric in REGISTRY:
+        for word in metric.words():
+            pages["everything-0"].set(word, 2.5)
+    window.push(Reading(0.0, pages.read(), WIRES))
+    shot = window.snapshot()
+    assert {metric.name for metric in REGISTRY} == {name for name in shot if name in {m.name for m in REGISTRY}} | set(SHOWN_AS)
+    assert not set(SHOWN_AS) & set(shot) and set(LATEST) <= set(shot)
+    assert shot["insert_blocked_seconds"] == 2.5 and shot["gradient_age"]["mean"] == 1.0
+
+
+def test_what_belongs_to_a_replay_table_is_shown_where_there_is_one_and_shards_are_added():
+    own = {metric.name for metric in REGISTRY if metric.measured_by}
+    assert own >= {"replay_size", "replay_bytes", "replay_checkpoint_bytes", "insert_blocked_seconds", "demo_size", "gradient_age"}
+    assert not own & set(run(3, busy=0.5)[0].snapshot())
+    pages, window = Pages("replay-0", "replay-1"), Window()
+    pages["replay-0"].set("replay_size", 100)
+    pages["replay-1"].set("replay_size", 50)
+    pages["replay-1"].add("sample_blocked_seconds", 0.25)
+    window.push(Reading(0.0, pages.read(), WIRES))
+    shot = window.snapshot()
+    assert (shot["replay_size"], shot["replay_checkpoint_bytes"], shot["sample_blocked_seconds"]) == (150, 0, 0.25)
+    assert "demo_size" not in shot and "gradient_age" not in shot
+
+
+def test_the_first_rates_do_not_count_the_time_of_starting_up():
+    shot = run(2, busy=0.5)[0].snapshot()  # ten seconds back lies before the first environment step
+    assert shot["env_steps_per_second"] == pytest.approx(1000) and shot["learner_steps_per_second"] == pytest.approx(10)

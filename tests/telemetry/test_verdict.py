@@ -43,6 +43,19 @@ def test_evaluations_that_eat_a_scarce_core_are_named():
     assert "80 % of one with evaluations" in text and "--eval.every-env-steps" in text
 
 
+@pytest.mark.parametrize(("relabelling", "bound"), [(0.9, True), (0.1, False)])
+def test_a_learner_that_waits_for_items_to_be_computed_anew_is_relabel_bound(relabelling, bound):
+    pages, window = Pages("actor-0", "actor-1", "learner-0", "updater-0"), Window()
+    for t in range(6):
+        second(pages, busy=0.3)
+        pages["updater-0"].add("relabelled", 256)
+        pages["updater-0"].add("busy_seconds", relabelling)
+        pages["updater-0"].add("phase_seconds/inference", relabelling)
+        window.push(Reading(float(t), pages.read(), WIRES))
+    text = verdict(window.snapshot(), 5.0, "local", 8)
+    assert text.startswith("relabel-bound") is bound and ("--architecture.updaters" in text) is bound
+
+
 def test_weight_bound_when_actors_wait_for_weights_that_nobody_makes():
     assert judged(busy=0.3, weights=0.6).startswith("weight-bound")
 
@@ -120,6 +133,7 @@ def test_actors_that_a_replay_table_holds_back_are_not_waiting_for_inference():
     wires = {"unrolls": {"asked": 0.0}, "weights": WIRES["weights"]}
     for t in range(6):
         second(pages, busy=0.95, blocked=0.6)
+        pages["replay-0"].add("replay_inserts", 100)
         window.push(Reading(float(t), pages.read(), wires))
     text = verdict(window.snapshot(), 5.0, "local", 8)
     assert text.startswith("learner-bound: actors were held back by replay 60 %") and "--replay.samples-per-insert" in text

@@ -17,84 +17,53 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from shoal.algorithms.actor_critic import ActorCritic
-from shoal.algorithms.advantages import estimate
-from shoal.algorithms.blueprint import check_numbers
-from shoal.algorithms.learner import Learner, Totals
-from shoal.algorithms.training import OptimiserName, annealed
-from shoal.core import Progress, Tolerance, Tree
+from shoal.algorithms.actor_critic.advantages import estimate
+from shoal.algorithms.actor_critic.algorithm import ActorCritic, ActorCriticConfig
+from shoal.algorithms.actor_critic.learn import ActorCriticLearn, Totals
+from shoal.algorithms.common.learn import Loss
+from shoal.algorithms.common.metrics import POLICY_METRICS, phase_metrics
+from shoal.algorithms.common.optimiser import annealed
+from shoal.core import Tree
+from shoal.learning import Progress, Tolerance
 from shoal.ops import losses
+from shoal.options import number
 
 if TYPE_CHECKING:
-    from shoal.algorithms.batch import Batch
+    from shoal.algorithms.actor_critic.unroll_batch import UnrollBatch
 
 __all__ = ["A2C", "Config"]
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(ActorCriticConfig):
     """Advantage actor-critic."""
 
-    unroll: int = 16
-    """Steps in an unroll, T."""
-    gamma: float = 0.99
-    """Discount."""
-    lambda_: float = 0.95
+    lambda_: float = number(0.95, at_least=0, at_most=1)
     """Decay of the traces in the advantages (GAE); 1 gives n-step returns."""
-    lr: float = 1e-3
-    """Learning rate."""
-    lr_final: float | None = None
-    """Learning rate at the end of the env_steps budget; none keeps it constant."""
-    optimiser: OptimiserName = "adam"
-    """adam, rmsprop (epsilon inside the root) or sgd."""
-    optimiser_epsilon: float = 1e-5
-    """Epsilon of adam and rmsprop."""
-    grad_norm: float = 0.5
-    """Longest gradient; longer ones are scaled down. 0 does not clip."""
-    value_weight: float = 0.5
-    """Weight of the value loss."""
-    entropy: float = 0.01
-    """Weight of the entropy bonus."""
-    entropy_final: float | None = None
-    """Entropy weight at the end of the env_steps budget; none keeps it constant."""
     normalise_advantage: bool = False
     """Give the advantages of a batch (of all learners together) mean 0 and deviation 1."""
-    normalise_observations: bool = False
-    """Scale floating-point observations by their running mean and deviation; pixels are scaled anyway."""
-    normalise_returns: bool = False
-    """Scale rewards by the running deviation of the discounted return."""
-    final_rows: int = 0
-    """Final observations of truncated episodes that one slot can hold; 0 works it out."""
-
-    def validate(self) -> None:
-        check_numbers(
-            self,
-            positive=("unroll", "lr", "optimiser_epsilon"),
-            shares=("gamma", "lambda_"),
-            not_negative=("value_weight", "entropy", "grad_norm", "final_rows", "lr_final", "entropy_final"),
-        )
 
 
-class A2C(ActorCritic):
+class A2C(ActorCritic[Config]):
     """See the module."""
 
-    name = "a2c"
-    tolerates = Tolerance.LAG
+    name, config_class, tolerates = "a2c", Config, Tolerance.LAG
+    metrics = (*phase_metrics(("all",)), *POLICY_METRICS)
 
-    def objective(self, learner: Learner) -> A2CObjective:
-        return A2CObjective(self.config, learner)
+    def objective(self, learn: ActorCriticLearn) -> A2CObjective:
+        return A2CObjective(self.config, learn)
 
 
 @dataclass
-class Update:
+class A2CMinibatch:
     """A batch and what is true while it is learned from."""
 
-    batch: Batch
+    batch: UnrollBatch
     totals: Totals
     entropy: float
 
@@ -102,26 +71,28 @@ class Update:
 class A2CObjective:
     """One gradient per batch."""
 
-    def __init__(self, config: Config, learner: Learner) -> None:
-        self.config, self.learner = config, learner
+    captures = False
 
-    def sums(self, batch: Tree) -> np.ndarray:
+    def __init__(self, config: Config, learn: ActorCriticLearn) -> None:
+        self.config, self.learn = config, learn
+
+    def sums(self, batch: Tree) -> Any:
         if not self.config.normalise_advantage:
-            return self.learner.sums(batch, (0.0, 0.0))
-        tensors = self.learner.batch(batch)
+            return self.learn.shared(batch, (0.0, 0.0))
+        tensors = self.learn.batch(batch)
         with torch.no_grad():
-            output = self.learner.model.unroll(tensors)
-        advantages = estimate(self.learner.model, tensors, output, self.config)
-        return self.learner.sums(batch, advantages.sums(tensors.valid))
+            output = self.learn.model.unroll(tensors)
+        advantages = estimate(self.learn.model, tensors, output, self.config)
+        return self.learn.shared(batch, advantages.sums(tensors.valid))
 
     def minibatches(
-        self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator
-    ) -> Iterator[Update]:
+        self, batch: Tree, sums: Any, progress: Progress, rng: np.random.Generator
+    ) -> Iterator[A2CMinibatch]:
         entropy = annealed(progress, self.config.entropy, self.config.entropy_final)
-        yield Update(self.learner.batch(batch), self.learner.totals(sums, extra=2), entropy)
+        yield A2CMinibatch(self.learn.batch(batch), self.learn.totals(sums, extra=2), entropy)
 
-    def gradients(self, minibatch: Update, phase: str) -> tuple[np.ndarray, dict[str, float]]:
-        config, batch, model = self.config, minibatch.batch, self.learner.model
+    def loss(self, minibatch: A2CMinibatch) -> Loss:
+        config, batch, model = self.config, minibatch.batch, self.learn.model
         output = model.unroll(batch)  # T + 1 rows: the last one only for its value
         log_prob, entropy = model.judge(output, batch)
         advantages = estimate(model, batch, output, config)
@@ -132,7 +103,7 @@ class A2CObjective:
         value_loss = losses.masked_sum(losses.value_loss(output.value[:-1], advantages.target), valid) * weight
         bonus = losses.masked_sum(entropy, valid) * weight
         loss = policy_loss + config.value_weight * value_loss - minibatch.entropy * bonus
-        return self.learner.descend(
+        return Loss(
             loss,
             {
                 "policy_loss": policy_loss,

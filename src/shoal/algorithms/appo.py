@@ -22,18 +22,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shoal.algorithms.actor_critic import ActorCritic
-from shoal.algorithms.advantages import Advantages, estimate
-from shoal.algorithms.blueprint import check_numbers
-from shoal.algorithms.learner import Learner
-from shoal.algorithms.proximal import Bounds, Proximal
-from shoal.algorithms.training import OptimiserName
-from shoal.core import Tolerance
+from shoal.algorithms.actor_critic.advantages import Advantages, estimate
+from shoal.algorithms.actor_critic.algorithm import ActorCritic
+from shoal.algorithms.actor_critic.learn import ActorCriticLearn
+from shoal.algorithms.actor_critic.proximal import Proximal, ProximalConfig, RatioBounds
+from shoal.algorithms.common.metrics import CLIP_FRACTION, POLICY_METRICS, phase_metrics
 from shoal.errors import ConfigError
+from shoal.learning import Tolerance
 from shoal.ops import returns
+from shoal.options import number
 
 if TYPE_CHECKING:
-    from shoal.algorithms.batch import Batch
+    from shoal.algorithms.actor_critic.unroll_batch import UnrollBatch
     from shoal.envs import EnvSpec
     from shoal.nets import NetConfig
 
@@ -41,66 +41,31 @@ __all__ = ["APPO", "Config"]
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(ProximalConfig):
     """Asynchronous proximal policy optimisation."""
 
-    unroll: int = 32
-    """Steps in an unroll, T."""
-    gamma: float = 0.99
-    """Discount."""
+    unroll: int = number(32, at_least=1)
     vtrace: bool = True
     """Correct targets and advantages for lag with V-trace; otherwise GAE."""
-    lambda_: float = 0.95
+    lambda_: float = number(0.95, at_least=0, at_most=1)
     """Decay of the traces in the advantages (GAE; V-trace has 1)."""
-    max_lag: int | None = 1000
+    max_lag: int | None = number(1000, at_least=0)
     """Mask steps whose weights are more than this many versions old; none masks nothing."""
-    epochs: int = 1
-    """How often each batch is gone through."""
-    minibatches: int = 1
-    """Parts a batch is split into in each epoch."""
-    clip: float = 0.1
+    epochs: int = number(1, at_least=1)
+    minibatches: int = number(1, at_least=1)
+    clip: float = number(0.1, above=0)
     """The ratio may leave 1 by this factor: 1 / (1 + clip) to 1 + clip."""
-    clip_final: float | None = None
-    """Clip at the end of the env_steps budget; none keeps it constant."""
-    ratio_least: float = 0.05
+    ratio_least: float = number(0.05, above=0)
     """The ratio is held above this."""
     ratio_most: float = 20.0
     """The ratio is held below this."""
-    lr: float = 1e-3
-    """Learning rate."""
-    lr_final: float | None = None
-    """Learning rate at the end of the env_steps budget; none keeps it constant."""
-    optimiser: OptimiserName = "adam"
-    """adam, rmsprop (epsilon inside the root) or sgd."""
-    optimiser_epsilon: float = 1e-6
-    """Epsilon of adam and rmsprop."""
-    grad_norm: float = 4.0
-    """Longest gradient; longer ones are scaled down. 0 does not clip."""
-    value_weight: float = 0.5
-    """Weight of the value loss."""
-    value_clip: float | None = 1.0
-    """A new value may leave the old one by this much; none does not clip."""
-    entropy: float = 0.003
-    """Weight of the entropy bonus."""
-    entropy_final: float | None = None
-    """Entropy weight at the end of the env_steps budget; none keeps it constant."""
-    normalise_advantage: bool = True
-    """Give the advantages of a batch (of all learners together) mean 0 and deviation 1."""
-    normalise_observations: bool = False
-    """Scale floating-point observations by their running mean and deviation; pixels are scaled anyway."""
-    normalise_returns: bool = False
-    """Scale rewards by the running deviation of the discounted return."""
-    final_rows: int = 0
-    """Final observations of truncated episodes that one slot can hold; 0 works it out."""
+    optimiser_epsilon: float = number(1e-6, above=0)
+    grad_norm: float = number(4.0, at_least=0)
+    value_clip: float | None = number(1.0, above=0)
+    entropy: float = number(0.003, at_least=0)
 
     def validate(self) -> None:
-        check_numbers(
-            self,
-            positive=("unroll", "lr", "epochs", "minibatches", "clip", "value_clip", "optimiser_epsilon", "ratio_least"),
-            shares=("gamma", "lambda_"),
-            not_negative=("value_weight", "entropy", "grad_norm", "final_rows", "lr_final", "entropy_final", "clip_final",
-                          "max_lag"),
-        )
+        super().validate()
         if not self.ratio_least <= 1 / (1 + self.clip) or not self.ratio_most >= 1 + self.clip:
             raise ConfigError(
                 f"ratio_least={self.ratio_least} and ratio_most={self.ratio_most} must lie outside the clip range of "
@@ -108,26 +73,26 @@ class Config:
             )
 
 
-class APPO(ActorCritic):
+class APPO(ActorCritic[Config]):
     """See the module."""
 
-    name = "appo"
-    tolerates = Tolerance.BOUNDED_REUSE
+    name, config_class, tolerates = "appo", Config, Tolerance.BOUNDED_REUSE
+    metrics = (*phase_metrics(("all",)), *POLICY_METRICS, CLIP_FRACTION)
 
     def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
         super().__init__(config, spec, net, seats)
         self.max_lag = config.max_lag
 
-    def objective(self, learner: Learner) -> APPOObjective:
-        return APPOObjective(self.config, learner)
+    def objective(self, learn: ActorCriticLearn) -> APPOObjective:
+        return APPOObjective(self.config, learn)
 
 
-class APPOObjective(Proximal):
+class APPOObjective(Proximal[Config]):
     """One gradient per minibatch of a batch."""
 
-    def advantages(self, batch: Batch) -> Advantages:
+    def advantages(self, batch: UnrollBatch) -> Advantages:
         """With V and pi as they are now: values that came with the data would be as old as the data."""
-        model, config = self.learner.model, self.config
+        model, config = self.learn.model, self.config
         output = model.unroll(batch)
         if not config.vtrace:
             return estimate(model, batch, output, config)
@@ -138,5 +103,5 @@ class APPOObjective(Proximal):
         )
         return Advantages(target.pg_advantage, v_tm1, target.vs)
 
-    def bounds(self, clip: float) -> Bounds:
-        return Bounds(1 / (1 + clip), 1 + clip, self.config.ratio_least, self.config.ratio_most)
+    def bounds(self, clip: float) -> RatioBounds:
+        return RatioBounds(1 / (1 + clip), 1 + clip, self.config.ratio_least, self.config.ratio_most)

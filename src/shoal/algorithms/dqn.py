@@ -1,4 +1,4 @@
-"""Deep Q-learning, from DQN (Mnih et al. 2013, 2015) to the learner of Ape-X (Horgan et al. 2018, 1803.00933): one algorithm.
+"""Deep Q-learning, from DQN (Mnih et al. 2013, 2015) to Rainbow and the learner of Ape-X: one algorithm.
 
     actors    epsilon-greedy on Q  ->  n-step transitions with an initial priority from the q-values they have anyway
     learner   drawn from a table   ->  y = R + D Q'(s', argmax_a Q(s', a))  ->  error  ->  one gradient, new priorities
@@ -8,6 +8,11 @@
     DQN 2015     no      no       1       huber    every 2500      rmsprop_centred    schedule
     Double DQN   yes     no       1       huber    every 2500      rmsprop_centred    schedule
     Ape-X        yes     yes      3       squared  every 2500      rmsprop_centred    ladder
+    Rainbow      yes     yes      3       C51      every 2000      adam               noisy layers
+
+Papers: Ape-X (Horgan et al. 2018, 1803.00933), C51 (Bellemare et al. 2017, 1707.06887), noisy layers (Fortunato et al. 2018,
+1706.10295), Rainbow (Hessel et al. 2018, 1710.02298). With `atoms` the return of an action is a distribution, the error of a
+transition is the divergence KL(projected target || prediction), and so are its priorities; actions are compared by means.
 
 Deliberate differences:
 
@@ -16,27 +21,31 @@ Deliberate differences:
     time limits   treated as the end              bootstrapped from the true last observation
     weights       Ape-X: beta constant            may be annealed to importance_final
     table         part of the algorithm           exponent, size and rates are --replay's business
+    noise         the same between two updates    new at every step, each environment its own; evaluation acts without
+    noisy layers  all dense ones                  those of the head: what follows the torso
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import torch
 
-from shoal.algorithms.blueprint import check_numbers
-from shoal.algorithms.q_learner import Judged, QLearn
-from shoal.algorithms.q_model import QModel, QPolicy
-from shoal.algorithms.q_plan import QPlan, explored
-from shoal.algorithms.training import ValueOptimiserName
-from shoal.algorithms.transitions import Transitions
-from shoal.core import Progress, Tolerance, Tree
+from shoal.algorithms.common.metrics import IMPORTANCE_MIN, Q_MAX, Q_MEAN, RETURNS_CLIPPED, TARGET_MEAN, TD_ERROR, phase_metrics
+from shoal.algorithms.q_learning.algorithm import QLearning, QLearningConfig
+from shoal.algorithms.q_learning.learn import Errors, Judged
+from shoal.algorithms.q_learning.model import QModel
+from shoal.algorithms.records.first_priority import DistributionEstimates, Estimates
+from shoal.algorithms.records.transitions import Transitions
+from shoal.core import Tree
 from shoal.errors import ConfigError
-from shoal.ops import value
-from shoal.slots import Layout
+from shoal.learning import Tolerance
+from shoal.nets.q_network import HeadConfig
+from shoal.ops import c51, value
+from shoal.options import number
 
 if TYPE_CHECKING:
     from shoal.envs import EnvSpec
@@ -46,104 +55,64 @@ __all__ = ["DQN", "Config"]
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(QLearningConfig):
     """Deep Q-learning."""
 
-    gamma: float = 0.99
-    """Discount."""
-    n_step: int = 1
-    """Rewards in a return before it bootstraps."""
-    double: bool = True
-    """Let the net select the action that the target net evaluates (Double DQN)."""
-    dueling: bool = False
-    """Give the net one stream for the state's value and one for the advantages."""
-    dueling_hidden: int = 64
-    """Units in the hidden layer of each of the two streams."""
-    zero_head: bool = False
-    """Let all q-values begin at 0."""
+    atoms: int = number(0, at_least=0)
+    """Learn a distribution of returns over this many atoms for each action (C51: 51); 0 learns its mean only."""
+    value_min: float = number(-10.0)
+    """Smallest return that atoms can tell apart: what the first one stands for."""
+    value_max: float = number(10.0)
+    """Largest return that atoms can tell apart: what the last one stands for."""
+    noisy_sigma: float = number(0.0, at_least=0)
+    """Deviation that the learned noise of the head's layers begins with (Rainbow: 0.5, with epsilon 0); 0 goes without noise."""
     loss: Literal["huber", "squared"] = "huber"
-    """huber clips the gradient of an error to huber_delta; squared does not."""
-    huber_delta: float = 1.0
+    """huber clips the gradient of an error to huber_delta; squared does not. Without effect on atoms."""
+    huber_delta: float = number(1.0, above=0)
     """Largest error that huber squares."""
-    rescale: bool = False
-    """Learn values on a squashed scale (h of R2D2), for rewards of very different sizes."""
-    reward_clip: float = 0.0
-    """Clip rewards to this size; 0 keeps them."""
-    importance: float = 0.4
-    """Exponent beta of the importance weights; without effect on a table that is drawn from uniformly."""
-    importance_final: float | None = None
-    """Beta at the end of the env_steps budget; none keeps it constant."""
-    exploration: Literal["schedule", "ladder"] = "schedule"
-    """schedule: one epsilon for all, falling; ladder: every environment its own for the whole run (Ape-X)."""
-    epsilon: float = 1.0
-    """Share of random actions at the beginning, or on the first rung of the ladder (Ape-X: 0.4)."""
-    epsilon_final: float = 0.05
-    """Share of random actions in the end."""
-    epsilon_steps: int = 10_000
-    """Environment steps over which epsilon falls."""
-    ladder_alpha: float = 7.0
-    """How far the ladder reaches: its last rung is epsilon^(1 + alpha)."""
-    target_period_updates: int = 200
-    """Updates between two copies of the net to the target net; 0 never copies, 1 goes without a target net."""
-    target_tau: float = 0.0
-    """More than 0 moves the target net by this share of the way at every update, instead of copying."""
-    lr: float = 5e-4
-    """Learning rate."""
-    lr_final: float | None = None
-    """Learning rate at the end of the env_steps budget; none keeps it constant."""
-    optimiser: ValueOptimiserName = "adam"
-    """adam, rmsprop, rmsprop_centred (epsilon inside the root), adagrad or sgd."""
-    optimiser_epsilon: float = 1e-5
-    """Epsilon of the optimiser."""
-    rmsprop_decay: float = 0.95
-    """Decay of rmsprop's moments."""
-    adagrad_start: float = 0.1
-    """What adagrad's sums of squares begin with."""
-    grad_norm: float = 40.0
-    """Longest gradient; longer ones are scaled down. 0 does not clip."""
 
     def validate(self) -> None:
-        check_numbers(
-            self,
-            positive=("n_step", "lr", "optimiser_epsilon", "huber_delta", "dueling_hidden"),
-            shares=("gamma", "importance", "importance_final", "epsilon", "epsilon_final", "target_tau", "rmsprop_decay"),
-            not_negative=("reward_clip", "epsilon_steps", "ladder_alpha", "target_period_updates", "lr_final",
-                          "adagrad_start", "grad_norm"),
-        )  # fmt: skip
+        super().validate()
+        if self.atoms == 1:
+            raise ConfigError("--algorithm.atoms is 1: one atom is the same return for every action; give 2 or more (C51 has 51), "
+                              "or 0 to learn without")
+        if self.atoms and self.value_min >= self.value_max:
+            raise ConfigError(f"--algorithm.value-min {self.value_min:g} is not below --algorithm.value-max {self.value_max:g}: "
+                              "atoms lie between the two; give the smallest and the largest return that an episode can have")
+        if self.atoms and self.rescale:
+            raise ConfigError(f"--algorithm.rescale with --algorithm.atoms {self.atoms}: atoms lie on the scale of rewards, from "
+                              "value-min to value-max; turn one of the two off")
 
 
-class DQN:
+class DQN(QLearning[Config]):
     """See the module."""
 
-    name = "dqn"
-    tolerates = Tolerance.REPLAY
-    from_replay = runs_on_gpu = True
+    name, config_class, tolerates = "dqn", Config, Tolerance.REPLAY
+    metrics = (*phase_metrics(("all",)), TD_ERROR, Q_MEAN, Q_MAX, TARGET_MEAN, IMPORTANCE_MIN, RETURNS_CLIPPED)
 
     def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
-        config.validate()
         if net.recurrent != "none" or net.prev_action_reward:
             raise ConfigError(
                 f"net.recurrent = {net.recurrent!r}, net.prev_action_reward = {net.prev_action_reward}: dqn learns from "
                 "transitions, which have no past; use r2d2, or turn both off"
             )
-        self.config = config
-        self.plan = QPlan.of(self.name, config, spec, net, seats)
+        super().__init__(config, spec, net, seats)
 
     @cached_property
     def record(self) -> Transitions:
-        return Transitions(self.plan.scene)
+        return Transitions(**self.item_options())
 
-    def policy(self) -> QPolicy:
-        return QPolicy(self.plan.model())
+    def head(self) -> HeadConfig:
+        config = self.config
+        return replace(super().head(), atoms=config.atoms, value_min=config.value_min, value_max=config.value_max,
+                       noisy_sigma=config.noisy_sigma)
 
-    def learn(self, seed: int) -> QLearn:
-        return QLearn(self.config, self.plan, seed, TransitionErrors(self.config))
+    def estimates(self) -> Estimates:
+        config = self.config
+        return DistributionEstimates(config.atoms, config.value_min, config.value_max) if config.atoms else super().estimates()
 
-    def explore(self, index: int, count: int, seats: int, progress: Progress) -> np.ndarray:
-        return explored(self.config, index, count, seats, progress)
-
-    def published_layout(self) -> Layout:
-        return self.plan.published_layout()
+    def errors(self) -> Errors:
+        return DistributionErrors(self.config) if self.config.atoms else TransitionErrors(self.config)
 
 
 class TransitionErrors:
@@ -154,24 +123,65 @@ class TransitionErrors:
     def __init__(self, config: Config) -> None:
         self.config = config
 
-    def __call__(self, model: QModel, target: QModel, items: Tree) -> Judged:
+    def __call__(self, model: QModel, target: QModel, items: Tree, noise: torch.Tensor | None = None) -> Judged:
         config = self.config
-        bootstrap = self._bootstrap(model, target, items)
+        of_values, of_selection, of_target = _noises(noise)
+        bootstrap = self._bootstrap(model, target, items, of_selection, of_target)
         if config.rescale:
             bootstrap = value.unrescale(bootstrap)
         goal = items["reward"] + items["discount"] * bootstrap
         if config.rescale:
             goal = value.rescale(goal)
-        q = value.chosen(model.values(items["observation"]), items["action"])
+        q = value.chosen(model.values(items["observation"], of_values), items["action"])
         error = goal - q
         loss = value.huber(error, config.huber_delta) if config.loss == "huber" else value.squared(error)
         return Judged(loss, error.abs(), q, goal)
 
     @torch.no_grad()
-    def _bootstrap(self, model: QModel, target: QModel, items: Tree) -> torch.Tensor:
+    def _bootstrap(self, model: QModel, target: QModel, items: Tree, of_selection: torch.Tensor | None,
+                   of_target: torch.Tensor | None) -> torch.Tensor:
         """The value [B] of what each transition led to."""
         following, mask = items["next_observation"], items.get("next_action_mask")
-        target_q = target.values(following)
+        target_q = target.values(following, of_target)
         if not self.config.double:
             return value.q_values(value.legal(target_q, mask))
-        return value.double_q_values(value.legal(model.values(following), mask), target_q)
+        return value.double_q_values(value.legal(model.values(following, of_selection), mask), target_q)
+
+
+class DistributionErrors:
+    """Errors of transitions [B] whose returns are distributions over atoms."""
+
+    captures = True
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def __call__(self, model: QModel, target: QModel, items: Tree, noise: torch.Tensor | None = None) -> Judged:
+        of_values, of_selection, of_target = _noises(noise)
+        support, bootstrap = model.net.support, self._bootstrap(model, target, items, of_selection, of_target)
+        places = c51.moved(support, items["reward"], items["discount"])  # gamma^n of each item, 0 where its episode terminated
+        goal = c51.project(support, places, bootstrap)
+        logits = _of_actions(model.logits(items["observation"], of_values), items["action"])
+        error = c51.divergence(goal, logits)
+        outside = (bootstrap * ((places < support[0]) | (places > support[-1]))).sum(-1).mean()
+        return Judged(error, error.detach().clamp(min=0), c51.expected(logits, support), (goal * support).sum(-1),
+                      more={"returns_clipped": outside})
+
+    @torch.no_grad()
+    def _bootstrap(self, model: QModel, target: QModel, items: Tree, of_selection: torch.Tensor | None,
+                   of_target: torch.Tensor | None) -> torch.Tensor:
+        """The probabilities [B, Z] of the best action, by its mean, of what each transition led to."""
+        following, mask = items["next_observation"], items.get("next_action_mask")
+        logits = target.logits(following, of_target)
+        q = model.values(following, of_selection) if self.config.double else c51.expected(logits, target.net.support)
+        return _of_actions(logits, value.legal(q, mask).argmax(-1)).softmax(-1)
+
+
+def _of_actions(logits: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+    """[B, A, Z] and [B] -> [B, Z]"""
+    return logits.gather(1, action[:, None, None].expand(-1, 1, logits.shape[-1])).squeeze(1)
+
+
+def _noises(noise: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
+    """Of the values to be changed, of the net when it selects an action, of the target net: the paper draws each on its own."""
+    return (None, None, None) if noise is None else noise.unbind()

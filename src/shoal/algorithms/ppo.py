@@ -20,98 +20,43 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shoal.algorithms.actor_critic import ActorCritic
-from shoal.algorithms.advantages import Advantages, estimate
-from shoal.algorithms.blueprint import check_numbers
-from shoal.algorithms.learner import Learner
-from shoal.algorithms.proximal import Bounds, Proximal
-from shoal.algorithms.training import OptimiserName
-from shoal.core import Tolerance
+from shoal.algorithms.actor_critic.advantages import Advantages, estimate
+from shoal.algorithms.actor_critic.algorithm import ActorCritic
+from shoal.algorithms.actor_critic.learn import ActorCriticLearn
+from shoal.algorithms.actor_critic.proximal import Proximal, ProximalConfig, RatioBounds
+from shoal.algorithms.common.metrics import CLIP_FRACTION, POLICY_METRICS, phase_metrics
+from shoal.learning import Tolerance
+from shoal.options import number
 
 if TYPE_CHECKING:
-    from shoal.algorithms.batch import Batch
+    from shoal.algorithms.actor_critic.unroll_batch import UnrollBatch
 
 __all__ = ["PPO", "Config"]
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(ProximalConfig):
     """Proximal policy optimisation."""
 
-    unroll: int = 128
-    """Steps in an unroll, T."""
-    gamma: float = 0.99
-    """Discount."""
-    lambda_: float = 0.95
-    """Decay of the traces in the advantages (GAE)."""
-    epochs: int = 4
-    """How often each batch is gone through."""
-    minibatches: int = 4
-    """Parts a batch is split into in each epoch."""
-    clip: float = 0.2
-    """The ratio may leave 1 by this much."""
-    clip_final: float | None = None
-    """Clip at the end of the env_steps budget; none keeps it constant."""
-    lr: float = 1e-3
-    """Learning rate."""
-    lr_final: float | None = None
-    """Learning rate at the end of the env_steps budget; none keeps it constant."""
-    optimiser: OptimiserName = "adam"
-    """adam, rmsprop (epsilon inside the root) or sgd."""
-    optimiser_epsilon: float = 1e-5
-    """Epsilon of adam and rmsprop."""
-    grad_norm: float = 0.5
-    """Longest gradient; longer ones are scaled down. 0 does not clip."""
-    value_weight: float = 0.5
-    """Weight of the value loss."""
-    value_clip: float | None = None
-    """A new value may leave the old one by this much; none does not clip."""
-    entropy: float = 0.01
-    """Weight of the entropy bonus."""
-    entropy_final: float | None = None
-    """Entropy weight at the end of the env_steps budget; none keeps it constant."""
-    normalise_advantage: bool = True
-    """Give the advantages of a batch (of all learners together) mean 0 and deviation 1."""
-    normalise_observations: bool = False
-    """Scale floating-point observations by their running mean and deviation; pixels are scaled anyway."""
-    normalise_returns: bool = False
-    """Scale rewards by the running deviation of the discounted return."""
-    final_rows: int = 0
-    """Final observations of truncated episodes that one slot can hold; 0 works it out."""
-
-    def validate(self) -> None:
-        check_numbers(
-            self,
-            positive=("unroll", "lr", "epochs", "minibatches", "clip", "value_clip", "optimiser_epsilon"),
-            shares=("gamma", "lambda_"),
-            not_negative=(
-                "value_weight",
-                "entropy",
-                "grad_norm",
-                "final_rows",
-                "lr_final",
-                "entropy_final",
-                "clip_final",
-            ),
-        )
+    unroll: int = number(128, at_least=1)
 
 
-class PPO(ActorCritic):
+class PPO(ActorCritic[Config]):
     """See the module."""
 
-    name = "ppo"
-    tolerates = Tolerance.BOUNDED_REUSE
+    name, config_class, tolerates = "ppo", Config, Tolerance.BOUNDED_REUSE
+    metrics = (*phase_metrics(("all",)), *POLICY_METRICS, CLIP_FRACTION)
 
-    def objective(self, learner: Learner) -> PPOObjective:
-        return PPOObjective(self.config, learner)
+    def objective(self, learn: ActorCriticLearn) -> PPOObjective:
+        return PPOObjective(self.config, learn)
 
 
-class PPOObjective(Proximal):
+class PPOObjective(Proximal[Config]):
     """Several gradients per batch."""
 
-    def advantages(self, batch: Batch) -> Advantages:
-        model = self.learner.model
+    def advantages(self, batch: UnrollBatch) -> Advantages:
+        model = self.learn.model
         return estimate(model, batch, model.unroll(batch), self.config)
 
-    def bounds(self, clip: float) -> Bounds:
-        return Bounds(1 - clip, 1 + clip)
+    def bounds(self, clip: float) -> RatioBounds:
+        return RatioBounds(1 - clip, 1 + clip)

@@ -18,20 +18,29 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import torch
 
-from shoal.algorithms.blueprint import check_numbers
-from shoal.algorithms.q_learner import Judged, QLearn
-from shoal.algorithms.q_model import QModel, QPolicy
-from shoal.algorithms.q_plan import QPlan, explored
-from shoal.algorithms.training import ValueOptimiserName
-from shoal.algorithms.windows import Windows
-from shoal.core import Progress, Tolerance, Tree
+from shoal.algorithms.common.metrics import (
+    DELTA_Q_FIRST,
+    DELTA_Q_LAST,
+    IMPORTANCE_MIN,
+    Q_MAX,
+    Q_MEAN,
+    TARGET_MEAN,
+    TD_ERROR,
+    phase_metrics,
+)
+from shoal.algorithms.q_learning.algorithm import QLearning, QLearningConfig
+from shoal.algorithms.q_learning.learn import Judged
+from shoal.algorithms.q_learning.model import QModel
+from shoal.algorithms.records.windows import Windows
+from shoal.core import Tree
 from shoal.errors import ConfigError
+from shoal.learning import Tolerance
 from shoal.nets.q_network import QOutput
 from shoal.ops import value
-from shoal.slots import Layout, map_tree
+from shoal.options import number
+from shoal.slots import map_tree
 
 if TYPE_CHECKING:
     from shoal.envs import EnvSpec
@@ -41,78 +50,34 @@ __all__ = ["R2D2", "Config"]
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(QLearningConfig):
     """Recurrent Q-learning from windows."""
 
-    burn_in: int = 40
+    burn_in: int = number(40, at_least=0)
     """Steps before a window's loss steps through which the state is brought up to date; 0 goes without."""
-    length: int = 80
+    length: int = number(80, at_least=1)
     """Loss steps of a window."""
-    stride: int = 40
+    stride: int = number(40, at_least=1)
     """Steps between the beginnings of two windows."""
     state: Literal["stored", "zero"] = "stored"
     """State in which a window begins: as the actor had it, or zero."""
-    eta: float = 0.9
+    eta: float = number(0.9, at_least=0, at_most=1)
     """Weight of the largest error of a window in its priority; the rest is that of the mean."""
-    gamma: float = 0.997
-    """Discount."""
-    n_step: int = 5
-    """Rewards in a return before it bootstraps."""
-    double: bool = True
-    """Let the net select the action that the target net evaluates."""
+    gamma: float = number(0.997, at_least=0, at_most=1)
+    n_step: int = number(5, at_least=1)
     dueling: bool = True
-    """Give the net one stream for the state's value and one for the advantages."""
-    dueling_hidden: int = 64
-    """Units in the hidden layer of each of the two streams."""
-    zero_head: bool = False
-    """Let all q-values begin at 0."""
     rescale: bool = True
-    """Learn values on a squashed scale."""
-    reward_clip: float = 0.0
-    """Clip rewards to this size; 0 keeps them."""
-    importance: float = 0.6
-    """Exponent beta of the importance weights; without effect on a table that is drawn from uniformly."""
-    importance_final: float | None = None
-    """Beta at the end of the env_steps budget; none keeps it constant."""
+    importance: float = number(0.6, at_least=0, at_most=1)
     exploration: Literal["schedule", "ladder"] = "ladder"
-    """ladder: every environment its own epsilon for the whole run; schedule: one epsilon for all, falling."""
-    epsilon: float = 0.4
-    """Share of random actions on the first rung of the ladder, or at the beginning."""
-    epsilon_final: float = 0.05
-    """Share of random actions in the end (schedule)."""
-    epsilon_steps: int = 10_000
-    """Environment steps over which epsilon falls (schedule)."""
-    ladder_alpha: float = 7.0
-    """How far the ladder reaches: its last rung is epsilon^(1 + alpha)."""
-    target_period_updates: int = 2500
-    """Updates between two copies of the net to the target net; 0 never copies, 1 goes without a target net."""
-    target_tau: float = 0.0
-    """More than 0 moves the target net by this share of the way at every update, instead of copying."""
-    lr: float = 1e-4
-    """Learning rate."""
-    lr_final: float | None = None
-    """Learning rate at the end of the env_steps budget; none keeps it constant."""
-    optimiser: ValueOptimiserName = "adam"
-    """adam, rmsprop, rmsprop_centred (epsilon inside the root), adagrad or sgd."""
-    optimiser_epsilon: float = 1e-3
-    """Epsilon of the optimiser."""
-    rmsprop_decay: float = 0.95
-    """Decay of rmsprop's moments."""
-    adagrad_start: float = 0.1
-    """What adagrad's sums of squares begin with."""
-    grad_norm: float = 40.0
-    """Longest gradient; longer ones are scaled down. 0 does not clip."""
+    epsilon: float = number(0.4, at_least=0, at_most=1)
+    target_period_updates: int = number(2500, at_least=0)
+    lr: float = number(1e-4, above=0)
+    optimiser_epsilon: float = number(1e-3, above=0)
     diagnose: bool = False
     """Keep q-values and state of every step in the items, and measure how wrong the states are that training begins from."""
 
     def validate(self) -> None:
-        check_numbers(
-            self,
-            positive=("length", "stride", "n_step", "lr", "optimiser_epsilon", "dueling_hidden"),
-            shares=("gamma", "eta", "importance", "importance_final", "epsilon", "epsilon_final", "target_tau", "rmsprop_decay"),
-            not_negative=("burn_in", "reward_clip", "epsilon_steps", "ladder_alpha", "target_period_updates", "lr_final",
-                          "adagrad_start", "grad_norm"),
-        )  # fmt: skip
+        super().validate()
         if self.stride > self.length:
             raise ConfigError(
                 f"stride={self.stride} is more than length={self.length}: the steps between two windows would be in no loss; "
@@ -120,46 +85,34 @@ class Config:
             )
 
 
-class R2D2:
+class R2D2(QLearning[Config]):
     """See the module."""
 
-    name = "r2d2"
-    tolerates = Tolerance.REPLAY
-    from_replay = runs_on_gpu = True
+    name, config_class, tolerates = "r2d2", Config, Tolerance.REPLAY
+    metrics = (*phase_metrics(("all",)), TD_ERROR, Q_MEAN, Q_MAX, TARGET_MEAN, IMPORTANCE_MIN, DELTA_Q_FIRST, DELTA_Q_LAST)
 
     def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
-        config.validate()
         if net.recurrent != "lstm":
             raise ConfigError(f"net.recurrent = {net.recurrent!r}: r2d2 is about memory; set it to lstm, or use dqn")
-        self.config = config
-        self.plan = QPlan.of(self.name, config, spec, net, seats)
+        super().__init__(config, spec, net, seats)
 
     @cached_property
     def record(self) -> Windows:
-        config, plan = self.config, self.plan
-        state = {name: tuple(x.shape[1:]) for name, x in plan.model().net.initial_state(1).items()}
+        config = self.config
         return Windows(
-            plan.scene,
-            config.burn_in,
-            config.length,
-            config.stride,
-            config.eta,
-            state,
-            previous=plan.net.prev_action_reward,
-            diagnose=config.diagnose,
+            **self.item_options(),
+            burn_in=config.burn_in,
+            length=config.length,
+            stride=config.stride,
+            eta=config.eta,
+            state={name: tuple(x.shape[1:]) for name, x in self.model().net.initial_state(1).items()},
+            previous=self.plan.net.prev_action_reward,
+            extras={"q": ((self.actions,), "float32")} if config.diagnose else {},
+            keep_states=config.diagnose,
         )
 
-    def policy(self) -> QPolicy:
-        return QPolicy(self.plan.model())
-
-    def learn(self, seed: int) -> QLearn:
-        return QLearn(self.config, self.plan, seed, WindowErrors(self.config))
-
-    def explore(self, index: int, count: int, seats: int, progress: Progress) -> np.ndarray:
-        return explored(self.config, index, count, seats, progress)
-
-    def published_layout(self) -> Layout:
-        return self.plan.published_layout()
+    def errors(self) -> WindowErrors:
+        return WindowErrors(self.config)
 
 
 class WindowErrors:
@@ -169,7 +122,8 @@ class WindowErrors:
         self.config = config
         self.captures = not config.diagnose  # which asks how many windows are whole
 
-    def __call__(self, model: QModel, target: QModel, items: Tree) -> Judged:
+    def __call__(self, model: QModel, target: QModel, items: Tree, noise: torch.Tensor | None = None) -> Judged:
+        """Its nets have no noisy layers, so there is no `noise`."""
         config, l = self.config, self.config.burn_in  # noqa: E741
         rows = {name: map_tree(lambda x: x.transpose(0, 1), items[name])
                 for name in ("action", "reward", "discount", "valid")}  # fmt: skip
@@ -227,6 +181,6 @@ class WindowErrors:
             observation, first, *previous = (map_tree(lambda x: x[whole, row], column) for column in columns)  # noqa: B023
             state = map_tree(lambda x: x[whole, row], items["states"])  # noqa: B023
             with model.precision():
-                from_actor = model.net.step(observation, first, state, *previous).q
+                from_actor = model.net.step(model.see(observation), first, state, *previous).q
             found[name] = value.delta_q(online_q[row - l, whole], from_actor, scale).mean()
         return found

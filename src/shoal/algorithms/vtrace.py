@@ -20,21 +20,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
-from shoal.algorithms.actor_critic import ActorCritic
-from shoal.algorithms.blueprint import check_numbers
-from shoal.algorithms.learner import Learner
-from shoal.algorithms.training import OptimiserName, annealed
-from shoal.core import Progress, Tolerance, Tree
+from shoal.algorithms.actor_critic.algorithm import ActorCritic, ActorCriticConfig
+from shoal.algorithms.actor_critic.learn import ActorCriticLearn
+from shoal.algorithms.common.learn import Loss
+from shoal.algorithms.common.metrics import CLIP_FRACTION, POLICY_METRICS, phase_metrics
+from shoal.algorithms.common.optimiser import annealed
+from shoal.core import Tree
 from shoal.errors import ConfigError
+from shoal.learning import Progress, Tolerance
 from shoal.ops import losses, returns
+from shoal.options import number
 
 if TYPE_CHECKING:
-    from shoal.algorithms.batch import Batch
+    from shoal.algorithms.actor_critic.unroll_batch import UnrollBatch
     from shoal.envs import EnvSpec
     from shoal.nets import NetConfig
 
@@ -44,55 +47,27 @@ ROUNDING = 1e-4  # a ratio that is 1 but for rounding was not clipped
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(ActorCriticConfig):
     """V-trace actor-critic."""
 
-    unroll: int = 20
-    """Steps in an unroll, T."""
-    gamma: float = 0.99
-    """Discount."""
-    lambda_: float = 1.0
+    unroll: int = number(20, at_least=1)
+    lambda_: float = number(1.0, at_least=0, at_most=1)
     """Decay of the traces; 1 gives the paper's n-step targets."""
     correction: Literal["vtrace", "none"] = "vtrace"
     """Correct for the difference between the policy that acted and the one that learns, or do as if there were none."""
-    rho_bar: float = 1.0
+    rho_bar: float = number(1.0, above=0)
     """Largest importance weight in a target: sets what is learned."""
-    c_bar: float = 1.0
+    pg_rho_bar: float = number(1.0, above=0)
+    """Largest importance weight of the policy gradient; the paper has rho_bar here too."""
+    c_bar: float = number(1.0, above=0)
     """Largest importance weight in a trace: sets how fast it is learned."""
-    behaviour_mix: float = 0.0
+    behaviour_mix: float = number(0.0, at_least=0, at_most=1)
     """Share of uniformly random actions that actors mix into their policy (discrete actions)."""
-    lr: float = 1e-3
-    """Learning rate."""
-    lr_final: float | None = None
-    """Learning rate at the end of the env_steps budget; none keeps it constant."""
-    optimiser: OptimiserName = "adam"
-    """adam, rmsprop (epsilon inside the root) or sgd."""
-    optimiser_epsilon: float = 1e-5
-    """Epsilon of adam and rmsprop."""
-    grad_norm: float = 0.5
-    """Longest gradient; longer ones are scaled down. 0 does not clip."""
-    value_weight: float = 0.5
-    """Weight of the value loss."""
-    entropy: float = 0.01
-    """Weight of the entropy bonus."""
-    entropy_final: float | None = None
-    """Entropy weight at the end of the env_steps budget; none keeps it constant."""
     reduction: Literal["mean", "sum"] = "mean"
     """How losses are reduced over T x B. The paper sums, which makes the learning rate T x B times larger."""
-    normalise_observations: bool = False
-    """Scale floating-point observations by their running mean and deviation; pixels are scaled anyway."""
-    normalise_returns: bool = False
-    """Scale rewards by the running deviation of the discounted return."""
-    final_rows: int = 0
-    """Final observations of truncated episodes that one slot can hold; 0 works it out."""
 
     def validate(self) -> None:
-        check_numbers(
-            self,
-            positive=("unroll", "lr", "rho_bar", "c_bar", "optimiser_epsilon"),
-            shares=("gamma", "lambda_", "behaviour_mix"),
-            not_negative=("value_weight", "entropy", "grad_norm", "final_rows", "lr_final", "entropy_final"),
-        )
+        super().validate()
         if self.rho_bar < self.c_bar:
             raise ConfigError(
                 f"rho_bar={self.rho_bar} is below c_bar={self.c_bar}, but V-trace needs rho_bar >= c_bar "
@@ -105,24 +80,24 @@ class Config:
             )
 
 
-class VTrace(ActorCritic):
+class VTrace(ActorCritic[Config]):
     """See the module."""
 
-    name = "vtrace"
-    tolerates = Tolerance.REPLAY
+    name, config_class, tolerates = "vtrace", Config, Tolerance.REPLAY
+    metrics = (*phase_metrics(("all",)), *POLICY_METRICS, CLIP_FRACTION)
 
     def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
         super().__init__(config, spec, net, seats, config.behaviour_mix)
 
-    def objective(self, learner: Learner) -> VTraceObjective:
-        return VTraceObjective(self.config, learner)
+    def objective(self, learn: ActorCriticLearn) -> VTraceObjective:
+        return VTraceObjective(self.config, learn)
 
 
 @dataclass
-class Update:
+class VTraceMinibatch:
     """A batch and what is true while it is learned from."""
 
-    batch: Batch
+    batch: UnrollBatch
     weight: float
     entropy: float
 
@@ -132,21 +107,21 @@ class VTraceObjective:
 
     captures = True
 
-    def __init__(self, config: Config, learner: Learner) -> None:
-        self.config, self.learner = config, learner
+    def __init__(self, config: Config, learn: ActorCriticLearn) -> None:
+        self.config, self.learn = config, learn
 
-    def sums(self, batch: Tree) -> np.ndarray:
-        return self.learner.sums(batch)
+    def sums(self, batch: Tree) -> Any:
+        return self.learn.shared(batch)
 
     def minibatches(
-        self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator
-    ) -> Iterator[Update]:
+        self, batch: Tree, sums: Any, progress: Progress, rng: np.random.Generator
+    ) -> Iterator[VTraceMinibatch]:
         entropy = annealed(progress, self.config.entropy, self.config.entropy_final)
-        weight = self.learner.totals(sums).weight(reduction=self.config.reduction)
-        yield Update(self.learner.batch(batch), weight, entropy)
+        weight = self.learn.totals(sums).weight(reduction=self.config.reduction)
+        yield VTraceMinibatch(self.learn.batch(batch), weight, entropy)
 
-    def gradients(self, minibatch: Update, phase: str) -> tuple[np.ndarray, dict[str, float]]:
-        config, batch, model = self.config, minibatch.batch, self.learner.model
+    def loss(self, minibatch: VTraceMinibatch) -> Loss:
+        config, batch, model = self.config, minibatch.batch, self.learn.model
         output = model.unroll(batch)  # T + 1 rows
         log_prob, entropy = model.judge(output, batch)
         log_rho = log_prob.detach() - batch.log_prob
@@ -161,6 +136,7 @@ class VTraceObjective:
             lambda_=config.lambda_,
             rho_bar=config.rho_bar,
             c_bar=config.c_bar,
+            pg_rho_bar=config.pg_rho_bar,
             keep_t=batch.keep,
         )
         valid, weight = batch.valid, minibatch.weight
@@ -168,7 +144,7 @@ class VTraceObjective:
         value_loss = losses.masked_sum(losses.value_loss(output.value[:-1], target.vs), valid) * weight
         bonus = losses.masked_sum(entropy, valid) * weight
         loss = policy_loss + config.value_weight * value_loss - minibatch.entropy * bonus
-        return self.learner.descend(
+        return Loss(
             loss,
             {
                 "policy_loss": policy_loss,

@@ -24,75 +24,73 @@ items are due), so one bundle is DQN; a global table has a rate limiter instead.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from shoal.architectures.parts import Parts
-from shoal.architectures.shards import draw_server
-from shoal.core import Delivery, Tolerance
 from shoal.errors import ConfigError
+from shoal.learning import Architecture, ArchitectureOptions, Delivery, Tolerance
+from shoal.options import number
+from shoal.roles.data_path import data_path
+from shoal.roles.parameter_shards import draw_server
+from shoal.roles.parts import Parts
 from shoal.runtime import Program
 
-__all__ = ["Config", "delivers", "draw", "has_replay", "has_unrolls"]
-
-has_replay, has_unrolls = True, False
+__all__ = ["Config", "ShardedParameterServer"]
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(ArchitectureOptions):
     """Bundles and a parameter server."""
 
-    envs_per_actor: int = 8
+    envs_per_actor: int = number(8, at_least=1)
     """Environments that one bundle's actor steps together, E."""
-    shards: int = 2
-    """Processes that the parameters are cut into slices for."""
+    shards: int = number(2, at_least=1)
+    """Processes that share the parameters, a slice each."""
     table: Literal["local", "global"] = "local"
     """A replay table in every bundle, or one for all of them."""
-    max_staleness: int | None = None
+    max_staleness: int | None = number(None, at_least=0)
     """Refuse gradients of parameters more than this many updates old; none takes all."""
-    outlier_width: float | None = 4.0
-    """Drop gradients whose loss is so many standard deviations above the mean of their learner's; none drops none."""
-
-    def validate(self) -> None:
-        for name in ("envs_per_actor", "shards"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--architecture.{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1")
-        if self.max_staleness is not None and self.max_staleness < 0:
-            raise ConfigError(f"--architecture.max-staleness is {self.max_staleness}; it must not be negative")
-        if self.outlier_width is not None and not 0 < self.outlier_width < math.inf:
-            raise ConfigError(f"--architecture.outlier-width is {self.outlier_width}; it must be above 0, or none")
+    outlier_width: float | None = number(4.0, above=0)
+    """Drop gradients whose loss is this many standard deviations above the mean of their learner's losses; none drops none."""
 
 
-def delivers(config: Config) -> Delivery:
-    return Delivery(Tolerance.REPLAY, f"learners draw from a {config.table} replay table, and others change the parameters "
-                    "meanwhile")
+class ShardedParameterServer(Architecture):
+    """See the module."""
 
+    name = "parameter_server"
+    config_class = Config
+    takes_unrolls, takes_replay = False, True
+    process_options = ("shards",)
 
-def draw(program: Program, parts: Parts, config: Config) -> None:
-    from shoal.architectures.bundle import BundleLearner, bundle_actor, piecewise_evaluator  # only now: they bring Numba
-    from shoal.architectures.replay import Replay, make_limiter, replay_wires
+    def delivers(self, config: Config) -> Delivery:
+        return Delivery(Tolerance.REPLAY, f"learners draw from a {config.table} replay table, and others change the parameters "
+                        "meanwhile")
 
-    if parts.learners != 1:
-        raise ConfigError(f"--learners {parts.learners}: every bundle of parameter_server has an actor and a learner; use --actors")
-    if parts.replay.publish_updates != 1:
-        raise ConfigError(f"--replay.publish-updates {parts.replay.publish_updates} with --architecture parameter_server does not "
-                          "fit: shards publish their slice after every update; leave it out")
-    alone = config.table == "local"
-    if alone and parts.replay.shards > 1:
-        raise ConfigError(f"--replay.shards {parts.replay.shards} does not fit here: every bundle has a table of its own; leave it "
-                          "out, or give --architecture.table global")
-    turns = alone and parts.replay.samples_per_insert is not None
-    make_limiter(parts, turns)  # a band that could block both sides is refused here
-    inserts, samples = replay_wires(program, parts, turns)
-    count, place = parts.actors, "bundle-{}".format
-    clients, readers, cuts = draw_server(program, parts, config.shards, config.max_staleness)
-    weights: dict[str, Any] = {f"weights_{k}": port for k, port in enumerate(readers)}
-    servers: dict[str, Any] = {f"server_{k}": port for k, port in enumerate(clients)}
-    program.add("actor", bundle_actor, parts=parts, cuts=cuts, inserts=inserts.client, replicas=count, place=place, **weights)
-    program.add("replay", Replay, parts=parts, inserts=inserts.server, samples=samples.server, turns=turns,
-                replicas=count if alone else parts.replay.shards, place=place if alone else None)
-    program.add("learner", BundleLearner, parts=parts, cuts=cuts, samples=samples.client, weights=readers[0],
-                outlier_width=config.outlier_width, replicas=count, place=place, **servers)
-    if parts.eval.enabled:
-        program.add("evaluator", piecewise_evaluator, parts=parts, cuts=cuts, **weights)
+    def draw(self, program: Program, parts: Parts, config: Config) -> None:
+        from shoal.roles.gradient_learner import GradientLearner, sharded_actor, sharded_evaluator  # only now: it imports Numba
+
+        alone = config.table == "local"
+        self._check(parts, alone)
+        path = data_path(program, parts, depth=1, turns=alone and parts.replay.samples_per_insert is not None, each=alone)
+        place = "bundle-{}".format
+        clients, readers, cuts = draw_server(program, parts, config.shards, config.max_staleness)
+        weights: dict[str, Any] = {f"weights_{k}": port for k, port in enumerate(readers)}
+        servers: dict[str, Any] = {f"server_{k}": port for k, port in enumerate(clients)}
+        program.add("actor", sharded_actor, parts=parts, cuts=cuts, experience=path.producer, replicas=parts.actors, place=place,
+                    **weights)
+        path.add_tables(place if alone else None)
+        program.add("learner", GradientLearner, parts=parts, cuts=cuts, samples=path.consumer, weights=readers[0],
+                    outlier_width=config.outlier_width, replicas=parts.actors, place=place, **servers)
+        if parts.eval.enabled:
+            program.add("evaluator", sharded_evaluator, parts=parts, cuts=cuts, **weights)
+
+    def _check(self, parts: Parts, alone: bool) -> None:
+        if parts.learners != 1:
+            raise ConfigError(f"--learners {parts.learners}: every bundle of parameter_server has an actor and a learner; use "
+                              "--actors")
+        if parts.replay.publish_updates != 1:
+            raise ConfigError(f"--replay.publish-updates {parts.replay.publish_updates} with --architecture parameter_server does "
+                              "not fit: shards publish their slice after every update; leave it out")
+        if alone and parts.replay.shards > 1:
+            raise ConfigError(f"--replay.shards {parts.replay.shards} does not fit here: every bundle has a table of its own; "
+                              "leave it out, or give --architecture.table global")

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.bench.children import Children
-from shoal.bench.ledger import Ledger
+from shoal.bench import checkout
+from shoal.bench.child_processes import ChildProcesses
+from shoal.bench.results_folder import ResultsFolder
 from shoal.errors import ConfigError
+from shoal.options import Options, number
+from shoal.telemetry.outputs import say
 
 if TYPE_CHECKING:
     from shoal.bench.suite import Job, Suite, SuiteCase
@@ -28,26 +31,27 @@ shoal bench SUITE [--suite quick] [--only WORDS] [--jobs N] [--out FOLDER] [--ag
 shoal bench compare A B    two folders of results: ratios, and which are noise
 
 Suites: {suites}, or the path of a TOML file.
-A suite's cases are run one after the other; with --jobs N so many at once of those that do not measure speed. FOLDER
-(runs/bench/SUITE) gets results.jsonl, results.md and report.html; give it again after an interruption, and what is finished is
-not run again, unless with --again.
+Cases run one after the other; with --jobs N, up to N cases that do not measure speed run at once. FOLDER (runs/bench/SUITE) gets
+results.jsonl and results.md. After an interruption type the same command again: finished runs are kept. --again measures them
+again. From a checkout of shoal it also runs other libraries and replay buffers, kills processes, measures the composed limit and
+writes report.html.
 """
 
 
 @dataclass(frozen=True)
-class Options:
-    """Run a suite of the unified benchmark, or go on with it."""
+class BenchOptions(Options):
+    """Run a benchmark suite, or go on with it."""
 
     suite: str = "full"
-    """full, or quick: the same cases, fewer and shorter."""
+    """full, or quick: fewer cases, each shorter."""
     only: str = ""
-    """Only cases whose name holds these words."""
-    jobs: int = 1
-    """Runs at once, of cases that do not measure speed; those that do always run alone."""
+    """Only cases whose name contains these words."""
+    jobs: int = number(1, at_least=1)
+    """How many runs at once, of cases that do not measure speed; those that do always run alone."""
     out: str | None = None
     """The folder of the results; runs/bench/SUITE by default."""
     again: bool = False
-    """Measure again what is finished. What was there stays in results.jsonl, and does not count."""
+    """Measure finished runs again. The old ones stay in results.jsonl and no longer count."""
 
 
 def bench_command(arguments: list[str]) -> int:
@@ -62,86 +66,82 @@ def bench_command(arguments: list[str]) -> int:
     positionals, rest = split_positionals(arguments, 1)
     if len(positionals) != 1:
         raise ConfigError(f"shoal bench {' '.join(arguments)}: give one suite ({', '.join(suite_names())})")
-    options = parse_options(Options, Options(), rest, "shoal bench SUITE")
-    if options.jobs < 1:
-        raise ConfigError(f"--jobs {options.jobs} is not possible: give 1 or more")
-    sys.path.append(os.getcwd())  # for environments of the user's own, as in `shoal train`
+    options = parse_options(BenchOptions, BenchOptions(), rest, "shoal bench SUITE")
+    options.validate()
     suite = load_suite(positionals[0], options.suite)
     default = Path("runs") / "bench" / (suite.name + ("-quick" if options.suite == "quick" else ""))
-    ledger = Ledger(Path(options.out) if options.out else default)
-    return run_suite(suite, ledger, options.only, options.jobs, options.suite, options.again)
+    results = ResultsFolder(Path(options.out) if options.out else default)
+    return run_suite(suite, results, options.only, options.jobs, options.suite, options.again)
 
 
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
-def run_suite(suite: Suite, ledger: Ledger, only: str = "", many: int = 1, variant: str = "full", again: bool = False) -> int:
+def run_suite(suite: Suite, results: ResultsFolder, only: str = "", many: int = 1, variant: str = "full",
+              again: bool = False) -> int:
     """Every job that is not finished yet; the table and the report are written anew after each."""
     jobs = [job for job in suite.jobs() if only.lower() in job.group.lower()]
     if not jobs:
-        raise ConfigError(f"--only {only!r} fits no case of {suite.name}; there are {', '.join(case.name for case in suite.cases)}")
-    with ledger.held():
-        return _run_jobs(suite, jobs, ledger, only, many, variant, again)
+        names = ", ".join(case.name for case in suite.cases)
+        raise ConfigError(f"--only {only!r} matches no case of {suite.name}; there are {names}")
+    with results.locked():
+        return _run_jobs(suite, jobs, results, only, many, variant, again)
 
 
-def _run_jobs(suite: Suite, jobs: Sequence[Job], ledger: Ledger, only: str, many: int, variant: str, again: bool) -> int:
-    from shoal.bench.columns import count, failed
+def _run_jobs(suite: Suite, jobs: Sequence[Job], results: ResultsFolder, only: str, many: int, variant: str, again: bool) -> int:
     from shoal.bench.report_files import write_files
-    from shoal.bench.scratch import sweep
+    from shoal.bench.result_columns import count, failed
+    from shoal.bench.run_folders import remove_stale_folders
 
-    ledger.belongs(suite.title, variant)
-    if torn := ledger.torn():
-        say(f"{count(torn, 'line')} of {ledger.path} cannot be read: what stood there does not count")
-    sweep()
-    if ledger.cases() != suite.marks():
-        ledger.append("suite", {"cases": suite.marks()})
-    finished = set() if again else ledger.finished()
+    results.check_suite(suite.title, variant)
+    if lines := results.unreadable_lines():
+        say(f"{count(lines, 'line')} of {results.path} cannot be read and does not count")
+    remove_stale_folders()
+    if results.cases() != suite.settings_hashes():
+        results.append("suite", {"cases": suite.settings_hashes()})
+    finished = set() if again else results.finished()
     waiting = [job for job in jobs if job.key not in finished]
     at_once = many if any(not job.case.alone for job in waiting) else 1
     started = time.monotonic()
     if waiting:
-        void = [group for group in ledger.groups() if only.lower() in group.lower()] if again else None
-        _open_session(ledger, {"suite": suite.name, "title": suite.title, "variant": variant, "jobs": at_once, "again": void})
+        void = [group for group in results.groups() if only.lower() in group.lower()] if again else None
+        _open_session(results, {"suite": suite.name, "title": suite.title, "variant": variant, "jobs": at_once, "again": void})
     done = len(jobs) - len(waiting)
     say(f"{suite.title}: {count(len(jobs), 'run')}" + (f", {done} of them finished before" if done else ""))
     if many > at_once:
         say("they measure speed, so they run one after the other")
-    places = {group: place for place, group in enumerate(suite.marks())}
+    places = {group: place for place, group in enumerate(suite.settings_hashes())}
     try:
         with _stoppable():
-            _run_all(waiting, places, ledger, at_once)
+            _run_all(waiting, places, results, at_once)
     except KeyboardInterrupt:
-        say(f"interrupted; the same command goes on from {ledger.path}")
+        say(f"interrupted; the same command goes on from {results.path}")
         raise
     finally:
         if waiting:
-            ledger.append("finish", {"seconds": round(time.monotonic() - started, 1)})
-    table = write_files(ledger)
-    say(f"\n{table}\n\n{time.monotonic() - started:.0f} s; {ledger.folder} has results.jsonl, results.md and report.html")
+            results.append("finish", {"seconds": round(time.monotonic() - started, 1)})
+    table = write_files(results)
+    files = "results.jsonl, results.md and report.html" if checkout.benchmarks() else "results.jsonl and results.md"
+    say(f"\n{table}\n\n{time.monotonic() - started:.0f} s; {results.folder} has {files}")
     if not waiting:
-        say("everything was finished before; --again measures again, or give another --out")
+        say("everything was finished before; give --again to measure it again, or another --out")
     asked = {(job.group, job.seed) for job in jobs}
-    return int(bool(failed([row for row in ledger.rows() if (row["group"], row["seed"]) in asked])))
+    return int(bool(failed([row for row in results.rows() if (row["group"], row["seed"]) in asked])))
 
 
-def _open_session(ledger: Ledger, values: dict[str, Any]) -> None:
-    """Its line; and a word where the machine is not quiet."""
+def _open_session(results: ResultsFolder, values: dict[str, Any]) -> None:
+    """Write the session's line, and warn where the machine is not quiet."""
     from shoal.bench import machine
-    from shoal.bench.columns import count, crowded
+    from shoal.bench.result_columns import count, crowded
 
     about = machine.describe()
-    ledger.append("session", {**values, **about})
+    results.append("session", {**values, **about})
     if crowded(about["machine"]):
         load, cores = about["machine"]["load"][0], about["machine"]["cores"]
-        say(f"the load is {load:g} on {count(cores, 'core')}: something else is running, and what is measured beside it is worth "
-            "little; better wait until the machine is quiet")
+        say(f"the load is {load:g} on {count(cores, 'core')}: other programs are running, so these measurements will be of little "
+            "worth; better wait until the machine is quiet")
 
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """SIGTERM ends a suite as Ctrl-C does: with whatever it has started."""
+    """SIGTERM ends a suite as Ctrl-C does, with everything that it started."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -152,37 +152,39 @@ def _stoppable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run_all(waiting: Sequence[Job], places: dict[str, int], ledger: Ledger, many: int) -> None:
+def _run_all(waiting: Sequence[Job], places: dict[str, int], results: ResultsFolder, many: int) -> None:
     from shoal.bench.report_files import write_files
-    from shoal.bench.yardstick import Yardstick
 
-    with Yardstick(ledger, say) as yardstick, contextlib.closing(_columns(waiting, many, ledger.folder)) as found:
-        for number, (job, columns) in enumerate(found, 1):
+    found = checkout.benchmarks()
+    meter: AbstractContextManager[checkout.LimitMeter | None]
+    meter = contextlib.nullcontext() if found is None else found.limits(results, say)
+    with meter as limits, contextlib.closing(_columns(waiting, many, results.folder)) as ended:
+        for number, (job, columns) in enumerate(ended, 1):
             row = {"key": job.key, "group": job.group, "place": places[job.group], "seed": job.seed, "case": job.case.name,
                    "preset": job.case.preset, "peer": job.case.peer, "env": job.case.env, "runtime": job.case.runtime,
                    "asked_actors": job.actors, "until_return": job.case.until_return, "settings": settings(job.case), **columns}
             if not row["error"]:
-                row["limit"] = yardstick.beside(job)
+                row["limit"] = limits.measure(job) if limits else None
                 if row["limit"] and row.get("env_steps_per_second"):
                     row["efficiency"] = row["env_steps_per_second"] / row["limit"]["env_steps_per_second"]
-            ledger.append("row", row)
+            results.append("row", row)
             say(f"  {number}/{len(waiting)}  {job.group}, seed {job.seed}: {_words(row)}")
-            write_files(ledger)
+            write_files(results)
 
 
 def settings(case: SuiteCase) -> dict[str, Any]:
-    """What a case is given that others are not, but for what names it: `shoal bench compare` says where two differ in it."""
+    """A case's values that are not the defaults, without its name: `shoal bench compare` says where two cases differ in them."""
     usual, apart = asdict(type(case)("")), ("name", "actors", "seeds", "who", "quick")
     given = {name: value for name, value in asdict(case).items() if name not in apart and value != usual[name]}
     tables = {name: given.pop(name) for name in ("overrides", "order") if name in given}
     return {**given, **{f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}}
 
 
-def _columns(waiting: Sequence[Job], many: int, results: Path) -> Iterator[tuple[Job, dict[str, Any]]]:
-    """Jobs with what they found, as they end: `many` at once of those that do not measure speed, then the others, each alone."""
+def _columns(waiting: Sequence[Job], many: int, results: Path) -> Generator[tuple[Job, dict[str, Any]]]:
+    """Jobs with their columns, as they end: first those that do not measure speed, `many` at once, then the others one by one."""
     from shoal.bench import jobs
 
-    children = Children()
+    children = ChildProcesses()
     together = [job for job in waiting if many > 1 and not job.case.alone]
     with ThreadPoolExecutor(many) as pool:
         running = {pool.submit(jobs.run_job, job, children, results): job for job in together}
@@ -199,7 +201,7 @@ def _columns(waiting: Sequence[Job], many: int, results: Path) -> Iterator[tuple
 
 
 def _words(row: dict[str, Any]) -> str:
-    from shoal.bench.tables import short
+    from shoal.bench.text_tables import short
 
     if row["error"]:
         return f"{'not run' if row.get('skipped') else 'FAILED'}: {row['error']}"
@@ -222,5 +224,5 @@ def _compare(arguments: list[str]) -> int:
 
     if len(arguments) != 2:
         raise ConfigError(f"shoal bench compare {' '.join(arguments)}: give two folders of results, the old one first")
-    say(comparison(Ledger.open(arguments[0]), Ledger.open(arguments[1])))
+    say(comparison(ResultsFolder.open(arguments[0]), ResultsFolder.open(arguments[1])))
     return 0

@@ -6,8 +6,8 @@ as much in more than a tenth of all ways (a permutation test). A bootstrap of a 
 equal programs apart in 20.3 % of all cases with three runs a side and in 12.4 % with five; with the test in 10.1 % and 9.1 %
 (tests/bench/false_alarms.py). With fewer than three runs on a side there is neither an interval nor a judgement.
 
-Runs that failed or missed their threshold are not in those means, so they are told: how many runs there are, and how many reached
-it. Steps and seconds to the threshold are not judged where somebody did not get there.
+Runs that failed or missed their threshold are not in those means, so the answer says how many runs there are and how many reached
+it. Steps and seconds to the threshold are not judged where a run did not reach it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal.bench.columns import COLUMNS, Column, count, missed, where_line
-from shoal.bench.ledger import Ledger
+from shoal.bench.result_columns import COLUMNS, Column, count, missed, rates_of, where_line
+from shoal.bench.results_folder import ResultsFolder
 from shoal.bench.statistics import (
     Interval,
     bootstrap,
@@ -28,7 +28,7 @@ from shoal.bench.statistics import (
     permutation_test,
     probability_of_improvement,
 )
-from shoal.bench.tables import markdown, short
+from shoal.bench.text_tables import markdown, short
 
 __all__ = ["Difference", "comparison", "differences"]
 
@@ -45,8 +45,8 @@ Groups = Mapping[str, Rows]
 
 
 class Difference:
-    """One column of one group, in A and in B. `survivors` says who is not in it because it did not get that far; `remark` follows
-    the judgement."""
+    """One column of one group, in A and in B. `survivors` says how many runs reached the threshold, where some did not; `remark`
+    follows the judgement."""
 
     def __init__(self, group: str, column: Column, a: Sequence[float], b: Sequence[float], survivors: str = "",
                  remark: str = "") -> None:
@@ -92,22 +92,13 @@ def differences(a: Groups, b: Groups) -> list[Difference]:
         remark = OTHER if unlike(*sides) else ""
         gone = _reached(*sides) if any(missed(rows) for rows in sides) else None
         for column in (one for one in COLUMNS if one.name in COMPARED):
-            values = [column.values(rows) for rows in sides]
-            if all(values):
+            left, right = (column.values(rows) for rows in sides)
+            if left and right:
                 survivors = f"reached {gone[0]} and {gone[1]}" if gone and column.name in TO_THRESHOLD else ""
-                found.append(Difference(group, column, *values, survivors, remark))
-        rates = [_rates(rows) for rows in sides]
+                found.append(Difference(group, column, left, right, survivors, remark))
+        rates = [rates_of({group: rows})[group] for rows in sides]
         found += [Difference(group, Column(name, f"{name} items/s", "", better=1), rates[0][name], rates[1][name], remark=remark)
                   for name in rates[0] if name in rates[1]]
-    return found
-
-
-def _rates(rows: Rows) -> dict[str, list[float]]:
-    """Replay: every operation is a column."""
-    found: dict[str, list[float]] = {}
-    for row in (row for row in rows if not row["error"]):
-        for name, value in (row.get("rates") or {}).items():
-            found.setdefault(name, []).append(value)
     return found
 
 
@@ -131,7 +122,7 @@ def _threshold(group: str, a: Rows, b: Rows) -> list[str]:
 
 
 def _broken(group: str, a: Rows, b: Rows) -> str:
-    """Whose runs are not all there, and why."""
+    """Which runs failed, and why."""
     parts = []
     for name, rows in (("A", a), ("B", b)):
         errors = dict.fromkeys(str(row["error"]) for row in rows if row["error"])
@@ -142,22 +133,22 @@ def _broken(group: str, a: Rows, b: Rows) -> str:
 
 
 def unlike(a: Rows, b: Rows) -> str:
-    """In what the settings of a case are not the same, as far as rows tell: older ones have only a hash of them, in their key."""
-    told = [[row.get("settings") for row in rows] for rows in (a, b)]
-    if any(one is None for side in told for one in side):
+    """Where the settings of a case differ, as far as rows say: older rows have only a hash of them, in their key."""
+    given = [[row["settings"] for row in rows if row.get("settings") is not None] for rows in (a, b)]
+    if len(given[0]) < len(a) or len(given[1]) < len(b):
         hashes = [{row["key"].rpartition("#")[2] for row in rows if "#" in row["key"]} for rows in (a, b)]
-        return "not the same; an older results.jsonl does not say in what" if all(hashes) and hashes[0] != hashes[1] else ""
-    left, right = ({tuple(sorted((name, str(value)) for name, value in one.items())) for one in side} for side in told)
+        return "not the same; an older results.jsonl does not say where" if all(hashes) and hashes[0] != hashes[1] else ""
+    left, right = ({tuple(sorted((name, str(value)) for name, value in one.items())) for one in side} for side in given)
     if left == right:
         return ""
-    last = [side[-1] for side in told]
-    found = [f"{name} {last[0].get(name, 'not given')} and {last[1].get(name, 'not given')}"
-             for name in dict.fromkeys([*last[0], *last[1]]) if last[0].get(name) != last[1].get(name)]
+    first, second = given[0][-1], given[1][-1]
+    found = [f"{name} {first.get(name, 'not given')} and {second.get(name, 'not given')}"
+             for name in dict.fromkeys([*first, *second]) if first.get(name) != second.get(name)]
     return ", ".join(found) or "not the same for all seeds"
 
 
 # ---------------------------------------------------------------------------------------------- the answer
-def comparison(a: Ledger, b: Ledger) -> str:
+def comparison(a: ResultsFolder, b: ResultsFolder) -> str:
     """The whole answer, as Markdown."""
     one, other = a.groups(), b.groups()
     both = [group for group in one if group in other]
@@ -170,7 +161,7 @@ def comparison(a: Ledger, b: Ledger) -> str:
                  for d in found if d.group == group]
     parts = _preface(a, b)
     if not rows:
-        return "\n\n".join([*parts, "There is nothing that both have measured."])
+        return "\n\n".join([*parts, "A and B have no case in common."])
     parts.append(markdown(("case", "what", "A", "B", "B / A (95 %)", ""), rows))
     if goals:
         sums = _reached(*([row for group in goals for row in side[group]] for side in (one, other)))
@@ -179,11 +170,11 @@ def comparison(a: Ledger, b: Ledger) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _preface(a: Ledger, b: Ledger) -> list[str]:
-    """Who they are, and in what they are not alike."""
+def _preface(a: ResultsFolder, b: ResultsFolder) -> list[str]:
+    """What A and B are, and where they differ."""
     one, other = a.groups(), b.groups()
-    parts = [_about(name, ledger) for name, ledger in (("A", a), ("B", b))]
-    suites = [_suite(ledger) for ledger in (a, b)]
+    parts = [_about(name, results) for name, results in (("A", a), ("B", b))]
+    suites = [_suite(results) for results in (a, b)]
     if all(suites) and suites[0] != suites[1]:
         parts.append(f"These are different suites: A is {suites[0]}, B is {suites[1]}.")
     for name, theirs, ours in (("A", one, other), ("B", other, one)):
@@ -193,10 +184,10 @@ def _preface(a: Ledger, b: Ledger) -> list[str]:
     pairs = {group: (rows, other[group]) for group, rows in one.items() if group in other}
     changed = [f"- {group}: {words}" for group, pair in pairs.items() if (words := unlike(*pair))]
     if changed:
-        parts.append("Settings in A and B that are not the same, so a difference may come from them:\n\n" + "\n".join(changed))
+        parts.append("These settings differ between A and B, so a difference may come from them:\n\n" + "\n".join(changed))
     broken = [words for group, pair in pairs.items() if (words := _broken(group, *pair))]
     if broken:
-        parts.append("Runs that are missing below:\n\n" + "\n".join(broken))
+        parts.append("Failed runs, which are missing below:\n\n" + "\n".join(broken))
     return parts
 
 
@@ -247,12 +238,12 @@ def _interval(interval: Interval | None) -> str:
     return "-" if interval is None else f"{interval.value:.2f} ({interval.low:.2f} - {interval.high:.2f})"
 
 
-def _about(name: str, ledger: Ledger) -> str:
-    where, torn = where_line(ledger.sessions(), ledger.rows()), ledger.torn()
-    words = f"{name} is {ledger.folder}:{chr(10) if where.startswith('- ') else ' '}{where}"
-    return words + (f"\n{count(torn, 'line')} of {ledger.path} cannot be read and does not count." if torn else "")
+def _about(name: str, results: ResultsFolder) -> str:
+    where, torn = where_line(results.sessions(), results.rows()), results.unreadable_lines()
+    words = f"{name} is {results.folder}:{chr(10) if where.startswith('- ') else ' '}{where}"
+    return words + (f"\n{count(torn, 'line')} of {results.path} cannot be read and does not count." if torn else "")
 
 
-def _suite(ledger: Ledger) -> str:
-    sessions = ledger.sessions()
+def _suite(results: ResultsFolder) -> str:
+    sessions = results.sessions()
     return "" if not sessions else sessions[-1]["title"] + (f" ({variant})" if (variant := sessions[-1].get("variant")) else "")

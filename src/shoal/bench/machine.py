@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from shoal.telemetry.sinks import jsonable
-
-__all__ = ["RESULTS", "ROOT", "describe", "kept", "load", "merged", "save", "stamp", "with_earlier_rows"]
+__all__ = ["ROOT", "describe"]
 
 ROOT = Path(__file__).resolve().parents[3]
-RESULTS = ROOT / "docs" / "results"
-NO_CODE = ("docs", "*.md")  # what is written there changes nothing that is measured
+NO_CODE = ("docs", "*.md")  # changes there do not change what is measured
 PACKAGES = ("shoal", "torch", "numpy", "gymnasium", "numba", "ale-py")
 
 
 def describe() -> dict[str, Any]:
-    """Commit, machine, versions, date. Of a commit and its changes only a checkout of shoal's can tell, and only code counts."""
+    """Commit, machine, versions, date. Only a checkout of shoal knows its commit and changes; only changes of code count."""
     changes = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *(f":(exclude){path}" for path in NO_CODE))
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -38,48 +32,8 @@ def describe() -> dict[str, Any]:
     }
 
 
-def stamp(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What a row (or a run) says of its own origin: a file may hold those of several days, commits and machines."""
-    machine = about["machine"]
-    return {**{key: about[key] for key in ("date", "commit", "uncommitted_changes")}, "load": machine["load"][0],
-            "machine": f"{machine['cores']} cores of {machine['cpu']}, torch {about['versions']['torch']}"}
-
-
-def with_earlier_rows(results: Mapping[str, Any], before: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """This run's rows beside those of an earlier file that were not measured again; all with their stamps."""
-    old, new = ([{**stamp(about), **row} for row in about.get(key, [])] for about in (before, results))
-    return {**results, key: merged(old, new, "name")}
-
-
-def kept(given: argparse.Namespace) -> bool:
-    """Whether what was measured is written down: not if that was not wanted, nor if the windows were shortened to try it out."""
-    return not given.no_save and given.scale == 1.0
-
-
-def save(name: str, values: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Written as JSON; what is not a finite number becomes null."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / name
-    path.write_text(json.dumps(jsonable(values), indent=1) + "\n", encoding="utf-8")
-    return path
-
-
-def load(name: str, folder: Path = RESULTS) -> dict[str, Any]:
-    """What was saved under this name; nothing if there is none."""
-    path = folder / name
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
-
-
-def merged(before: list[dict[str, Any]], now: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Rows of an earlier file with those of this run in their places, new ones at the end: parts may be measured apart."""
-    new = {row[key]: row for row in now}
-    kept = [new.pop(row[key], row) for row in before]
-    return kept + list(new.values())
-
-
 def _git(*words: str) -> str | None:
-    """What git says of this checkout; None where there is none: a repository around an installed copy is somebody else's."""
+    """What git says of this checkout; None where there is none. A repository around an installed copy is not shoal's."""
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         return None
     done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)

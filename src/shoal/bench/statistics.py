@@ -4,7 +4,6 @@
 
 - the interquartile mean (25 % trimmed mean over all runs and tasks): robust like the median, precise like the mean;
 - stratified bootstrap intervals: runs are drawn anew within each task, the tasks stay;
-- performance profiles: the share of runs whose score is above tau, for every tau;
 - the probability of improvement: how likely a run of X beats a run of Y on a task, ties counted half, averaged over tasks.
 
 Tests hold these against numbers that rliable gave for the same scores. One is not from there: a permutation test, because the
@@ -22,8 +21,7 @@ from itertools import combinations
 
 import numpy as np
 
-__all__ = ["Interval", "bootstrap", "geometric_mean", "interquartile_mean", "performance_profile", "permutation_test",
-           "probability_of_improvement"]
+__all__ = ["Interval", "bootstrap", "geometric_mean", "interquartile_mean", "permutation_test", "probability_of_improvement"]
 
 REPEATS = 2000
 COVERAGE = 0.95
@@ -48,24 +46,18 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
     scores = np.asarray(scores, np.float64)
     ordered = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
     cut = int(0.25 * ordered.shape[-1])
-    return ordered[..., cut : ordered.shape[-1] - cut].mean(-1)
+    return np.asarray(ordered[..., cut : ordered.shape[-1] - cut].mean(-1))
 
 
 def geometric_mean(ratios: np.ndarray) -> np.ndarray:
     """[..., tasks], for ratios: twice and half cancel out."""
-    return np.exp(np.log(np.asarray(ratios, np.float64)).mean(-1))
-
-
-def performance_profile(scores: np.ndarray, taus: Sequence[float] | np.ndarray) -> np.ndarray:
-    """[len(taus)]: the share of all runs with a score above each tau."""
-    flat = np.asarray(scores, np.float64).reshape(-1)
-    return (flat[None, :] > np.asarray(taus, np.float64)[:, None]).mean(1)
+    return np.asarray(np.exp(np.log(np.asarray(ratios, np.float64)).mean(-1)))
 
 
 def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """P(a run of x > a run of y), per task, averaged. The numbers of runs may differ, the tasks are the same."""
     one, other = np.asarray(x, np.float64)[..., :, None, :], np.asarray(y, np.float64)[..., None, :, :]
-    return ((one > other) + 0.5 * (one == other)).mean((-3, -2, -1))
+    return np.asarray(((one > other) + 0.5 * (one == other)).mean((-3, -2, -1)))
 
 
 def bootstrap(statistic: Callable[..., np.ndarray], *scores: Sequence[np.ndarray] | np.ndarray, seed: int = 0,
@@ -93,7 +85,7 @@ def permutation_test(x: Sequence[np.ndarray], y: Sequence[np.ndarray], scale: Ca
     """How often sides that got their runs by lot, task by task, differ as much as x and y do: the p-value, both ways counted.
 
     x and y have the runs of each task. What differs is scale(mean of a task), averaged over tasks; with np.log these are ratios.
-    All ways of dealing are looked at where there is one task with few of them, else `repeats` at random.
+    All deals are tried where there is one task with few of them, otherwise `repeats` random ones.
     """
     rng = np.random.default_rng(seed)
     whole = len(x) == 1 and math.comb(len(x[0]) + len(y[0]), len(x[0])) <= EXACT

@@ -12,15 +12,15 @@
     until_return = 475.0
     max_env_steps = 400_000
     [[case]]
-    peer = "sb3"                   # ... or somebody else on the same environment, with an order for its driver
+    peer = "sb3"                   # ... or another library on the same environment, with options for its driver
     env = "CartPole-v1"
     order = { epochs = 1 }
 
-[defaults] and [quick] give a case what it can take: a peer takes no `overrides`, a preset no `order`, a driver no key that it does
-not read. What stands in the case itself and does not apply to it is refused, as is all else that makes no sense
-(bench/suite_checks.py), before anything is run.
+[defaults] and [quick] give a case only what it can take: a peer takes no `overrides`, a preset no `order`, a driver no key that it
+does not read. A value in the case itself that does not apply to it is refused, like everything else that makes no sense
+(suite_checks.py), before anything is run.
 
-Jobs are ordered by seed first: everybody's first seed, then everybody's second, so that a slow minute hits all of them.
+Jobs are ordered by seed first: the first seed of every case, then the second, so that a slow minute of the machine hits all cases.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from shoal.bench import checkout
 from shoal.errors import ConfigError
 
 __all__ = ["VARIANTS", "Job", "Suite", "SuiteCase", "load_suite", "suite_names"]
 
 VARIANTS = ("full", "quick")
-EVERYBODY = frozenset({"name", "seeds", "max_seconds", "gpu", "quick"})
+EVERY_KIND = frozenset({"name", "seeds", "max_seconds", "gpu", "quick"})
 KINDS = {
     "preset": frozenset({"preset", "env", "runtime", "actors", "until_return", "max_env_steps", "warm_seconds", "limit",
                          "limit_seconds", "kill", "kill_every", "expert", "overrides"}),
     "peer": frozenset({"peer", "env", "until_return", "warm_seconds", "order"}),
     "workload": frozenset({"workload", "size", "who"}),
 }
-"""What a case may hold beside what everybody may: by what it runs."""
+"""What a case may have beside EVERY_KIND, by what it runs."""
 TABLES = {"overrides": '{ "algorithm.lr" = 1e-3 }', "order": "{ epochs = 1 }"}
-"""Values that are tables themselves, with an example: the case's are put over those of [defaults], one by one."""
+"""Values that are tables themselves, with an example: the case's override those of [defaults] key by key."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,14 @@ class SuiteCase:
     preset: str | None = None
     peer: str | None = None
     workload: str | None = None
-    """small, frames or sequences: see bench/replay_workloads.py."""
+    """small, frames or sequences: see benchmarks/replay_buffers/workloads.py."""
     env: str = ""
     runtime: str = "local"
     actors: tuple[int | str, ...] = ()
-    """How many; the preset's own number where none is given. Several make a curve."""
+    """Numbers of actors; the preset's own where none is given. Several make a curve."""
     seeds: tuple[int, ...] = (1, 2, 3)
     until_return: float | None = None
-    """The threshold: training ends there, and a run that does not get there is a miss."""
+    """The threshold: training ends there, and a run that does not reach it is a miss."""
     max_env_steps: int | None = None
     max_seconds: float | None = None
     warm_seconds: float = 0.0
@@ -74,7 +75,7 @@ class SuiteCase:
     limit: bool = False
     """Measure the composed limit beside every run."""
     limit_seconds: float = 0.75
-    """How long each cell of the limit's grid is looked at."""
+    """How long each cell of the limit's grid is measured."""
     kill: tuple[str, ...] = ()
     """Processes to kill on the way, one after the other, as `ps` shows them: "actor 1"."""
     kill_every: int = 8000
@@ -82,15 +83,15 @@ class SuiteCase:
     size: int = 0
     """Of a replay buffer."""
     who: tuple[str, ...] = ()
-    """Whose replay buffers: shoal inline, shoal ipc, cpprb, ..."""
+    """Which replay buffers: shoal inline, shoal ipc, cpprb, ..."""
     expert: str = ""
-    """Who gives 20 demonstrations to learn from, as `shoal data record` would call it; nobody where it is empty."""
+    """Records 20 demonstrations to learn from, as the SOURCE of `shoal data record`; empty: none."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Values of the experiment, dotted, as for `shoal train`."""
     order: Mapping[str, Any] = field(default_factory=dict)
-    """What a peer's driver is told."""
+    """Options of a peer's driver."""
     gpu: bool = False
-    """It makes sense on a GPU only; without one it is a row that says so."""
+    """It needs a GPU; without one it is skipped, and its row says so."""
     quick: bool = True
     """Whether --suite quick has it too."""
 
@@ -116,15 +117,15 @@ class Job:
         return self.case.name + actors + (f", {self.who}" if self.who else "")
 
     @property
-    def mark(self) -> str:
-        """Stands for what is run, to the last value but the seed: of a case that was edited it is another one."""
+    def settings_hash(self) -> str:
+        """Changes with every value of the case but its seeds."""
         about = json.dumps({**asdict(self.case), "actors": self.actors, "seeds": None, "quick": None}, sort_keys=True)
         return hashlib.sha1(about.encode()).hexdigest()[:8]
 
     @property
     def key(self) -> str:
-        """Names the run: a case that was edited is run again."""
-        return f"{self.group}, seed {self.seed} #{self.mark}"
+        """Names the run. A case that was edited has another key, so it is run again."""
+        return f"{self.group}, seed {self.seed} #{self.settings_hash}"
 
     def arguments(self) -> dict[str, Any]:
         """What shoal.train is called with."""
@@ -141,9 +142,9 @@ class Suite:
     title: str
     cases: tuple[SuiteCase, ...]
 
-    def marks(self) -> dict[str, str]:
-        """Group -> what is run in it now."""
-        return {job.group: job.mark for job in self.jobs()}
+    def settings_hashes(self) -> dict[str, str]:
+        """Group -> the hash of its settings."""
+        return {job.group: job.settings_hash for job in self.jobs()}
 
     def jobs(self) -> list[Job]:
         rounds = max((len(case.seeds) for case in self.cases), default=0)
@@ -158,7 +159,7 @@ def suite_names() -> list[str]:
 
 def load_suite(name: str, variant: str = "full") -> Suite:
     """A suite of shoal's by its name, or one by the path of its file."""
-    from shoal.experiment.presets import closest
+    from shoal.experiment.suggestions import closest
 
     if variant not in VARIANTS:
         raise ConfigError(f"--suite {variant} is not possible: give {' or '.join(VARIANTS)}")
@@ -174,7 +175,7 @@ def load_suite(name: str, variant: str = "full") -> Suite:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the suite {name} is no TOML: {error}") from None
+        raise ConfigError(f"the suite {name} is not valid TOML: {error}") from None
     return parse_suite(Path(name).stem, table, variant)
 
 
@@ -182,13 +183,13 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the suite {path} is no UTF-8 text ({error}); save it as UTF-8, as TOML asks for") from None
+        raise ConfigError(f"the suite {path} is not UTF-8 text ({error}); save it as UTF-8, which TOML requires") from None
     except OSError as error:
         raise ConfigError(f"the suite {path} cannot be read: {error.strerror}") from None
 
 
 def parse_suite(name: str, table: Mapping[str, Any], variant: str = "full") -> Suite:
-    """A suite from its tables. Both variants are read, whichever is asked for: what is wrong in [quick] is said at once too."""
+    """A suite from its tables. Both variants are checked, whichever is asked for, so an error in [quick] is found at once too."""
     unknown = set(table) - {"title", "defaults", "quick", "case"}
     if unknown:
         raise ConfigError(f"suite {name} has {', '.join(sorted(unknown))}; there may be title, [defaults], [quick] and [[case]]")
@@ -213,7 +214,7 @@ def parse_suite(name: str, table: Mapping[str, Any], variant: str = "full") -> S
 
 
 def _check_groups(suite: Suite) -> None:
-    """Rows are known by their group and seed: two cases with the same would hide each other."""
+    """Rows are identified by group and seed, so two cases with the same group would hide each other."""
     names = [case.name for case in suite.cases]
     groups = [group for case in suite.cases for group in dict.fromkeys(job.group for job in Suite("", "", (case,)).jobs())]
     for what, found in (("two cases called", names), ("two cases whose runs are called", groups)):
@@ -232,7 +233,7 @@ def _entries(name: str, given: Any) -> list[Mapping[str, Any]]:
 
 def _fitted(where: str, table: Any) -> dict[str, Any]:
     """The values of one table of the file, each as its field wants it."""
-    from shoal.experiment.presets import closest
+    from shoal.experiment.suggestions import closest
     from shoal.experiment.values import fit_type
 
     if not isinstance(table, Mapping):
@@ -256,30 +257,18 @@ def _case(where: str, defaults: Mapping[str, Any], own: Mapping[str, Any], more:
     kinds = [kind for kind in KINDS if own.get(kind)] or [kind for kind in KINDS if defaults.get(kind)]
     if len(kinds) != 1:
         raise ConfigError(f"{where} has {' and '.join(kinds) or 'none of preset, peer and workload'}; give exactly one of them")
-    takes, usual = EVERYBODY | KINDS[kinds[0]], SuiteCase("")
+    takes, usual = EVERY_KIND | KINDS[kinds[0]], SuiteCase("")
     for key, value in own.items():
         if key not in takes and value != getattr(usual, key):
             able = " or ".join(f"a {kind}" for kind in KINDS if key in KINDS[kind])
             raise ConfigError(f"{where}: {key}={value!r} does not apply to a {kinds[0]}, but to {able}; leave it out")
     given = {key: value for table in (defaults, own, more) for key, value in table.items() if key in takes}
     given |= {key: {**defaults.get(key, {}), **own.get(key, {}), **more.get(key, {})} for key in TABLES if key in takes}
-    if "order" in takes:
-        given["order"] = _ordered(given, own.get("order", {}))
     if "name" not in given:
         what = given.get("preset") or given.get("peer") or f"{given['workload']} {given.get('size')}"
         given["name"] = f"{what} {given['env']}" if given.get("env") else what
     case = SuiteCase(**given)
+    if case.peer and (found := checkout.benchmarks()):
+        case = replace(case, order=found.fit_order(case, own.get("order", {})))
     check(case, f"{where} ({case.name})")
     return case
-
-
-def _ordered(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The order of a peer: what stands in the case itself, and of the rest what its driver takes."""
-    from shoal.bench.peers.more import ALL
-    from shoal.bench.peers.orders import takes
-
-    order, peer = given["order"], given["peer"]
-    if peer not in {one.name for one in ALL}:
-        return dict(order)
-    able = takes(peer, given.get("until_return") is not None, order.get("algorithm"))
-    return {key: value for key, value in order.items() if key in own or key in able}

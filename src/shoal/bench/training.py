@@ -1,29 +1,26 @@
 """One training run for a benchmark: `python -m shoal.bench.training '{"preset": ..., "env": ..., ...}'`.
 
-The arguments are those of shoal.train. An env with a colon, "package.module:function", is imported, as on the command line. It
-ends with whoever started it, also where that is killed.
+The arguments are those of shoal.train. An env with a colon, "package.module:function", is imported, as on the command line. The run
+ends when the process that started it does.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from typing import Any
+
+from shoal.bench.parent_death import end_with_parent
 
 __all__ = ["main"]
 
 
 def main(words: str) -> None:
-    parent = os.getppid()
+    end_with_parent(os.getppid())
     import shoal
     from shoal.experiment.references import EnvRef
-    from shoal.runtime.forkserver import PR_SET_PDEATHSIG, prctl
 
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        return
     arguments: dict[str, Any] = json.loads(words)
     arguments["env"] = EnvRef.named(arguments["env"]).target
     shoal.train(**arguments)

@@ -1,6 +1,6 @@
 """What steers a program from above its roles: `--actors auto`, calibration of the layout and the controller that moves it on."""
 
 from shoal.coordination.autoscale import AutoscaleConfig, Autoscaler, Rule
-from shoal.coordination.calibration import Layout, Trial, calibrate, candidates
+from shoal.coordination.calibration import ActorLayout, Trial, calibrate, candidates
 
-__all__ = ["AutoscaleConfig", "Autoscaler", "Layout", "Rule", "Trial", "calibrate", "candidates"]
+__all__ = ["ActorLayout", "AutoscaleConfig", "Autoscaler", "Rule", "Trial", "calibrate", "candidates"]

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import ConfigError
+from shoal.options import Options, number
 
 if TYPE_CHECKING:
     from shoal.runtime import Supervisor
@@ -47,29 +48,24 @@ ACTORS_PER_CORE = 4  # by default: a process that waits for a simulator needs no
 
 
 @dataclass(frozen=True)
-class AutoscaleConfig:
+class AutoscaleConfig(Options):
     """With --actors auto: how the number of actors moves during the run."""
 
-    start: int | None = None
+    section = "autoscale"
+
+    start: int | None = number(None, at_least=1)
     """Begin with this many actors; none finds the beginning by calibration."""
-    most: int | None = None
-    """At most so many actors; none allows four for each core of this machine, and on a cluster that is joined one for each CPU."""
-    every_seconds: float = 2.0
+    most: int | None = number(None, at_least=1)
+    """The most actors there may be; none allows four for each core of this machine, or one for each CPU of a cluster."""
+    every_seconds: float = number(2.0, at_least=0.1)
     """Time between two decisions, at least."""
-    max_lag: float | None = None
+    max_lag: float | None = number(None, above=0, infinite=True)
     """Add no actor while data are more versions old than this, on average; none takes the algorithm's limit, if it has one."""
 
     def validate(self) -> None:
-        for name in ("start", "most"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--autoscale.{name} is {value}; it must be at least 1")
+        super().validate()
         if self.start is not None and self.most is not None and self.start > self.most:
             raise ConfigError(f"--autoscale.start {self.start} is more than --autoscale.most {self.most}; lower it")
-        if not 0.1 <= self.every_seconds < math.inf:
-            raise ConfigError(f"--autoscale.every-seconds is {self.every_seconds}; it must be at least 0.1 and finite")
-        if self.max_lag is not None and not self.max_lag > 0:
-            raise ConfigError(f"--autoscale.max-lag is {self.max_lag}; it must be above 0")
 
 
 @dataclass(frozen=True)

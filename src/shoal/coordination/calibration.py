@@ -15,11 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.coordination.trial_session import TrialSession
 from shoal.errors import ShoalError
+from shoal.experiment.preload import PRELOAD
 from shoal.runtime import Faults, Program, RayConfig, Supervisor, run
-from shoal.runtime.local import Nursery
+from shoal.runtime.fork_server_client import ForkServerClient
 
-__all__ = ["Layout", "Trial", "calibrate", "candidates"]
+__all__ = ["ActorLayout", "Trial", "calibrate", "candidates"]
 
 WARM_UPDATES = 2
 TRIAL_SECONDS = 1.0
@@ -28,11 +30,11 @@ CLOSE = 0.75  # candidates with at least this share of the best rate are tried a
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where the work is done."""
+class ActorLayout:
+    """How many actors there are, of how many environments, and where they run."""
 
     actors: int
-    """How many; 0 where nobody else acts than the learner itself."""
+    """How many; 0 where the learner itself acts."""
     envs_per_actor: int
     one_place: bool
     learner_threads: int
@@ -56,30 +58,27 @@ class Layout:
 class Trial:
     """What a candidate achieved."""
 
-    layout: Layout
+    layout: ActorLayout
     env_steps_per_second: float
 
 
-def candidates(rows: int, cores: int) -> list[Layout]:
+def candidates(rows: int, cores: int) -> list[ActorLayout]:
     """Everything in one process, with one or all cores for its kernels; a process per core that does everything and shares
     gradients with the others; or 1, 2, ... actors beside a learner, up to one per core."""
-    together = [Layout(1, rows, True, threads) for threads in sorted({1, cores})]
+    together = [ActorLayout(1, rows, True, threads) for threads in sorted({1, cores})]
     if cores > 1 and rows % cores == 0:
-        together.append(Layout(cores, rows // cores, True, 1, cores))
+        together.append(ActorLayout(cores, rows // cores, True, 1, cores))
     counts = sorted({n for n in (1, 2, cores // 2, cores - 1, cores) if 1 <= n <= rows and rows % n == 0})
-    return together + [Layout(n, rows // n, False, 1) for n in counts]
+    return together + [ActorLayout(n, rows // n, False, 1) for n in counts]
 
 
-class Stopwatch:
-    """A session that measures one candidate and keeps nothing."""
+class Stopwatch(TrialSession):
+    """Measures the env steps/s of one candidate."""
 
     def __init__(self) -> None:
         self.rate = 0.0
         self._started = time.monotonic()
         self._mark: tuple[float, float] | None = None
-
-    def begin(self, control: Supervisor) -> None:
-        """Nothing to prepare."""
 
     def tick(self, control: Supervisor) -> None:
         now, steps = time.monotonic(), control.total("env_steps")
@@ -92,25 +91,17 @@ class Stopwatch:
             self.rate = (steps - self._mark[1]) / (now - self._mark[0])
             control.stop("measured")
 
-    def saved(self, folder: Path, ok: bool) -> None:
-        """Nothing is saved."""
 
-    def newest(self) -> Path | None:
-        return None
-
-    def end(self, control: Supervisor, reason: str, error: str | None) -> None:
-        """Nothing to write."""
-
-
-def calibrate(layouts: Sequence[Layout], draw: Callable[[Layout], Program], say: Callable[[str], None],
-              faults: Faults | None = None, nursery: Nursery | None = None, ray: RayConfig | None = None) -> list[Trial]:
+def calibrate(layouts: Sequence[ActorLayout], draw: Callable[[ActorLayout], Program], say: Callable[[str], None],
+              faults: Faults | None = None, fork_server: ForkServerClient | None = None,
+              ray: RayConfig | None = None) -> list[Trial]:
     """Try every layout; the trials, fastest first, and none where all were too slow to be measured. `draw` makes the program of a
     layout, without an evaluator. With `ray` they run on the cluster that this process is connected to, else on this machine."""
-    lent = nursery if nursery is not None or ray is not None else Nursery()
-    rates: dict[Layout, list[float]] = {}
+    lent = fork_server if fork_server is not None or ray is not None else ForkServerClient(PRELOAD)
+    rates: dict[ActorLayout, list[float]] = {}
     slow = False
 
-    def attempt(layout: Layout) -> None:
+    def attempt(layout: ActorLayout) -> None:
         nonlocal slow
         watch = Stopwatch()
         try:
@@ -137,7 +128,7 @@ def calibrate(layouts: Sequence[Layout], draw: Callable[[Layout], Program], say:
         for layout in close if len(close) > 1 else ():
             attempt(layout)
     finally:
-        if nursery is None and lent is not None:
+        if fork_server is None and lent is not None:
             lent.close()
     if not rates and not slow:
         raise ShoalError("no layout could be run; look with `shoal doctor --env`, or try --actors 1 without calibration")

@@ -1,6 +1,6 @@
-"""Atari, by the protocol of envs/protocol.py: ale_py's own vector environment (C++ threads, preprocessing included) or envpool.
+"""Atari as envs/atari_protocol.py defines it: on ale_py's own vector environment (C++ threads, preprocessing included) or envpool.
 
-`num_threads` is 1 because shoal's unit of parallelism is the actor; give more to a single actor with many environments.
+`num_threads` is 1 because shoal parallelises over actors; give more to a single actor with many environments.
 """
 
 from __future__ import annotations
@@ -12,21 +12,13 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from shoal.envs.pool import Pool
-from shoal.envs.protocol import AtariProtocol
-from shoal.envs.stream import Step
-from shoal.envs.vector import VectorStream
+from shoal.envs.atari_protocol import AtariProtocol
+from shoal.envs.envpool_env import EnvPoolVectorEnv
+from shoal.envs.interface import Step
+from shoal.envs.vector_env import VectorEnvAdapter
 from shoal.errors import ConfigError
 
-__all__ = ["AtariPoolStream", "AtariStream", "atari_spec", "has_ale", "load_ale"]
-
-
-def has_ale() -> bool:
-    try:
-        load_ale()
-    except ConfigError:
-        return False
-    return True
+__all__ = ["AleAdapter", "AtariEnvPoolAdapter", "atari_spec", "load_ale", "registered"]
 
 
 def load_ale() -> None:
@@ -40,15 +32,32 @@ def load_ale() -> None:
 def atari_spec(name: str) -> Any:
     """gymnasium's registration of an ALE/ id."""
     load_ale()
-    spec = gym.registry.get(name)
-    if spec is None:
-        near = difflib.get_close_matches(name, [one for one in gym.registry if one.startswith("ALE/")], 3)
-        raise ConfigError(f"unknown environment {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
-    return spec
+    return registered(name)
 
 
-class _Game(VectorStream):
-    """What the protocol asks for and no back-end does: lost lives, and rewards clipped beside a score that is not."""
+def registered(name: str) -> Any:
+    """gymnasium's registration of an id; imports ale_py for Atari's plain names (Pong-v4)."""
+    if name not in gym.registry and ":" not in name:
+        try:
+            load_ale()
+        except ConfigError:
+            if name.startswith("ALE/"):
+                raise
+    try:
+        module, _, rest = name.rpartition(":")
+        if module:
+            __import__(module)
+        return gym.spec(rest)
+    except (gym.error.Error, ImportError) as error:
+        near = difflib.get_close_matches(name, gym.registry, 3, 0.7)
+        near += [one for one in (f"ALE/{name}", f"shoal/{name}") if one in gym.registry and one not in near]
+        other = "give a registered id, module:Env-v0 (shoal imports the module, which registers the id) or module:callable"
+        hint = f"did you mean {', '.join(near)}?" if near else other
+        raise ConfigError(f"unknown environment {name!r} ({str(error).strip()}); {hint}") from error
+
+
+class _AtariAdapter(VectorEnvAdapter):
+    """Adds what the protocol asks for and no back-end does: discount 0 at a lost life, clipped rewards beside the true score."""
 
     def __init__(self, name: str, env: VectorEnv, protocol: AtariProtocol, check: bool, seed: int | None) -> None:
         super().__init__(name, env, check=check, seed=seed, reward_clip=protocol.reward_clip)
@@ -59,15 +68,15 @@ class _Game(VectorStream):
         self._lives.fill(0)
         return super().reset(seed)
 
-    def _informed(self, info: dict[str, Any]) -> None:
+    def _read_extra(self, info: dict[str, Any]) -> None:
         if self.protocol.life_loss == "discount":
             lives = np.asarray(info["lives"])
             self._discount[(lives < self._lives) & ~self._last] = 0
             self._lives[:] = lives
 
 
-class AtariStream(_Game):
-    """The stream over ale_py.AtariVectorEnv in SAME_STEP mode."""
+class AleAdapter(_AtariAdapter):
+    """ale_py.AtariVectorEnv, in SAME_STEP mode, as a BatchedEnv."""
 
     backend = "ale"
 
@@ -81,19 +90,19 @@ class AtariStream(_Game):
         super().__init__(name, env, protocol, check, seed)
 
 
-class AtariPoolStream(_Game):
-    """The stream over envpool's Atari. ALE/Pong-v5 is envpool's Pong-v5."""
+class AtariEnvPoolAdapter(_AtariAdapter):
+    """envpool's Atari as a BatchedEnv. ALE/Pong-v5 is envpool's Pong-v5."""
 
     backend = "envpool"
 
     def __init__(self, name: str, num_envs: int, *, check: bool = True, seed: int | None = None, **kwargs: Any) -> None:
         protocol, others = AtariProtocol.of(name, atari_spec(name).kwargs, kwargs)
         options = {"num_threads": 1, **others, **protocol.envpool()}
-        super().__init__(name, _BlackBefore(name.removeprefix("ALE/"), num_envs, options), protocol, check, seed)
+        super().__init__(name, _BlackPaddedEnvPool(name.removeprefix("ALE/"), num_envs, options), protocol, check, seed)
 
 
-class _BlackBefore(Pool):
-    """Before a game's first frame there is nothing: ALE shows black, envpool the first frame again. Here it is black."""
+class _BlackPaddedEnvPool(EnvPoolVectorEnv):
+    """Pads the frames before a game's first one with black, as ALE does; envpool repeats the first frame there."""
 
     def __init__(self, task: str, num_envs: int, options: dict[str, Any]) -> None:
         super().__init__(task, num_envs, options)
@@ -108,7 +117,7 @@ class _BlackBefore(Pool):
 
     def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         observation, reward, terminated, truncated, info = super().step(actions)
-        self._age = np.where(self._over, 0, self._age + 1)  # a row that was over has just begun anew
+        self._age = np.where(self._over, 0, self._age + 1)  # a row that was over has just been reset
         self._over = np.logical_or(terminated, truncated)
         return self._blackened(observation), reward, terminated, truncated, info
 

@@ -1,13 +1,14 @@
-"""A physician for environments: `diagnose` tries everything shoal relies on and reports in words. It never raises.
+"""Checks an environment: `diagnose` tries everything that shoal relies on and reports in words. It never raises.
 
     for finding in diagnose("MyEnv-v0"):
         ...finding.level, finding.text, finding.advice
 
-Printed by `shoal doctor --env ID`.
+`shoal doctor --env ID` prints the findings.
 """
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import time
 from collections.abc import Iterator
@@ -18,172 +19,170 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
-from shoal.envs.making import make
-from shoal.envs.spaces import QUIET, ActionCodec, Layout
+from shoal.envs.factory import make
+from shoal.envs.random_policy import RandomPolicy
+from shoal.envs.space_codecs import ActionCodec, ObservationCodec, ignore_overflow
+from shoal.envs.vector_env import VectorEnvAdapter
 from shoal.errors import ShoalError
 
 __all__ = ["Finding", "diagnose"]
 
+SPEED_SECONDS = 5.0
+
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     level: str  # "ok", "warning" or "error"
-    check: str  # what was looked at, in one or two words
+    check: str  # what was checked, in one or two words
     text: str  # what was found, as a sentence
     advice: str = ""  # what to do about it
 
 
 def diagnose(env: Any, steps: int = 1000, num_envs: int = 8, **kwargs: Any) -> list[Finding]:
-    """Findings about an id, class or callable, the worst first. `steps` bounds the steps of each trial."""
+    """Findings about an id, class or callable, the worst first. Each check makes at most `steps` steps."""
     found: list[Finding] = []
     try:
         single = _single(env, kwargs)
     except Exception as error:
-        found.append(Finding("error", "construction", f"It cannot be made: {_words(error)}.", "Fix this first."))
-        return found + _guarded("pickling", _pickles(env))
+        found.append(Finding("error", "construction", f"It cannot be created: {_in_words(error)}.", "Fix this first."))
+        return found + _guarded("pickling", _check_pickling(env))
     if isinstance(single, gym.Env):
-        found += _guarded("spaces", _spaces(single))
-        found += _guarded("reset", _reset(single))
-        found += _guarded("step", _play(single, steps))
-        found += _guarded("seeding", _seeding(single, steps))
-        found += _guarded("bounds", _bounds(single))
-    found += _guarded("close", _close(single))
-    found += _guarded("pickling", _pickles(env))
+        found += _guarded("spaces", _check_spaces(single))
+        found += _guarded("reset", _check_reset(single))
+        found += _guarded("step", _check_steps(single, steps))
+        found += _guarded("seeding", _check_seeding(single, steps))
+        found += _guarded("bounds", _check_bounds(single))
+    found += _guarded("close", _check_close(single))
+    found += _guarded("pickling", _check_pickling(env))
     if isinstance(single, VectorEnv):
         num_envs = single.num_envs
-    found += _guarded("stream", _stream(env, steps, num_envs, kwargs))
+        found += _guarded("num_envs", _check_width(env, single))
+    found += _guarded("batch", _check_batch(env, steps, num_envs, kwargs))
     return sorted(found, key=lambda one: ("error", "warning", "ok").index(one.level))
 
 
-def _guarded(check: str, trial: Iterator[Finding]) -> list[Finding]:
-    """All findings of a trial; if the environment raises in it, that is one more."""
+def _guarded(check: str, findings: Iterator[Finding]) -> list[Finding]:
+    """All findings of a check; if the environment raises during it, that is one more."""
     found: list[Finding] = []
     try:
-        for finding in trial:
+        for finding in findings:
             found.append(finding)
     except Exception as error:
-        found.append(
-            Finding("error", check, f"It raised {_words(error)}.", "Run it alone with this seed and debug it.")
-        )
+        found.append(Finding("error", check, f"It raised {_in_words(error)}.", "Run it alone with this seed and debug it."))
     return found
 
 
 def _single(env: Any, kwargs: dict[str, Any]) -> Any:
     """One plain environment to examine: a gymnasium.Env where there is one."""
     if isinstance(env, str):
-        stream = make(env, 1, backend="auto", **kwargs)
-        stream.close()
-        if stream.backend in ("ale", "envpool"):
+        batch = make(env, 1, backend="auto", **kwargs)
+        batch.close()
+        if batch.backend in ("ale", "envpool"):
             return None
         return gym.make(env, disable_env_checker=True, **kwargs)
     return env(**kwargs)
 
 
-def _spaces(env: gym.Env) -> Iterator[Finding]:
-    for space, role, canonical in (
-        (env.observation_space, "observation", Layout),
+def _check_spaces(env: gym.Env[Any, Any]) -> Iterator[Finding]:
+    for space, role, codec in (
+        (env.observation_space, "observation", ObservationCodec),
         (env.action_space, "action", ActionCodec),
     ):
         if not isinstance(space, gym.Space):
-            yield Finding(
-                "error", "spaces", f"{role}_space is {space!r}, not a gymnasium space.", "Set it in __init__."
-            )
+            yield Finding("error", "spaces", f"{role}_space is {space!r}, not a gymnasium space.", "Set it in __init__.")
             continue
         try:
-            canonical(space)
+            codec(space)
         except ShoalError as error:
             yield Finding("error", "spaces", f"{error}.", "Wrap the environment.")
             continue
         yield Finding("ok", "spaces", f"The {role} space is {space}.")
         if isinstance(space, spaces.Box) and not np.all(space.low < space.high):
-            yield Finding(
-                "warning", "spaces", f"The {role} Box has entries with low >= high.", "Remove constant entries."
-            )
-    box = env.observation_space
-    if isinstance(box, spaces.Box) and box.dtype == np.float64:
-        text = "Observations are float64; shoal stores float32."
-        yield Finding("ok", "spaces", text)
-    act = env.action_space
-    if isinstance(act, spaces.Box) and not (np.isfinite(act.low).all() and np.isfinite(act.high).all()):
-        yield Finding(
-            "warning", "spaces", "The action Box is unbounded.", "Give it finite bounds: noise and squashing need them."
-        )
+            yield Finding("warning", "spaces", f"The {role} Box has entries with low >= high.", "Remove constant entries.")
+    if isinstance(env.observation_space, spaces.Box) and env.observation_space.dtype == np.float64:
+        yield Finding("ok", "spaces", "Observations are float64; shoal stores float32.")
+    box = env.action_space
+    if isinstance(box, spaces.Box) and not (np.isfinite(box.low).all() and np.isfinite(box.high).all()):
+        advice = "Give it finite bounds: exploration noise and squashing need them."
+        yield Finding("warning", "spaces", "The action Box is unbounded.", advice)
 
 
-def _reset(env: gym.Env) -> Iterator[Finding]:
+def _check_reset(env: gym.Env[Any, Any]) -> Iterator[Finding]:
     answer = env.reset(seed=0)
     if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
         text = f"reset() returned {type(answer).__name__}, not (observation, info)."
         yield Finding("error", "reset", text, "Return the observation and a dictionary.")
         return
-    yield from _observation(env, answer[0], "reset()")
+    yield from _check_observation(env, answer[0], "reset()")
     yield Finding("ok", "reset", "reset(seed=0) returns (observation, info).")
 
 
-def _observation(env: gym.Env, observation: Any, origin: str) -> Iterator[Finding]:
-    """Shape, dtype and range of one observation; silent if it is fine."""
-    layout = Layout(env.observation_space)
+def _check_observation(env: gym.Env[Any, Any], observation: Any, origin: str) -> Iterator[Finding]:
+    """Shape, dtype and range of one observation; no finding if it is fine."""
+    codec = ObservationCodec(env.observation_space)
     try:
-        buffers = layout.buffers(1)
-        layout.write(buffers, 0, observation)
+        buffers = codec.buffers(1)
+        codec.write(buffers, 0, observation)
     except Exception as error:
         yield Finding("error", "observation", f"{origin}: {error}.", "Return what observation_space promises.")
         return
-    with np.errstate(**QUIET):
-        fault = layout.fault(buffers)
+    with ignore_overflow():
+        fault = codec.fault(buffers)
     if fault:
-        yield Finding(
-            "error", "observation", f"{origin}: {fault[1]}.", "Observations must be finite and in their space."
-        )
+        yield Finding("error", "observation", f"{origin}: {fault[1]}.", "Observations must be finite and in their space.")
     elif not env.observation_space.contains(observation):
-        text = f"{origin} gives an observation outside its space, or with another dtype than its space."
+        text = f"{origin} returns an observation outside its space, or with another dtype."
         yield Finding("warning", "observation", text, "Widen the space's bounds or cast the observation.")
 
 
-def _play(env: gym.Env, steps: int) -> Iterator[Finding]:
+def _play(env: gym.Env[Any, Any], seed: int, steps: int) -> Iterator[tuple[Any, Any]]:
+    """Random legal actions; yields (observation and info acted on, what step() returned). Stop it if that is malformed."""
+    env.action_space.seed(seed)
+    observation, info = env.reset(seed=seed)
+    for _ in range(steps):
+        answer = env.step(_sample(env.action_space, _mask(observation, info)))
+        yield (observation, info), answer
+        observation, _, terminated, truncated, info = answer
+        if terminated or truncated:
+            observation, info = env.reset()
+
+
+def _check_steps(env: gym.Env[Any, Any], steps: int) -> Iterator[Finding]:
     """Random actions: the five values of step(), masks, and whether episodes end."""
-    observation, info = env.reset(seed=0)
-    env.action_space.seed(0)
-    episodes, told, masked = 0, set(), 0
-    for t in range(steps):
-        mask = _mask(observation, info)
-        masked += mask is not None
-        answer = env.step(_sample(env.action_space, mask))
+    episodes, reported, masked = 0, set(), None
+    for t, (before, answer) in enumerate(_play(env, 0, steps), 1):
+        if _mask(*before) is not None:
+            masked = before
         if not (isinstance(answer, tuple) and len(answer) == 5):
-            text = (
-                f"step() returned {len(answer) if isinstance(answer, tuple) else type(answer).__name__} values, not 5."
-            )
-            yield Finding("error", "step", text, "Return (observation, reward, terminated, truncated, info).")
+            count = len(answer) if isinstance(answer, tuple) else type(answer).__name__
+            advice = "Return (observation, reward, terminated, truncated, info)."
+            yield Finding("error", "step", f"step() returned {count} values, not 5.", advice)
             return
         observation, reward, terminated, truncated, info = answer
         for finding in (
-            *_observation(env, observation, f"step {t + 1}"),
-            *_scalars(reward, terminated, truncated, info, t + 1),
+            *_check_observation(env, observation, f"step {t}"),
+            *_check_scalars(reward, terminated, truncated, info, t),
         ):
-            if finding.check not in told:
-                told.add(finding.check)
+            if finding.check not in reported:
+                reported.add(finding.check)
                 yield finding
-        if terminated or truncated:
-            episodes += 1
-            observation, info = env.reset()
-    if not told:
+        episodes += bool(terminated or truncated)
+    if not reported:
         yield Finding("ok", "step", f"{steps} random steps gave well-formed observations, rewards and flags.")
     if masked:
-        yield from _mask_findings(env, observation, info)
+        yield from _check_mask(env, *masked)
     if episodes:
         yield Finding("ok", "episodes", f"{episodes} episodes ended in {steps} random steps.")
     else:
-        text = f"No episode ended in {steps} random steps."
-        yield Finding(
-            "warning", "episodes", text, "Give it a time limit: gymnasium.wrappers.TimeLimit or max_episode_steps."
-        )
+        advice = "Give it a time limit: gymnasium.wrappers.TimeLimit or max_episode_steps."
+        yield Finding("warning", "episodes", f"No episode ended in {steps} random steps.", advice)
 
 
-def _scalars(reward: Any, terminated: Any, truncated: Any, info: Any, t: int) -> Iterator[Finding]:
+def _check_scalars(reward: Any, terminated: Any, truncated: Any, info: Any, t: int) -> Iterator[Finding]:
     if np.ndim(reward) != 0 or np.asarray(reward).dtype.kind not in "fiub":
         yield Finding("error", "reward", f"Step {t}: reward is {reward!r}, not a number.", "Return float(reward).")
     elif not np.isfinite(reward):
@@ -193,9 +192,7 @@ def _scalars(reward: Any, terminated: Any, truncated: Any, info: Any, t: int) ->
             text = f"Step {t}: {name} is {value!r} ({type(value).__name__}), not a bool."
             yield Finding("error", name, text, f"Return bool({name}).")
     if not isinstance(info, dict):
-        yield Finding(
-            "error", "info", f"Step {t}: info is {type(info).__name__}, not a dict.", "Return {} if there is none."
-        )
+        yield Finding("error", "info", f"Step {t}: info is {type(info).__name__}, not a dict.", "Return {} if there is none.")
 
 
 def _mask(observation: Any, info: Any) -> Any:
@@ -204,10 +201,10 @@ def _mask(observation: Any, info: Any) -> Any:
     return info.get("action_mask") if isinstance(info, dict) else None
 
 
-def _mask_findings(env: gym.Env, observation: Any, info: Any) -> Iterator[Finding]:
-    codec, value = ActionCodec(env.action_space), _mask(observation, info)
+def _check_mask(env: gym.Env[Any, Any], observation: Any, info: Any) -> Iterator[Finding]:
+    codec = ActionCodec(env.action_space)
     try:
-        fault = codec.mask_fault(codec.mask(value)[None])
+        fault = codec.mask_fault(codec.mask(_mask(observation, info))[None])
     except Exception as error:
         yield Finding("error", "mask", f"{error}.", "A mask has one entry per action, 1 where it is legal.")
         return
@@ -217,39 +214,33 @@ def _mask_findings(env: gym.Env, observation: Any, info: Any) -> Iterator[Findin
         yield Finding("ok", "mask", f"Actions are masked ({codec.mask_size} entries).")
 
 
-def _sample(space: gym.Space, mask: Any) -> Any:
+def _sample(space: gym.Space[Any], mask: Any) -> Any:
     if mask is None or not isinstance(space, spaces.Discrete):
         return space.sample()
     legal = np.flatnonzero(mask)
     return space.start + int(legal[int(space.np_random.integers(len(legal)))]) if len(legal) else space.sample()
 
 
-def _seeding(env: gym.Env, steps: int) -> Iterator[Finding]:
+def _check_seeding(env: gym.Env[Any, Any], steps: int) -> Iterator[Finding]:
     """The same seed and actions twice."""
-    runs = []
+    traces = []
     for _ in range(2):
-        env.action_space.seed(7)
-        observation, info = env.reset(seed=7)
-        trace = [pickle.dumps(observation)]
-        for _ in range(min(steps, 100)):
-            observation, reward, terminated, truncated, info = env.step(
-                _sample(env.action_space, _mask(observation, info))
-            )
+        trace = [pickle.dumps(env.reset(seed=7)[0])]
+        for _, (observation, reward, terminated, truncated, _) in _play(env, 7, min(steps, 100)):
             trace.append(pickle.dumps((observation, float(reward), bool(terminated), bool(truncated))))
-            if terminated or truncated:
-                observation, info = env.reset()
-        runs.append(trace)
-    if runs[0] == runs[1]:
+        traces.append(trace)
+    if traces[0] == traces[1]:
         yield Finding("ok", "seeding", "The same seed and actions give the same episode.")
     else:
-        t = next(k for k, pair in enumerate(zip(*runs, strict=True)) if pair[0] != pair[1])
+        t = next(k for k, pair in enumerate(zip(*traces, strict=True)) if pair[0] != pair[1])
         text = f"The same seed and actions give different episodes from step {t} on."
         yield Finding("warning", "seeding", text, "Draw from self.np_random, and call super().reset(seed=seed).")
 
 
-def _bounds(env: gym.Env) -> Iterator[Finding]:
+def _check_bounds(env: gym.Env[Any, Any]) -> Iterator[Finding]:
     """The extreme actions are accepted."""
     space = env.action_space
+    extremes: list[Any]
     if isinstance(space, spaces.Box):
         extremes = [np.clip(bound, -1e6, 1e6).astype(space.dtype) for bound in (space.low, space.high)]
     elif isinstance(space, spaces.Discrete):
@@ -261,70 +252,55 @@ def _bounds(env: gym.Env) -> Iterator[Finding]:
     for action in extremes:
         env.reset(seed=0)
         env.step(action)
-    yield Finding("ok", "bounds", "The smallest and the largest action are accepted.")
+    yield Finding("ok", "bounds", "It accepts the smallest and the largest action.")
 
 
-def _close(env: Any) -> Iterator[Finding]:
-    if hasattr(env, "close"):
+def _check_close(env: Any) -> Iterator[Finding]:
+    if hasattr(env, "close"):  # anything may have been made
         env.close()
         yield Finding("ok", "close", "close() works.")
 
 
-def _pickles(env: Any) -> Iterator[Finding]:
-    """The recipe must travel to other processes; an id always does."""
+def _check_pickling(env: Any) -> Iterator[Finding]:
+    """Other processes must be able to create it; by an id they always can."""
     if isinstance(env, str):
         return
     try:
         cloudpickle.loads(cloudpickle.dumps(env))
     except Exception as error:
-        text = f"It cannot be sent to other processes: {_words(error)}."
+        text = f"It cannot be sent to other processes: {_in_words(error)}."
         yield Finding("error", "pickling", text, "Open files, sockets and windows inside the function, not outside.")
         return
     yield Finding("ok", "pickling", "It can be sent to other processes.")
 
 
-def _stream(env: Any, steps: int, num_envs: int, kwargs: dict[str, Any]) -> Iterator[Finding]:
-    """The stream as training would use it: back-end, autoreset mode, speed."""
-    stream = make(env, num_envs, **kwargs)
+def _check_width(env: Any, made: VectorEnv[Any, Any, Any]) -> Iterator[Finding]:
+    """Actors and the evaluator ask for different numbers of environments."""
+    if callable(env) and "num_envs" not in inspect.signature(env).parameters:
+        text = f"It returns a VectorEnv that always has {made.num_envs} environments; training needs other numbers too."
+        yield Finding("error", "num_envs", text, "Let the function take num_envs, and make that many.")
+
+
+def _check_batch(env: Any, steps: int, num_envs: int, kwargs: dict[str, Any]) -> Iterator[Finding]:
+    """The batch as training would use it: back-end, autoreset mode, speed."""
+    batch = make(env, num_envs, **kwargs)
     try:
-        mode = getattr(stream, "mode", None)
-        yield Finding("ok", "back-end", stream.line)
-        if mode is not None and mode.name == "NEXT_STEP":
+        yield Finding("ok", "back-end", batch.backend_reason)
+        if isinstance(batch, VectorEnvAdapter) and batch.mode is AutoresetMode.NEXT_STEP:
             text = "Its autoreset mode is NEXT_STEP: one step per episode is spent on resetting."
             yield Finding("warning", "autoreset", text, "Offer autoreset_mode=SAME_STEP in the constructor if you can.")
-        step = stream.reset(seed=0)
-        rng = np.random.default_rng(0)
-        actions = [_random_actions(stream, step, rng)]
+        step, act = batch.reset(seed=0), RandomPolicy(batch.action_space, np.random.default_rng(0))
+        actions = [act(step) for _ in range(16)]  # drawn before the clock starts
         count, began = 0, time.perf_counter()
-        while count < steps and time.perf_counter() - began < 5:
-            if step.action_mask is not None:
-                actions = [_random_actions(stream, step, rng)]
-            elif len(actions) < 16:
-                actions.append(_random_actions(stream, step, rng))
-            step = stream.step(actions[count % len(actions)])
+        while count < steps and time.perf_counter() - began < SPEED_SECONDS:
+            step = batch.step(actions[count % 16] if step.action_mask is None else act(step))
             count += 1
-        rate = count * stream.num_seats / (time.perf_counter() - began)
-        yield Finding(
-            "ok", "speed", f"{rate:,.0f} steps/s with {num_envs} environments on back-end '{stream.backend}'."
-        )
+        rate = count * batch.num_seats / (time.perf_counter() - began)
+        yield Finding("ok", "speed", f"{rate:,.0f} steps/s with {num_envs} environments on back-end '{batch.backend}'.")
     finally:
-        stream.close()
+        batch.close()
 
 
-def _random_actions(stream: Any, step: Any, rng: np.random.Generator) -> np.ndarray:
-    space, rows, mask = stream.action_space, stream.num_seats, step.action_mask
-    if isinstance(space, spaces.Box):
-        low, high = np.clip(space.low, -1e3, 1e3), np.clip(space.high, -1e3, 1e3)
-        return rng.uniform(low, high, (rows, *space.shape)).astype(space.dtype)
-    nvec = [int(space.n)] if isinstance(space, spaces.Discrete) else [int(n) for n in space.nvec]
-    score = rng.random((rows, sum(nvec)))
-    if mask is not None:
-        score = np.where(mask, score, -1.0)
-    parts = np.split(score, np.cumsum(nvec)[:-1], axis=1)
-    chosen = np.stack([part.argmax(1) for part in parts], axis=1)
-    return chosen[:, 0] if isinstance(space, spaces.Discrete) else chosen
-
-
-def _words(error: BaseException) -> str:
+def _in_words(error: BaseException) -> str:
     text = str(error).strip().rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

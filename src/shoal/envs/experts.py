@@ -1,6 +1,9 @@
 """Scripted experts for shoal's own environments: sources of demonstrations.
 
-    shoal data record shoal.envs.experts:follow_cue shoal/CueLure-v0 --episodes 20
+    shoal data record scripted shoal/CueLure-v0 --episodes 20                           # the environment's registered expert
+    shoal data record shoal.envs.experts:follow_cue shoal/CueLure-v0 --episodes 20      # the same by its name
+
+Register the expert of an environment of your own with `EXPERTS["my/Env-v0"] = "my.module:expert"`.
 """
 
 from __future__ import annotations
@@ -9,12 +12,29 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["follow_cue"]
+__all__ = ["EXPERTS", "explore_grasps", "follow_cue"]
+
+EXPERTS = {
+    "shoal/CueLure-v0": "shoal.envs.experts:follow_cue",
+    "shoal/PointGrasp-v0": "shoal.envs.experts:explore_grasps",
+    "shoal/TMaze-v0": "shoal.envs.experts:follow_cue",
+}
+"""Environment -> module:function, called as expert(observation, ...); offline/recording.py says what else it may take."""
+REACH, NEAR = 0.25, 0.35  # of PointGrasp's gripper: in one step, and where it is worth trying
 
 
 def follow_cue(observation: np.ndarray, memory: dict[str, Any]) -> int:
-    """T-maze and cue-lure corridor: go on to the junction, then take the door that the cue named at the beginning."""
+    """T-maze and cue-lure corridor: walk to the junction, then take the door that the cue at the beginning named."""
     cue, junction, _ = observation
     if cue:
         memory["door"] = int(cue > 0)
-    return memory["door"] if junction else 1
+    return int(memory["door"]) if junction else 1
+
+
+def explore_grasps(observation: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """PointGrasp: a noisy explorer, as QT-Opt's data began. It moves towards the object, and tries to grasp more often near it."""
+    gap = observation[2:4] - observation[:2]
+    move = np.clip(gap / REACH, -1, 1) + rng.normal(0, 0.6, 2)
+    closes = rng.random() < (0.35 if np.abs(gap).max() <= NEAR else 0.08)
+    action: np.ndarray = np.clip([*move, rng.random() if closes else -rng.random()], -1, 1).astype(np.float32)
+    return action

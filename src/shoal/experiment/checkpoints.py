@@ -4,12 +4,16 @@
     checkpoints/000000123456/   ... then one atomic rename: a folder with this name is whole or does not exist
 
 A crash or a full disk while saving leaves the previous one as it was; the torn folder is removed at the next start.
+checkpoint.json has the size and the SHA-256 of every file: resume, eval, play and load refuse a damaged checkpoint and take the
+next older one. (Those of earlier versions have sizes only.)
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -21,10 +25,12 @@ import numpy as np
 
 from shoal.errors import CheckpointError
 
-__all__ = ["Checkpoints", "TensorFiles", "read_meta", "saved_slices", "write_json"]
+__all__ = ["Checkpoints", "Slices", "TensorFiles", "read_json", "read_meta", "saved_slices", "write_json"]
 
 META = "checkpoint.json"
 WRITING = ".writing-"
+DIGEST = ".sha256"  # beside a file, until its checkpoint is whole
+DAMAGED = "damaged-"
 TABLES = ("replay", "demonstrations")  # roles whose state is a replay table
 
 
@@ -34,6 +40,14 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def link(source: Path, target: Path) -> None:
+    """Give a file another name; copy it where the file system has no hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -60,6 +74,7 @@ class TensorFiles:
         try:
             save_file(arrays, path)
             fsync(path)
+            path.with_name(path.name + DIGEST).write_text(_digest(path), encoding="ascii")
         except SafetensorError as error:  # it wraps "no space left on device"
             raise OSError(str(error)) from None
 
@@ -97,9 +112,17 @@ class Checkpoints:
 
     def commit(self, folder: Path, meta: Mapping[str, Any]) -> Path:
         """Make it the newest one, then drop the oldest beyond `keep`. On an OSError nothing has changed."""
-        files = {path.name: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}
+        target = self._put(folder, meta)
+        for old in self._whole()[: -self.keep]:
+            shutil.rmtree(old, ignore_errors=True)
+        return target
+
+    def _put(self, folder: Path, meta: Mapping[str, Any]) -> Path:
+        paths = sorted(folder.glob("*.safetensors"))
+        files = {path.name: path.stat().st_size for path in paths}
         if not files:
             raise CheckpointError(f"no role wrote anything into {folder}")
+        digests = {path.name: _take_digest(path) for path in paths}
         name, newest = f"{int(meta['env_steps'] or meta.get('learner_steps', 0)):012d}", self.newest()
         if newest is not None and newest.name >= name:  # two without an environment step (offline: an update) between them
             name = f"{newest.name}+"
@@ -107,21 +130,69 @@ class Checkpoints:
         while target.exists():  # torn
             target = target.with_name(f"{target.name}+")
         try:
-            write_json(folder / META, {**meta, "files": files})
+            whole = {**meta, "files": files, "sha256": digests}
+            write_json(folder / META, {**whole, "seal": _seal(whole)})
             fsync(folder)
             os.rename(folder, target)
             fsync(self.folder)
         except OSError:
             self.abandon(folder)
             raise
-        for old in self._whole()[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
         return target
+
+    def amend(self, folder: Path) -> None:
+        """Put the files in `folder` into the newest checkpoint, in place of those of the same names. On an OSError nothing has
+        changed."""
+        newest = self.newest()
+        if newest is None:
+            raise CheckpointError(f"{self.folder} has no checkpoint to put {folder.name} into")
+        meta = read_json(newest / META)
+        try:
+            for name, digest in read_meta(newest)["sha256"].items():
+                if not (folder / name).exists():
+                    link(newest / name, folder / name)
+                    (folder / f"{name}{DIGEST}").write_text(digest, encoding="ascii")
+        except OSError:
+            self.abandon(folder)
+            raise
+        amended = self._put(folder, {name: value for name, value in meta.items() if name not in ("files", "sha256", "seal")})
+        shutil.rmtree(newest, ignore_errors=True)
+        if not newest.exists():
+            os.rename(amended, newest)
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint."""
         whole = self._whole()
         return whole[-1] if whole else None
+
+    def sound(self) -> Path | None:
+        """The newest checkpoint whose files are what was written; damaged ones are named in a warning."""
+        damaged: list[str] = []
+        for folder in reversed(self._folders()):
+            if not (why := _damage(folder)):
+                self._warn(damaged, f"{folder.name} is used instead")
+                return folder
+            damaged.append(f"checkpoint {folder.name} is damaged ({why})")
+        if damaged:
+            raise CheckpointError(f"{self.folder} has no whole checkpoint left: {'; '.join(damaged)}; start again with "
+                                  "`shoal train`")
+        return None
+
+    def set_damaged_aside(self) -> None:
+        """Rename what `sound` passes over, so that a run which goes on does not load it."""
+        sound = self.sound()
+        for folder in self._folders():
+            if sound is not None and folder.name > sound.name:
+                try:
+                    folder.rename(folder.with_name(f"{DAMAGED}{folder.name}"))
+                except OSError as error:
+                    why = error.strerror or error
+                    raise CheckpointError(f"{folder} is damaged and cannot be renamed: {why}; remove it") from None
+
+    @staticmethod
+    def _warn(damaged: list[str], instead: str) -> None:
+        for text in damaged:
+            logging.getLogger("shoal").warning("%s; %s", text, instead)
 
     def sizes(self) -> dict[str, int]:
         """Bytes of the newest whole checkpoint: in all, and of the replay tables in it."""
@@ -129,36 +200,104 @@ class Checkpoints:
         files: dict[str, int] = read_meta(newest)["files"] if newest is not None else {}
         return {"all": sum(files.values()), "replay": sum(size for name, size in files.items() if name.startswith(TABLES))}
 
-    def _whole(self) -> list[Path]:
-        """Oldest first. A folder with missing or short files (a disk that lied) is passed over."""
+    def _folders(self) -> list[Path]:
+        """Oldest first."""
         if not self.folder.is_dir():
             return []
-        return [path for path in sorted(self.folder.iterdir()) if path.name[:1].isdigit() and _is_whole(path)]
+        return [path for path in sorted(self.folder.iterdir()) if path.name[:1].isdigit() and path.is_dir()]
+
+    def _whole(self) -> list[Path]:
+        """Oldest first. A folder with missing or short files (a disk that lied) is passed over."""
+        return [path for path in self._folders() if not _shortage(path)]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object of a run directory; CheckpointError for anything else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # not JSON, not UTF-8, nested too deeply
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is damaged: it holds a {type(value).__name__}, not an object")
+    return value
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    try:
-        meta: dict[str, Any] = json.loads((folder / META).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{folder / META} cannot be read: {error}") from None
+    """checkpoint.json; `files`, `sha256` and `totals` are objects in it."""
+    meta = read_json(folder / META)
+    for name in ("files", "sha256", "totals"):
+        if not isinstance(meta.setdefault(name, {}), dict):
+            raise CheckpointError(f"{folder / META} is damaged: {name} is not an object")
     return meta
 
 
-def saved_slices(folder: Path) -> list[int]:
-    """How many parameters each role that learns has saved in a checkpoint."""
-    from safetensors import safe_open
+@dataclass(frozen=True)
+class Slices:
+    """How many parameters each role that learns has saved, and whether each holds a slice of the whole."""
 
-    found = []
+    sizes: tuple[int, ...] = ()
+    cut: bool = False
+
+
+def saved_slices(folder: Path) -> Slices:
+    """Of the parameters in a checkpoint."""
+    from safetensors import SafetensorError, safe_open
+
+    sizes, cut = [], False
     for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "numpy") as file:
-            if "learn/params" in list(file.keys()):
-                found.append(int(file.get_slice("learn/params").get_shape()[0]))
-    return found
+        try:
+            with safe_open(path, "numpy") as file:
+                names = list(file.keys())
+                if "learn/params" in names:
+                    sizes.append(int(file.get_slice("learn/params").get_shape()[0]))
+                    cut = cut or "learn/begin" in names
+        except (OSError, SafetensorError, IndexError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from None
+    return Slices(tuple(sizes), cut)
 
 
-def _is_whole(folder: Path) -> bool:
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _seal(meta: Mapping[str, Any]) -> str:
+    """The digest of all that checkpoint.json says."""
+    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
+
+
+def _take_digest(path: Path) -> str:
+    """As the role that wrote the file noted it; a file that came from an older checkpoint is read for it."""
+    note = path.with_name(path.name + DIGEST)
+    if not note.exists():
+        return _digest(path)
+    text = note.read_text(encoding="ascii")
+    note.unlink()
+    return text
+
+
+def _shortage(folder: Path) -> str:
+    """What is missing, by the sizes of the files alone; empty where nothing is."""
     try:
-        files = read_meta(folder)["files"]
-        return all((folder / name).stat().st_size == size for name, size in files.items())
-    except (CheckpointError, KeyError, OSError):
-        return False
+        for name, size in read_meta(folder)["files"].items():
+            if (folder / Path(name).name).stat().st_size != size:
+                return f"{name} does not have its {size} bytes"
+    except (CheckpointError, OSError) as error:
+        return str(error)
+    return "" if read_meta(folder)["files"] else f"{META} names no files"
+
+
+def _damage(folder: Path) -> str:
+    """What is not as it was written; empty where everything is."""
+    if why := _shortage(folder):
+        return why
+    raw = read_json(folder / META)
+    if "seal" in raw and raw["seal"] != _seal({name: value for name, value in raw.items() if name != "seal"}):
+        return f"{META} has changed since it was written"
+    for name, digest in read_meta(folder)["sha256"].items():
+        try:
+            if _digest(folder / Path(name).name) != digest:
+                return f"{name} has changed since it was written"
+        except OSError as error:
+            return str(error)
+    return ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
-import os
 import re
 import signal
 import sys
@@ -14,16 +13,23 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shoal import __version__
+from shoal.core import Tree
 from shoal.errors import ConfigError
 from shoal.experiment.config import EnvsConfig, Names, default_plan
 from shoal.experiment.parse import parse_options, split_positionals
-from shoal.experiment.presets import closest, load_preset, preset_names
+from shoal.experiment.presets import load_preset, preset_names
 from shoal.experiment.references import EnvRef, check_trust, find, modules_of
+from shoal.experiment.suggestions import closest
+from shoal.options import Options, number
+from shoal.telemetry.outputs import say
+
+if TYPE_CHECKING:
+    from shoal.learning import Algorithm
 
 __all__ = ["Record", "data_command", "source_of"]
 
@@ -31,20 +37,20 @@ USAGE = "shoal data record SOURCE ENV"
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(Options):
     """Play whole episodes and write them to a folder."""
 
     out: str | None = None
     """The folder; demos/<environment> by default."""
-    episodes: int = 100
+    episodes: int = number(100, at_least=1)
     """How many episodes."""
-    steps: int | None = None
-    """Stop earlier, after the episode that makes it so many decisions."""
-    num_envs: int = 8
+    steps: int | None = number(None, at_least=1)
+    """Stop earlier, after the episode with which this many decisions are reached."""
+    num_envs: int = number(8, at_least=1)
     """Environments that are played side by side; fewer take less memory."""
-    seed: int = 0
+    seed: int = number(0, at_least=0, below=2**53)
     """Of the environments and of everything random."""
-    epsilon: float = 0.0
+    epsilon: float = number(0.0, at_least=0, at_most=1)
     """Share of actions that are replaced by random ones."""
     explore: bool = False
     """Let a run's policy explore as in training, instead of acting greedily."""
@@ -58,16 +64,8 @@ class Record:
     """How environments are made; those of a run are made as the run made them."""
 
     def validate(self) -> None:
+        super().validate()
         self.envs.validate()
-        for name in ("episodes", "num_envs"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)} is not possible: give 1 or more")
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"--steps {self.steps} is not possible: give 1 or more, or leave it out")
-        if not 0 <= self.epsilon <= 1:
-            raise ConfigError(f"--epsilon {self.epsilon} is not possible: give a share from 0 to 1")
-        if self.seed < 0:
-            raise ConfigError(f"--seed {self.seed} is not possible: give 0 or more")
         if self.append and self.overwrite:
             raise ConfigError("--append adds to a recording and --overwrite replaces it; give one of them")
 
@@ -87,8 +85,7 @@ def _record(arguments: list[str]) -> int:
     options.validate()
     if not given or len(given) > 2:
         raise ConfigError(f"{USAGE}: SOURCE is a run directory, a script (expert.py, expert.py:function or module:function), a "
-                          "preset, or random; then the environment")
-    sys.path.append(os.getcwd())
+                          "preset, scripted (the environment's registered expert) or random; then the environment")
     make = source_of(given[0], given[1] if len(given) > 1 else None, options)
     with _interruptible() as stop:
         return _play(make, options, stop)
@@ -103,32 +100,49 @@ class Source:
     env: EnvRef
     envs: EnvsConfig
     actor: Callable[[Any, np.random.Generator], Any]
-    """(environments, rng) -> shoal.offline.recording.Actor"""
+    """(environments, rng) -> shoal.envs.rollout.ActFunction"""
 
 
 def source_of(name: str, env: str | None, options: Record) -> Source:
-    """Who is meant by a word of the command line, or of a suite; ConfigError where there is nobody."""
+    """The source that a word of the command line (or of a benchmark suite) names."""
     if (Path(name) / "config.json").is_file():
         return _run_source(Path(name), env, options)
     if env is None:
         raise ConfigError(f"which environment? Add its id: shoal data record {name} CartPole-v1")
     if options.explore:
-        raise ConfigError(f"--explore is for a run's policy, and {name} is none; --epsilon mixes random actions into any source")
+        raise ConfigError(f"--explore needs a run's policy, and {name} is not a run; --epsilon mixes random actions into any")
     place = EnvRef.named(env)
     if name == "random":
-        from shoal.offline.recording import Random
+        from shoal.envs.random_policy import RandomPolicy
 
-        return Source("random actions", place, options.envs, lambda made, rng: Random(made.action_space, rng))
-    if name in preset_names():
+        return Source("random actions", place, options.envs, lambda made, rng: RandomPolicy(made.action_space, rng))
+    if name == "scripted":
+        return _script_source(_expert_of(env), place, options)
+    if name in preset_names() or name.endswith(".toml"):
         return _preset_source(name, place, options)
     if ":" in name or name.endswith(".py"):
-        function = _function(name)
-        from shoal.offline.recording import Script
-
-        return Source(f"script {name}", place, options.envs, lambda made, rng: Script(function, made, rng, name))
+        return _script_source(name, place, options)
     what = "it does not exist" if not Path(name).exists() else "it has no config.json, and does not end in .py"
-    known = closest(name, [*preset_names(), "random"], "presets")
-    raise ConfigError(f"{name} is no run directory, script or preset ({what}){known}")
+    known = closest(name, [*preset_names(), "random", "scripted"], "presets")
+    raise ConfigError(f"{name} is not a run directory, script or preset ({what}){known}")
+
+
+def _expert_of(env: str) -> str:
+    """The script that is registered for an environment."""
+    from shoal.envs.experts import EXPERTS
+
+    if env not in EXPERTS:
+        raise ConfigError(f"{env} has no registered expert; there are some for {', '.join(EXPERTS)}; give a script instead, such "
+                          f"as `shoal data record expert.py {env}`")
+    return EXPERTS[env]
+
+
+def _script_source(name: str, env: EnvRef, options: Record) -> Source:
+    """A function of a script or of a module."""
+    from shoal.offline.recording import ScriptPolicy
+
+    function = _function(name)
+    return Source(f"script {name}", env, options.envs, lambda made, rng: ScriptPolicy(function, made, rng, name))
 
 
 def _run_source(path: Path, env: str | None, options: Record) -> Source:
@@ -137,21 +151,21 @@ def _run_source(path: Path, env: str | None, options: Record) -> Source:
     from shoal.experiment.rundir import RunDir
 
     if options.envs != EnvsConfig():
-        raise ConfigError("--envs.* with a run directory does not fit: environments are made as the run made them; leave it out")
+        raise ConfigError("--envs.* does not fit a run directory, whose environments are made as the run made them; leave it out")
     rundir = RunDir.open(path)
     for line in check_trust(modules_of(rundir.config()), options.trust):
         sys.stdout.write(f"{line}\n")
     run = load(path, env=env if env not in (None, rundir.config()["env"]["name"]) else None, trust=options.trust)
     published, plan = run.published, run.prepared.plan
     how = "exploring" if options.explore else "greedy"
-    return Source(f"run {path} ({plan.names.title}, {how})", plan.env, plan.experiment.envs,
+    return Source(f"run {path} ({plan.title}, {how})", plan.env, plan.experiment.envs,
                   lambda made, rng: _Acting(run.prepared.algorithm, published, made.num_seats, options.explore, rng))
 
 
 def _preset_source(name: str, env: EnvRef, options: Record) -> Source:
     """A preset's policy before anything is learned, exploring as training begins."""
-    from shoal.core import Progress
     from shoal.experiment.prepare import prepare
+    from shoal.learning import Progress
 
     preset = load_preset(name)
     plan = default_plan(Names(preset.algorithm, preset.architecture, name), env, preset,
@@ -165,20 +179,19 @@ def _preset_source(name: str, env: EnvRef, options: Record) -> Source:
 class _Acting:
     """An algorithm's policy as an actor of a recording."""
 
-    def __init__(self, algorithm: Any, published: Any, seats: int, explore: bool, rng: np.random.Generator) -> None:
+    def __init__(self, algorithm: Algorithm, published: Any, seats: int, explore: bool, rng: np.random.Generator) -> None:
         import torch
 
-        from shoal.core import Progress
+        from shoal.learning import Progress
 
-        self.policy, self.sight = algorithm.policy(), algorithm.record.sight(seats)
+        self.policy, self.viewer = algorithm.policy(), algorithm.record.viewer(seats)
         self.policy.load(published)
         self.state = self.policy.initial_state(seats)
         self.rng = torch.Generator().manual_seed(int(rng.integers(2**31)))
-        progress = Progress(*(int(n) for n in published["progress"][:2]), float(published["progress"][2]))
-        self.explore = algorithm.explore(0, 1, seats, progress) if explore else None
+        self.explore = algorithm.explore(0, 1, seats, Progress.of(published["progress"])) if explore else None
 
-    def __call__(self, step: Any, previous: Any) -> np.ndarray:
-        action, self.state, _ = self.policy.act(self.sight.of(step, previous), self.state, self.explore, self.rng)
+    def __call__(self, step: Any, previous: Any) -> Tree:
+        action, self.state, _ = self.policy.act(self.viewer.of(step, previous), self.state, self.explore, self.rng)
         return action
 
 
@@ -195,52 +208,48 @@ def _function(name: str) -> Callable[..., Any]:
         module = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
-        except Exception as error:  # whatever a user's script raises
+        except Exception as error:  # a user's script may raise anything
             raise ConfigError(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
-        function = getattr(module, inside, None)
+        functions = {word: thing for word, thing in vars(module).items() if callable(thing) and word[0] != "_"}
     else:
-        function = find(f"{place}:{inside}")
-    if not callable(function):
-        there = [one for one in vars(module) if callable(getattr(module, one)) and one[0] != "_"] if place.endswith(".py") else []
-        raise ConfigError(f"{name}: there is no function {inside!r}{'; there are ' + ', '.join(there) if there else ''}; write "
-                          f"def {inside}(observation)")
+        thing = find(f"{place}:{inside}")
+        functions = {inside: thing} if callable(thing) else {}
+    if inside not in functions:
+        there = f"; there are {', '.join(functions)}" if functions else ""
+        raise ConfigError(f"{name}: there is no function {inside!r}{there}; write def {inside}(observation)")
+    function: Callable[..., Any] = functions[inside]
     return function
 
 
 def _play(source: Source, options: Record, stop: Callable[[], bool]) -> int:
-    from shoal.architectures.parts import EnvSource
     from shoal.experiment.run import compute_threads
-    from shoal.offline import Writer
-    from shoal.offline.recording import Order, about_env, record
+    from shoal.offline import DemoWriter
+    from shoal.offline.recording import RecordingOptions, record, recording_info
+    from shoal.roles.parts import EnvSource
 
     path = Path(options.out or Path("demos") / re.sub(r"[^A-Za-z0-9_.-]+", "-", source.env.name))
     kwargs = source.envs.arguments()
     env = EnvSource(source.env.target, source.envs.backend, kwargs).make(min(options.num_envs, options.episodes))
     try:
         first = env.reset(options.seed)
-        about = dataclasses.replace(about_env(env, first, kwargs), env=source.env.name)
+        about = dataclasses.replace(recording_info(env, first, kwargs), env=source.env.name)
         made = {"source": source.words, "seed": options.seed, "epsilon": options.epsilon, "shoal": __version__,
                 "date": time.strftime("%Y-%m-%d %H:%M")}
-        writer = Writer.create(path, about, made, append=options.append, overwrite=options.overwrite)
+        writer = DemoWriter.create(path, about, made, append=options.append, overwrite=options.overwrite)
         how = ("source", "seed", "epsilon")
         if options.append and any(all(one.get(name) == made[name] for name in how) for one in writer.written.made[:-1]):
             raise ConfigError(f"--append with --seed {options.seed} would record the same episodes again; give another --seed")
-        order = Order(options.episodes, options.steps, options.seed, options.epsilon)
+        order = RecordingOptions(options.episodes, options.steps, options.seed, options.epsilon)
         actor = source.actor(env, np.random.default_rng(options.seed))
         with writer, compute_threads(1):
-            done = record(env, first, actor, writer, order, _say, stop)
+            done = record(env, first, actor, writer, order, say, stop)
     finally:
         env.close()
-    _say(f"{'stopped by hand: ' if stop() else ''}{done:,} episodes of {source.words} in {source.env.name}"
+    say(f"{'stopped by hand: ' if stop() else ''}{done:,} episodes of {source.words} in {source.env.name}"
          + (f", {options.episodes - done:,} fewer than asked for" if stop() else ""))
     if (path / "demos.json").exists():
         _describe(path)
     return 130 if stop() else 0
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 @contextlib.contextmanager
@@ -275,16 +284,16 @@ def _info(arguments: list[str]) -> int:
 def _describe(path: Path) -> None:
     from shoal.offline import open_demos
 
-    about = open_demos(path).about
+    about = open_demos(path).info
     inside = ", ".join(f"{name}={value!r}" for name, value in (about.kwargs or {}).items())
-    env = about.env or "an environment that nobody wrote down"
-    _say(f"{path}: {about.kind} recording of {env}{f' ({inside})' if inside else ''}")
-    _say(f"  episodes      {about.episodes:,} ({about.terminated:,} terminated, {about.episodes - about.terminated:,} truncated)")
-    _say(f"  steps         {about.steps:,}, {about.nbytes / 1e6:,.2f} MB")
+    env = about.env or "an unnamed environment"
+    say(f"{path}: {about.kind} recording of {env}{f' ({inside})' if inside else ''}")
+    say(f"  episodes      {about.episodes:,} ({about.terminated:,} terminated, {about.episodes - about.terminated:,} truncated)")
+    say(f"  steps         {about.steps:,}, {about.nbytes / 1e6:,.2f} MB")
     for name, spread in (("return", about.returns), ("length", about.lengths)):
         if spread is not None:
-            _say(f"  {name:<13} {spread.mean:.4g} ± {spread.std:.3g} (min {spread.least:.4g}, max {spread.most:.4g})")
-    _say(f"  observations  {about.observation_space}")
-    _say(f"  actions       {about.action_space}{f', masks of {about.mask_size}' if about.mask_size else ''}")
+            say(f"  {name:<13} {spread.mean:.4g} ± {spread.std:.3g} (min {spread.least:.4g}, max {spread.most:.4g})")
+    say(f"  observations  {about.observation_space}")
+    say(f"  actions       {about.action_space}{f', masks of {about.mask_size}' if about.mask_size else ''}")
     for part in about.made:
-        _say(f"  made          {', '.join(f'{name} {value}' for name, value in part.items() if value is not None)}")
+        say(f"  made          {', '.join(f'{name} {value}' for name, value in part.items() if value is not None)}")

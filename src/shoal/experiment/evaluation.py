@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,26 +11,36 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from shoal.architectures.episodes import play_episodes
-from shoal.core import Algorithm, Progress, StepView, Tree
+from shoal.core import Tree
 from shoal.envs import BatchedEnv
-from shoal.envs.spaces import ActionCodec, Layout
+from shoal.envs.space_codecs import ActionCodec, ObservationCodec
 from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment.checkpoints import TensorFiles
+from shoal.experiment.policy_choice import PolicyChoice
+from shoal.learning import Algorithm, Progress, StepView
+from shoal.roles.episodes import EpisodePlay
 from shoal.slots import leaves
 
 __all__ = ["Evaluation", "Policy", "evaluate", "frames", "published_of"]
 
 
-def published_of(algorithm: Algorithm, folder: Path) -> Tree:
-    """The weights to act with: the best version that was evaluated, or the learner's newest without an evaluation."""
+def published_of(algorithm: Algorithm, folder: Path, choice: PolicyChoice) -> Tree:
+    """The weights of a checkpoint to act with."""
+    try:
+        return _published(algorithm, folder, choice)
+    except (KeyError, ValueError, RuntimeError, IndexError) as error:  # arrays of other names or shapes
+        raise ConfigError(f"{folder} was saved with another network or environment than config.json describes ({error}); undo what "
+                          "was changed there, or start anew with `shoal train`") from None
+
+
+def _published(algorithm: Algorithm, folder: Path, choice: PolicyChoice) -> Tree:
     tensors = TensorFiles()
     states = {path.name: tensors.load(path) for path in sorted(folder.glob("*.safetensors"))}
     published = algorithm.published_layout().empty()
     for state in states.values():
-        if math.isfinite(float(state.get("best_return", np.array([math.nan]))[0])):
+        if choice.source != "learner" and f"{choice.source}_return" in state:
             for path, leaf in leaves(published):
-                leaf[...] = state[f"best/{'/'.join(path)}"]
+                leaf[...] = state[f"{choice.source}/{'/'.join(path)}"]
             return published
     learned = [state for state in states.values() if "counts" in state]
     if learned:
@@ -53,11 +62,11 @@ class Policy:
         action = policy.act(observation)        # as the environment's own step() takes it
     """
 
-    def __init__(self, algorithm: Algorithm, published: Tree, observation_space: gym.Space,
-                 action_space: gym.Space) -> None:
+    def __init__(self, algorithm: Algorithm, published: Tree, observation_space: gym.Space[Any],
+                 action_space: gym.Space[Any]) -> None:
         self._policy = algorithm.policy()
         self._policy.load(published)
-        self._layout, self._codec = Layout(observation_space), ActionCodec(action_space)
+        self._layout, self._codec = ObservationCodec(observation_space), ActionCodec(action_space)
         self._wants_previous = "prev_action" in algorithm.record.layout.fields
         self._rng = torch.Generator().manual_seed(0)
         self.reset()
@@ -89,17 +98,26 @@ class Evaluation:
 
     returns: np.ndarray
     lengths: np.ndarray
+    unfinished: int = 0
+    """Episodes that had not ended after --eval.max-episode-steps, and count as they were."""
 
     def sentence(self) -> str:
+        cut = f"; {self.unfinished} of them had not ended" if self.unfinished else ""
         return (f"return {self.returns.mean():.2f} ± {self.returns.std():.2f} over {len(self.returns)} episodes "
-                f"(min {self.returns.min():.2f}, max {self.returns.max():.2f}), length {self.lengths.mean():.1f}")
+                f"(min {self.returns.min():.2f}, max {self.returns.max():.2f}), length {self.lengths.mean():.1f}{cut}")
 
 
-def evaluate(algorithm: Algorithm, published: Tree, env: BatchedEnv, episodes: int, seed: int) -> Evaluation:
-    """Fresh greedy episodes."""
+def evaluate(algorithm: Algorithm, published: Tree, env: BatchedEnv, episodes: int, seed: int,
+             max_episode_steps: int | None = None) -> Evaluation:
+    """Fresh greedy episodes; one of `max_episode_steps` decisions is cut off, unless the environment's own limit is higher."""
     policy = algorithm.policy()
     policy.load(published)
-    return Evaluation(*play_episodes(policy, algorithm.record, env, episodes, seed, torch.Generator().manual_seed(seed)))
+    longest = None if max_episode_steps is None else max(max_episode_steps, env.max_episode_steps or 0)
+    rng = torch.Generator().manual_seed(seed)
+    play = EpisodePlay(policy, algorithm.record, env, episodes, seed, rng, max_episode_steps=longest)
+    while not play.over:
+        play.step()
+    return Evaluation(play.returns, play.lengths, play.unfinished)
 
 
 @dataclass(frozen=True)
@@ -124,8 +142,8 @@ def frames(policy: Policy, env: gym.Env, episodes: int, seed: int) -> Iterator[F
         yield Frame(episode, 0, None, 0.0, 0.0, False, _render(env))
         while not ended:
             action = policy.act(observation, mask=info.get("action_mask"), reward=reward)
-            observation, reward, terminated, truncated, info = env.step(action)
-            reward, ended = float(reward), bool(terminated or truncated)
+            observation, given, terminated, truncated, info = env.step(action)
+            reward, ended = float(given), bool(terminated or truncated)
             total, step = total + reward, step + 1
             yield Frame(episode, step, action, reward, total, ended, _render(env))
 

@@ -15,30 +15,31 @@ __all__ = ["doctor_command", "list_command", "replay_command", "runs_command", "
 
 def list_command(arguments: list[str]) -> int:
     from shoal import algorithms, architectures
-    from shoal.core import Tolerance
-    from shoal.experiment.config import architecture_of, replayed
+    from shoal.experiment.fit import fits
     from shoal.experiment.presets import load_preset, preset_names
+    from shoal.learning import Tolerance
 
-    _no_arguments("list", arguments)
+    if arguments:
+        raise ConfigError(f"shoal list takes no arguments, not {' '.join(arguments)}")
     write = sys.stdout.write
     write("presets\n")
-    for name in preset_names():
-        preset = load_preset(name)
-        write(f"  {name:<10} {preset.algorithm} x {preset.architecture}   {preset.title}; {preset.status}\n")
+    presets = {name: load_preset(name) for name in preset_names()}
+    pairs = {name: f"{preset.algorithm} x {preset.architecture}" for name, preset in presets.items()}
+    widths = max(map(len, presets)), max(map(len, pairs.values()))
+    for name, preset in presets.items():
+        write(f"  {name:<{widths[0]}}  {pairs[name]:<{widths[1]}}  {preset.title}; {preset.status}\n")
     write("\nalgorithms (what they tolerate) x architectures (what they deliver)\n")
-    modules = {name: architecture_of(name) for name in architectures.ARCHITECTURES}
-    delivered = {name: module.delivers(module.Config()) for name, module in modules.items()}
-    width = max(len(name) for name in modules) + 2
-    write(f"  {'':<10}{''.join(f'{name:<{width}}' for name in modules)}tolerates\n")
+    known = {name: architectures.named(name) for name in architectures.ARCHITECTURES}
+    first, width = max(map(len, algorithms.ALGORITHMS)) + 2, max(map(len, known)) + 2
+    write(f"  {'':<{first}}{''.join(f'{name:<{width}}' for name in known)}tolerates\n")
     for name in algorithms.ALGORITHMS:
-        cls = algorithms.named(name)[1]
-        fits = {place: getattr(modules[place], "has_replay", False) if replayed(cls)
-                else cls.tolerates >= one.needs and getattr(modules[place], "has_unrolls", True)
-                for place, one in delivered.items()}
-        cells = "".join(f"{('replay' if replayed(cls) else 'yes') if fit else '-':<{width}}" for fit in fits.values())
-        write(f"  {name:<10}{cells}{Tolerance.NAMES[cls.tolerates]}\n")
-    for name, one in delivered.items():
-        write(f"  {name}: {one.why}\n")
+        cls = algorithms.named(name)
+        yes = "replay" if cls.from_replay else "yes"
+        cells = "".join(f"{yes if fits(cls, one, one.config_class()) else '-':<{width}}" for one in known.values())
+        write(f"  {name:<{first}}{cells}{Tolerance.NAMES[cls.tolerates]}\n")
+    for name, one in known.items():
+        write(f"  {name}: {one.delivers(one.config_class()).why}\n")
+    write("\nyour own: --algorithm my.module:MyAlgorithm, --architecture my.module:MyArchitecture, or a preset ./my_preset.toml\n")
     return 0
 
 
@@ -54,7 +55,7 @@ def show_command(arguments: list[str]) -> int:
     plan = parse_train(arguments)
     prepared = prepare(plan)
     sys.stdout.write(prepared.program().describe() + "\n")
-    sys.stdout.write(f"\n{prepared.spec.line}\n")
+    sys.stdout.write(f"\n{prepared.spec.backend_reason}\n")
     if plan.names.preset is not None:
         preset = load_preset(plan.names.preset)
         sys.stdout.write(f"\n{preset.title}\n{preset.status}\nits values, and where they come from\n")
@@ -76,12 +77,12 @@ def runs_command(arguments: list[str]) -> int:
         raise ConfigError(f"shoal runs {' '.join(arguments)}: give one folder, or none")
     root = Path(arguments[0]) if arguments else RUNS
     if arguments and not root.is_dir():
-        raise ConfigError(f"{root} is no folder; give one that holds runs")
+        raise ConfigError(f"{root} is not a folder; give one that holds runs")
     rows = list_runs(root)
     if not rows:
         sys.stdout.write(f"no runs under {root}; start one with `shoal train impala CartPole-v1`\n")
         return 0
-    columns = ("run", "preset", "env", "stopped_by", "env_steps", "seconds", "train_return", "eval_return")
+    columns = ("run", "preset", "env", "state", "env_steps", "env_steps_per_second", "seconds", "train_return", "eval_return")
     table = [columns, *(tuple(_cell(row.get(column)) for column in columns) for row in rows)]
     widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
     for line in table:
@@ -115,7 +116,6 @@ def doctor_command(arguments: list[str]) -> int:
     from shoal.experiment.config import EnvsConfig
     from shoal.experiment.references import EnvRef
 
-    sys.path.append(os.getcwd())
     kwargs = EnvsConfig(kwargs=options.kwargs).arguments()
     env = EnvRef.named(options.env).target
     describe(env, **kwargs)  # an unknown id or a bad argument is the user's mistake, not the environment's
@@ -153,11 +153,6 @@ def _machine() -> int:
 def replay_command(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in ("serve", "info", "keys"):
         raise ConfigError(f"shoal replay {' '.join(arguments)}: give `serve`, `info` or `keys`, then its options")
-    from shoal.replay import command
+    from shoal.replay.service import replay_commands
 
-    return int(getattr(command, f"{arguments[0]}_command")(arguments[1:]))
-
-
-def _no_arguments(command: str, arguments: list[str]) -> None:
-    if arguments:
-        raise ConfigError(f"shoal {command} takes no arguments, not {' '.join(arguments)}")
+    return int(getattr(replay_commands, f"{arguments[0]}_command")(arguments[1:]))

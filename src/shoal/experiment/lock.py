@@ -1,7 +1,8 @@
 """One driver for a run directory: `.lock` in it is locked (flock) while the run goes on, and by nobody once its driver is dead.
 
-The lock belongs to the open file, so whoever inherited the descriptor would hold it beyond the driver's death: it is closed by exec
-(as everything that Python opens) and in a child that is only forked. Where the file system knows no locks a run goes on without.
+The lock belongs to the open file, so a process that inherited the descriptor would hold it beyond the driver's death: it is
+closed by exec (as everything that Python opens) and in a child that is only forked. Where the file system knows no locks a run
+goes on without.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from shoal.errors import ConfigError
 
-__all__ = ["NAME", "alone"]
+__all__ = ["NAME", "alone", "holder"]
 
 NAME = ".lock"
 _held: set[int] = set()
@@ -25,7 +26,7 @@ def alone(folder: Path, ending: str = "it writes a checkpoint and ends") -> Iter
     """Hold a run directory; ConfigError where another driver does, with what becomes of it when it is stopped."""
     try:
         fd = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError:  # what cannot be written is said by whoever writes there next
+    except OSError:  # the next write there reports it
         yield
         return
     try:
@@ -47,6 +48,17 @@ def alone(folder: Path, ending: str = "it writes a checkpoint and ends") -> Iter
     finally:
         _held.discard(fd)
         os.close(fd)
+
+
+def holder(folder: Path) -> int | None:
+    """The process that runs in a run directory, by the kernel's own list: to ask must not keep a run from starting."""
+    try:
+        status = os.stat(folder / NAME)
+        wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        rows = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    except OSError:
+        return None
+    return next((int(row[4]) for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[5] == wanted), None)
 
 
 def _pid(fd: int) -> str:

@@ -6,14 +6,16 @@ import contextlib
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, TypeVar, get_type_hints
 
 from shoal.errors import ConfigError
-from shoal.experiment.config import Names, Plan, check_ray, default_plan, experiment_type, flag
-from shoal.experiment.presets import closest, load_preset, preset_names
+from shoal.experiment.config import Experiment, Names, Plan, check_ray, default_plan, experiment_type
+from shoal.experiment.presets import Preset, load_preset, preset_names
 from shoal.experiment.references import EnvRef
+from shoal.experiment.suggestions import closest, translated
 from shoal.experiment.values import keys, words
+from shoal.options import flag
 
 __all__ = ["parse_options", "parse_train", "split_positionals"]
 
@@ -77,12 +79,12 @@ def parse_train(arguments: Sequence[str]) -> Plan:
     choice = choose(arguments)
     names, env, preset = _what(choice)
     plan = default_plan(names, EnvRef.named(env), preset)
-    experiment = parse_options(experiment_type(names), plan.experiment, choice.rest, "shoal train PRESET ENV")
+    experiment: Experiment[Any, Any] = parse_options(experiment_type(plan), plan.experiment, choice.rest, "shoal train PRESET ENV")
     check_ray(experiment)
-    return Plan(names, plan.env, experiment)
+    return replace(plan, experiment=experiment)
 
 
-def _what(choice: Choice) -> tuple[Names, str, Any]:
+def _what(choice: Choice) -> tuple[Names, str, Preset | None]:
     given, there = choice.positionals, ", ".join(preset_names())
     if choice.algorithm or choice.architecture:
         if not (choice.algorithm and choice.architecture):
@@ -143,7 +145,8 @@ def _quietly(kind: Any, default: T, tokens: Sequence[str]) -> T | None:
     quiet = io.StringIO()
     try:
         with contextlib.redirect_stderr(quiet), contextlib.redirect_stdout(quiet):
-            return tyro.cli(kind, default=default, args=list(tokens))
+            parsed: T = tyro.cli(kind, default=default, args=list(tokens))
+            return parsed
     except SystemExit:
         return None
 
@@ -186,7 +189,10 @@ def _spelled(token: str, known: dict[str, str]) -> str:
 
 def _nearest(name: str, flags: list[str]) -> str:
     """The nearest option; the last part counts where a section is missing or wrong: --lr for --algorithm.lr."""
-    same = [known for known in flags if known.rpartition(".")[2] == _loose(name).rpartition(".")[2]]
+    last = _loose(name).removeprefix("--").rpartition(".")[2]
+    if ours := translated(last, (known.removeprefix("--").replace("-", "_") for known in flags)):
+        return f"; did you mean {flag(ours)}?"
+    same = [known for known in flags if known.rpartition(".")[2] == f"--{last}".rpartition("--")[2]]
     if same:
         return f"; did you mean {same[0]}?"
     hint = closest(f"--{_loose(name)}", flags, "")

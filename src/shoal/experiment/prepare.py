@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import signal
@@ -11,26 +12,41 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from traceback import walk_tb
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import cloudpickle
 import gymnasium as gym
 
-from shoal import __version__, algorithms
-from shoal.algorithms.hardware import Hardware, choose
-from shoal.algorithms.records import leaf_tree
-from shoal.architectures.parts import EnvSource, Parts
-from shoal.core import Algorithm
+from shoal import __version__
+from shoal.algorithms.records.spaces import leaf_tree
+from shoal.architectures.offline import draw_offline
+from shoal.device.placement import Hardware, choose
 from shoal.envs import EnvSpec
 from shoal.errors import ConfigError, EnvironmentError_
 from shoal.experiment.checkpoints import TensorFiles
-from shoal.experiment.config import Experiment, Names, Plan, architecture_of, default_plan
-from shoal.experiment.references import EnvRef
+from shoal.experiment.config import Experiment, Names, Plan, default_plan
+from shoal.experiment.preload import PRELOAD
+from shoal.experiment.references import EnvRef, find
 from shoal.experiment.values import apply, plain
+from shoal.learning import Algorithm, ItemRecord
+from shoal.nets.net_config import NetConfig
+from shoal.roles.parts import EnvSource, Parts
 from shoal.runtime import Program
+from shoal.runtime.program import ScaleOptions, SideWork
+from shoal.runtime.start_checks import most_memory
 from shoal.slots import leaves
 
-__all__ = ["Prepared", "plan_from_json", "plan_to_json", "prepare"]
+__all__ = ["OPTIONS", "Prepared", "plan_from_json", "plan_to_json", "prepare"]
+
+OPTIONS = ScaleOptions(senders=("--actors",), members=("--actors", "--learners"), threads="fewer --learner-threads",
+                       no_gpu="--device cpu")
+"""What to lower where a cluster is too small."""
+EVALUATING = SideWork("eval_env_steps", free=1_000, share=10)
+"""Evaluations of an inline run: an episode that never ends must not keep it from training."""
+COPIES = 4
+"""Of the parameters: themselves, their gradients, two moments of Adam."""
+LONGEST_SECONDS = 1e8
+"""Of a timer; more is for ever."""
 
 
 @dataclass(frozen=True)
@@ -42,46 +58,57 @@ class Prepared:
     spec: EnvSpec
     algorithm: Algorithm
 
-    def raw_spaces(self) -> tuple[gym.Space, gym.Space]:
-        """Observations and actions as the environment itself has them, not as the stream stores them."""
+    def raw_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """Observations and actions as the environment itself has them, not as a Step stores them."""
         env = self.source.make(1)
         try:
-            layout = getattr(env, "layout", None)
-            observation = layout.raw_space if layout is not None else env.observation_space
-            return observation, env.codec.raw_space
+            return env.raw_observation_space, env.raw_action_space
         finally:
             env.close()
 
     def hardware(self) -> Hardware:
         """Where to compute: small networks over vectors learn faster on a CPU, where their data are."""
         names, experiment = self.plan.names, self.plan.experiment
-        can = {f"--algorithm {names.algorithm}": getattr(self.algorithm, "runs_on_gpu", False),
-               f"--architecture {names.architecture}": getattr(architecture_of(names.architecture), "runs_on_gpu", False)}
+        can = {f"--algorithm {names.algorithm}": self.algorithm.runs_on_gpu,
+               f"--architecture {names.architecture}": self.plan.architecture.runs_on_gpu}
         cannot = [name for name, able in can.items() if not able]
         if experiment.device == "cuda" and cannot:
-            raise ConfigError(f"--device cuda with {cannot[0]} does not fit: it computes on the CPU only; use --device auto or cpu")
+            raise ConfigError(f"--device cuda does not fit {cannot[0]}, which computes on the CPU only; use --device auto or cpu")
         images = any(len(shape) == 3 for _, (shape, _) in leaves(leaf_tree(self.spec.observation_space)))
-        always = getattr(architecture_of(names.architecture), "worth_a_gpu", False)
-        return choose(experiment.device, experiment.gpu, worth=not cannot and (images or always))
+        worth = not cannot and (images or self.plan.architecture.prefers_gpu)
+        return choose(experiment.device, experiment.gpu, worth=worth)
 
     def program(self, resumed: int = 0) -> Program:
         """Draw the graph."""
-        names, experiment = self.plan.names, self.plan.experiment
+        experiment = self.plan.experiment
         _check_threads(experiment)
-        program = Program(names.title, experiment.seed, TensorFiles())
-        program.resumed = resumed
+        program = Program(self.plan.title, experiment.seed, TensorFiles(), work_counters=("env_steps", "learner_steps"),
+                          preload=PRELOAD, options=OPTIONS, metrics=self.algorithm.metrics)
+        program.resumed, program.side_work = resumed, EVALUATING
         parts = Parts(self.algorithm, self.source, experiment.architecture.envs_per_actor, seed=experiment.seed,
-                      actors=experiment.actor_count, most_actors=experiment.autoscale.most if experiment.moving else None,
+                      actors=self.plan.actor_count, most_actors=experiment.autoscale.most if experiment.moving else None,
                       learners=experiment.learners,
                       learner_threads=experiment.learner_threads, max_env_steps=experiment.max_env_steps,
                       max_learner_steps=experiment.max_learner_steps,
-                      eval=experiment.eval.plan(experiment.until_return, experiment.offline),
-                      replay=experiment.replay, spread=experiment.runtime == "ray" and experiment.ray.joined,
+                      eval=experiment.eval.plan(experiment.until_return, experiment.offline, *self._evaluation_cores()),
+                      replay=experiment.replay, spread=experiment.runtime == "ray" and experiment.ray.joined is not None,
                       demos=experiment.demos, offline=experiment.offline, hardware=self.hardware())
         program.on_gpu = parts.hardware.on_gpu
         with making_networks():  # to know the size of the weights
-            architecture_of(names.architecture).draw(program, parts, experiment.architecture)
+            if parts.offline and not self.plan.architecture.draws_offline:
+                draw_offline(program, parts)
+            else:
+                self.plan.architecture.draw(program, parts, experiment.architecture)
         return program
+
+
+    def _evaluation_cores(self) -> tuple[int, int]:
+        """Cores for an evaluation of slow environments: those beside actors and learners, and all of them at the end of a run."""
+        experiment = self.plan.experiment
+        if experiment.runtime != "local":  # inline is one thread, and a node of a cluster has the cores that were asked for
+            return 1, 1
+        cores = len(os.sched_getaffinity(0))
+        return max(1, cores - self.plan.actor_count - experiment.learners), cores
 
 
 def prepare(plan: Plan) -> Prepared:
@@ -89,9 +116,13 @@ def prepare(plan: Plan) -> Prepared:
     plan.validate()
     module = plan.experiment.net.module
     if isinstance(module, str) and module.startswith("?"):
-        raise ConfigError(f"the network {module[1:]} of this run was made in a script or notebook and cannot be imported; "
+        raise ConfigError(f"the network {module[1:]} of this run was defined in a script or notebook and cannot be imported; "
                           'pass it again in Python: net={"module": ' + module[1:] + "}")
-    experiment = dataclasses.replace(plan.experiment, actors=plan.experiment.actor_count)
+    if isinstance(module, str) and module.startswith("__main__:"):  # roles have another __main__: send the class itself
+        found: Any = find(module)
+        plan = dataclasses.replace(plan, experiment=dataclasses.replace(
+            plan.experiment, net=dataclasses.replace(plan.experiment.net, module=found)))
+    experiment = dataclasses.replace(plan.experiment, actors=plan.actor_count)
     plan = dataclasses.replace(plan, experiment=experiment)
     source = EnvSource(plan.env.target, experiment.envs.backend, experiment.envs.arguments())
     if experiment.runtime != "inline" and not isinstance(plan.env.target, str):
@@ -108,25 +139,64 @@ def prepare(plan: Plan) -> Prepared:
     if experiment.demos is not None:
         _check_demos(plan, spec, source.kwargs)
     seats = experiment.architecture.envs_per_actor * spec.seats_per_env
-    _check_minibatches(experiment, seats)
+    _check_minibatches(plan, seats)
+    _check_net(experiment.net, spec)
+    algorithm = make_algorithm(plan, spec)
+    _check_contract(algorithm)
+    return Prepared(plan, source, spec, algorithm)
+
+
+def _check_contract(algorithm: Algorithm) -> None:
+    """Raise if an algorithm, perhaps from outside, lacks what roles read of it (see learning.py)."""
+    record, who = algorithm.record, type(algorithm).__name__
+    if algorithm.from_replay != isinstance(record, ItemRecord):
+        raise ConfigError(f"{who}.from_replay is {algorithm.from_replay}, but its record is a {type(record).__name__}; an "
+                          "algorithm that learns from replay has an ItemRecord, any other an UnrollRecord (shoal/learning.py)")
+    needed = ("weights_version", "time") if algorithm.from_replay else ("valid", "weights_version", "time")
+    for what, layout, names in (("record.layout", record.layout, needed),
+                                ("published_layout()", algorithm.published_layout(), ("progress",))):
+        missing = [name for name in names if name not in layout.fields]
+        if missing:
+            raise ConfigError(f"{who}.{what} has no field {' and no field '.join(missing)}; roles read it (shoal/learning.py)")
+
+
+def _check_net(net: NetConfig, spec: EnvSpec) -> None:
+    """Count the parameters before they are made: a network that does not fit takes minutes to fail."""
+    shapes = [shape for _, (shape, _) in leaves(leaf_tree(spec.observation_space)) if len(shape) < 3 or net.torso == "mlp"]
+    layers = () if net.module is not None or not shapes else (sum(math.prod(shape) for shape in shapes), *net.hidden)
+    parameters = sum(math.prod(pair) for pair in itertools.pairwise(layers))
+    if net.recurrent == "lstm":
+        parameters += 4 * net.lstm_size * (net.lstm_size + 1)
+    nbytes, memory = COPIES * 4 * parameters, most_memory()
+    if nbytes > memory:
+        raise ConfigError(f"the network is too large for this machine: its {parameters:,} parameters need at least "
+                          f"{nbytes / 1e9:,.1f} GB of memory to learn, and there are {memory / 1e9:,.1f} GB; lower --net.hidden or "
+                          "--net.lstm-size")
+
+
+def make_algorithm(plan: Plan, spec: EnvSpec) -> Algorithm:
+    """The algorithm for the seats of one actor."""
+    kind: Any = plan.algorithm  # made as (config, spec, net, seats)
+    seats = plan.experiment.architecture.envs_per_actor * spec.seats_per_env
     with making_networks():
-        made = algorithms.make(experiment.algorithm, spec, experiment.net, seats)
-    return Prepared(plan, source, spec, made)
+        made: Algorithm = kind(plan.experiment.algorithm, spec, plan.experiment.net, seats)
+    return made
 
 
 def _check_demos(plan: Plan, spec: EnvSpec, kwargs: Mapping[str, Any]) -> None:
     """Whether the demonstrations are whole and of this environment; every episode is looked at once."""
     from shoal.offline import check_fit, open_demos
 
-    demos = open_demos(plan.experiment.demos)  # type: ignore[arg-type]
-    check_fit(demos.about, str(plan.experiment.demos), spec, plan.env.name, kwargs, plan.experiment.foreign_demos)
+    path = str(plan.experiment.demos)
+    demos = open_demos(path)
+    check_fit(demos.info, path, spec, plan.env.name, kwargs, plan.experiment.foreign_demos)
     for _ in demos.episodes():
         pass
 
 
 @contextlib.contextmanager
 def making_networks() -> Iterator[None]:
-    """torch says that there is no memory for a network with a RuntimeError, as others may say other things."""
+    """A network that is too large becomes a ConfigError; torch raises a RuntimeError for it, among others."""
     try:
         yield
     except (RuntimeError, MemoryError, OverflowError) as error:
@@ -138,13 +208,13 @@ def making_networks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def patience(seconds: float, name: str) -> Iterator[None]:
-    """An environment is made and reset in the user's own process, where nobody watches over it: it may not hang there."""
-    if threading.current_thread() is not threading.main_thread() or seconds == math.inf:
+    """Limit the time of creating and resetting an environment in the driver, where no supervisor notices a hang."""
+    if threading.current_thread() is not threading.main_thread() or seconds > LONGEST_SECONDS:
         yield
         return
 
     class TooLong(BaseException):
-        """Whoever catches the environment's own exceptions must not catch this."""
+        """A BaseException, so that code which catches the environment's own exceptions lets it through."""
 
     def too_long(number: int, frame: object) -> None:
         raise TooLong
@@ -154,7 +224,7 @@ def patience(seconds: float, name: str) -> Iterator[None]:
     try:
         yield
     except TooLong:
-        raise ConfigError(f"{name} has not come back from its making and first reset() within {seconds:g} s; give it more with "
+        raise ConfigError(f"{name}: creating and resetting it took longer than {seconds:g} s; allow more with "
                           "--faults.start-seconds, or find out where it hangs") from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -162,22 +232,29 @@ def patience(seconds: float, name: str) -> Iterator[None]:
 
 
 def _check_threads(experiment: Experiment[Any, Any]) -> None:
-    """More threads than cores only wait for each other. Nodes of a cluster that is joined may have more than this machine, and to
-    act with a run that was trained on a larger one no program is drawn."""
+    """Threads beyond the number of cores only wait for each other. The nodes of a cluster may have more cores than this machine."""
     cores = len(os.sched_getaffinity(0))
     if experiment.learner_threads > cores and not (experiment.runtime == "ray" and experiment.ray.joined):
-        raise ConfigError(f"--learner-threads {experiment.learner_threads} is more than the {cores} cores that there are; give "
+        raise ConfigError(f"--learner-threads {experiment.learner_threads} is more than this machine's {cores} cores; give "
                           f"--learner-threads {cores} or fewer")
 
 
-def _check_minibatches(experiment: Experiment[Any, Any], seats: int) -> None:
+@runtime_checkable
+class _Minibatched(Protocol):
+    """The options of an algorithm that cuts its batches of unrolls."""
+
+    minibatches: int
+    unroll: int
+
+
+def _check_minibatches(plan: Plan, seats: int) -> None:
     """A batch cannot be cut into more parts than it has decisions."""
-    parts = getattr(experiment.algorithm, "minibatches", 1)
-    if parts == 1:
+    options = plan.experiment.algorithm
+    if not isinstance(options, _Minibatched):
         return
-    batch = seats * experiment.algorithm.unroll * getattr(experiment.architecture, "batch_slots", experiment.actor_count)
-    if parts > batch:
-        raise ConfigError(f"minibatches={parts} is more than the {batch} decisions of a batch; lower --algorithm.minibatches")
+    batch = seats * options.unroll * plan.slots_per_batch
+    if options.minibatches > batch:
+        raise ConfigError(f"--algorithm.minibatches {options.minibatches} is more than the {batch} decisions of a batch; lower it")
 
 
 def plan_to_json(plan: Plan, resumed: int = 0) -> dict[str, Any]:
@@ -198,8 +275,8 @@ def plan_from_json(config: Mapping[str, Any], where: str, env: Any = None) -> Pl
         algorithm, architecture = dict(values.pop("algorithm")), dict(values.pop("architecture"))
         names = Names(algorithm.pop("name"), architecture.pop("name"), preset)
     except KeyError as error:
-        raise ConfigError(f"{where} is no config.json of shoal: it has no {error}; give a run directory") from None
+        raise ConfigError(f"{where} is not a config.json of shoal: it has no {error}; give a run directory") from None
     plan = default_plan(names, EnvRef.from_record(record, env), None)
     experiment: Experiment[Any, Any] = apply(plan.experiment, {**values, "algorithm": algorithm,
                                                                "architecture": architecture}, where)
-    return Plan(names, plan.env, experiment)
+    return dataclasses.replace(plan, experiment=experiment)

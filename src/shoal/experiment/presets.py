@@ -1,4 +1,5 @@
-"""Presets: TOML files inside the package, holding only what differs from the defaults, and where each value comes from.
+"""Presets: TOML files inside the package (or your own: ./my_preset.toml), holding only what differs from the defaults, and where
+each value comes from. Title and status may be left out; algorithm and architecture are names, or module:Class.
 
     title = "IMPALA (Espeholt et al. 2018)"     algorithm = "vtrace"     architecture = "actor_learner"
     status = "one line: what it has been seen to do"
@@ -13,29 +14,21 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from shoal.errors import ConfigError
+from shoal.experiment.suggestions import closest
 
-__all__ = ["Override", "Preset", "closest", "load_preset", "preset_names"]
+__all__ = ["Override", "Preset", "load_preset", "preset_names"]
 
 SOURCES = ("paper", "tuned")
-
-
-def closest(word: str, known: Iterable[str], what: str) -> str:
-    """`; did you mean X?` where something is near, else the list of what there is."""
-    known = sorted(known)
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    if not near:
-        folded = {name.casefold(): name for name in known}
-        near = [folded[name] for name in difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)]
-    return f"; did you mean {near[0]}?" if near else f"; {what}: {', '.join(known)}"
+EXAMPLES = {"title": "My preset", "algorithm": "ppo", "architecture": "synchronous", "status": "untried"}
 
 
 @dataclass(frozen=True)
@@ -72,31 +65,50 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str) -> Preset:
+    """By name, or by the path of a TOML file."""
+    if name.endswith(".toml"):
+        return _load_file(name)
     names = preset_names()
     if name not in names:
         raise ConfigError(f"there is no preset {name!r}{closest(name, names, 'there are')} "
-                          "(or choose a pair: --algorithm A --architecture B)")
+                          "(or a pair: --algorithm A --architecture B; or a file of your own: ./my_preset.toml)")
     text = (files("shoal") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
     return parse_preset(name, tomllib.loads(text))
 
 
+def _load_file(path: str) -> Preset:
+    try:
+        return parse_preset(path, tomllib.loads(Path(path).read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"preset {path} cannot be read: {error.strerror or error}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"preset {path} is not a TOML file: {error}") from None
+
+
 def parse_preset(name: str, table: Mapping[str, Any]) -> Preset:
     table = dict(table)
-    heads = {key: table.pop(key, None) for key in ("title", "algorithm", "architecture", "status")}
-    missing = [key for key, value in heads.items() if not isinstance(value, str)]
-    if missing:
-        raise ConfigError(f"preset {name} says nothing of {', '.join(missing)}")
+    heads = {key: table.pop(key, "") for key in ("title", "algorithm", "architecture", "status")}
+    for key, value in heads.items():
+        if not isinstance(value, str) or (not value and key in ("algorithm", "architecture")):
+            raise ConfigError(f"preset {name} names no {key}; write a line such as {key} = {EXAMPLES[key]!r}")
     environments = table.pop("env", {})
     overrides = list(_overrides(name, table, None))
-    for env, tables in environments.items():
-        overrides += _overrides(name, tables, env)
+    for env, tables in _items(name, "env", environments):
+        overrides += _overrides(name, dict(_items(name, f"env.{env!r}", tables)), env)
     return Preset(name=name, overrides=tuple(overrides), **heads)
+
+
+def _items(name: str, key: str, value: Any) -> list[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"preset {name}: {key} is {value!r}; it must be a table, such as [env.\"CartPole-v1\".tuned]")
+    return list(value.items())
 
 
 def _overrides(name: str, tables: Mapping[str, Any], env: str | None) -> Iterator[Override]:
     for source, values in tables.items():
-        if source not in SOURCES:
-            raise ConfigError(f"preset {name} has a table [{source}]; values stand under [paper] or [tuned]")
+        if source not in SOURCES or not isinstance(values, Mapping):
+            raise ConfigError(f"preset {name}: {source} stands alone; put values under [paper] or [tuned], such as "
+                              "[tuned] with the line algorithm.lr = 1e-3 below it")
         for key, value in _flatten(values):
             yield Override(key, value, source, env)
 

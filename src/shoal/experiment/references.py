@@ -1,4 +1,5 @@
-"""Environments and networks by name: how a run records them, how it finds them again, and what it may import then.
+"""Import paths (module:name) of environments, networks, algorithms and architectures: how a run records them, how it finds them
+again, and what it may import then.
 
 A run directory is data, but resuming a run imports the modules that it names. Modules of the installed environment are
 imported as they are; others only after the user said --trust.
@@ -39,8 +40,10 @@ def find(path: str) -> Any:
         thing: Any = import_module(module)
         for part in name.split("."):
             thing = getattr(thing, part)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{path} cannot be imported: {error}; run where it can be, or install its package") from None
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be imported: {error}; run from the folder that has it, or install its package") from None
+    except Exception as error:  # the module itself is broken
+        raise ConfigError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     return thing
 
 
@@ -57,7 +60,7 @@ class EnvRef:
         try:
             thing = attrgetter(name)(import_module(module)) if colon else None
         except (ImportError, AttributeError, ValueError):
-            thing = None  # whoever makes it says what is wrong
+            thing = None  # making it says what is wrong
         except Exception as error:  # of the module itself
             raise ConfigError(f"{word}: {module} cannot be imported: {type(error).__name__}: {error}") from error
         return cls(thing if callable(thing) else word)
@@ -92,9 +95,9 @@ class EnvRef:
 def modules_of(config: Mapping[str, Any]) -> list[str]:
     """The top-level modules that a run's config.json names, other than shoal's own choices."""
     env = config.get("env", {})
-    registered = env.get("id") if ":" in str(env.get("id")) else None  # gymnasium's module:Env-v0
-    named = [env.get("import"), registered, config.get("net", {}).get("module")]
-    return sorted({path.partition(":")[0].partition(".")[0] for path in named if path and not path.startswith("?")})
+    names = [env.get("id"), *(config.get(section, {}).get("name") for section in ("algorithm", "architecture"))]
+    paths = [env.get("import"), config.get("net", {}).get("module"), *(name for name in names if name and ":" in name)]
+    return sorted({path.partition(":")[0].partition(".")[0] for path in paths if path and not path.startswith("?")})
 
 
 def check_trust(modules: Sequence[str], trust: bool) -> list[str]:

@@ -18,23 +18,26 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from shoal.coordination.autoscale import Autoscaler, Rule
 from shoal.errors import CheckpointError, ConfigError
-from shoal.experiment.checkpoints import read_meta, saved_slices
-from shoal.experiment.config import Experiment, Names, Plan, check_ray, default_plan, replayed
-from shoal.experiment.layout import laid_out
+from shoal.experiment.auto_layout import laid_out
+from shoal.experiment.checkpoints import Slices, read_meta, saved_slices
+from shoal.experiment.components import Components
+from shoal.experiment.config import Experiment, Names, Plan, check_ray, default_plan
 from shoal.experiment.lock import alone
+from shoal.experiment.machine_checks import drawn
+from shoal.experiment.policy_choice import PolicyChoice, choose_policy
 from shoal.experiment.prepare import Prepared, plan_from_json, plan_to_json, prepare
 from shoal.experiment.presets import load_preset
 from shoal.experiment.references import EnvRef, check_trust, modules_of
-from shoal.experiment.room import drawn
-from shoal.experiment.rundir import RunDir, default_directory
+from shoal.experiment.rundir import RunDir, default_directory, numbers
 from shoal.experiment.session import Base, Goals, RunSession
 from shoal.experiment.values import apply
+from shoal.options import flag
 from shoal.telemetry.console import console
-from shoal.telemetry.sinks import JsonLines, Sink
+from shoal.telemetry.outputs import JsonLines, Output
 from shoal.telemetry.snapshot import COUNTERS
 from shoal.telemetry.tensorboard import TensorBoard
 
@@ -47,7 +50,7 @@ __all__ = ["Run", "launch", "load", "plan_of", "resume", "resume_plan", "train"]
 IMPORT_SECONDS = 0.05  # between two looks whether an import is over
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """A run that has ended (or that was loaded from its directory)."""
 
@@ -55,15 +58,30 @@ class Run:
     summary: dict[str, Any]
     prepared: Prepared
 
-    @cached_property
-    def published(self) -> Any:
-        """The weights of the newest checkpoint: the best version evaluated."""
-        from shoal.experiment.evaluation import published_of
+    def __repr__(self) -> str:
+        plan, summary = self.prepared.plan, self.summary
+        shown = [f"{name} {summary[name]:,.6g}" for name in ("env_steps", "eval_return") if summary.get(name) is not None]
+        return f"<Run {self.directory}: {', '.join([f'{plan.title} on {plan.env.name}', *shown])}>"
 
-        newest = RunDir(self.directory).checkpoints().newest()
+    @cached_property
+    def _checkpoint(self) -> Path:
+        newest = RunDir(self.directory).checkpoints().sound()
         if newest is None:
             raise CheckpointError(f"{self.directory} has no whole checkpoint; start the run again with `shoal train`")
-        return published_of(self.prepared.algorithm, newest)
+        return newest
+
+    @cached_property
+    def choice(self) -> PolicyChoice:
+        """Which policy of the newest checkpoint is used: the best of all evaluated versions, unless the run was trained or loaded
+        with policy="last"."""
+        return choose_policy(self._checkpoint, self.prepared.plan.experiment.policy)
+
+    @cached_property
+    def published(self) -> Any:
+        """The weights of that policy."""
+        from shoal.experiment.evaluation import published_of
+
+        return published_of(self.prepared.algorithm, self._checkpoint, self.choice)
 
     @cached_property
     def policy(self) -> Policy:
@@ -79,7 +97,8 @@ class Run:
         env = self.prepared.source.make(min(episodes, 100))
         try:
             with compute_threads(1):
-                return evaluate(self.prepared.algorithm, self.published, env, episodes, seed)
+                longest = self.prepared.plan.experiment.eval.max_episode_steps
+                return evaluate(self.prepared.algorithm, self.published, env, episodes, seed, longest)
         finally:
             env.close()
 
@@ -88,14 +107,15 @@ def train(preset: str | None = None, env: Any = None, *, algorithm: Any = None, 
           **overrides: Any) -> Run:
     """Train, and return when it is done. Raises ConfigError for what makes no sense, RoleFailed for what kept failing.
 
-    `env` is an id, a gymnasium.Env class or a callable. Either a preset, or the names of an algorithm and an
-    architecture. Everything else overrides a value: `actors=2`, `net={"hidden": (32,)}`, `**{"algorithm.lr": 1e-3}`.
+    `env` is an id, a gymnasium.Env class or a callable. Give a preset (a name, or the path of a TOML file), or an algorithm and an
+    architecture: their names, import paths (module:Class), classes, instances or Configs. Everything else overrides a value:
+    `actors=2`, `net={"hidden": (32,)}`, `**{"algorithm.lr": 1e-3}`.
     """
     return launch(plan_of(preset, env, algorithm, architecture, overrides))
 
 
 def plan_of(preset: str | None, env: Any, algorithm: Any, architecture: Any, overrides: Mapping[str, Any]) -> Plan:
-    """A plan from Python's arguments; `algorithm` and `architecture` are names, or values for the preset's."""
+    """A plan from Python's arguments; with a preset, `algorithm` and `architecture` are mappings of values."""
     values = dict(overrides)
     if preset is not None and env is None:
         raise ConfigError(f'which environment? Such as shoal.train("{preset}", "CartPole-v1")')
@@ -105,17 +125,17 @@ def plan_of(preset: str | None, env: Any, algorithm: Any, architecture: Any, ove
         if isinstance(value, Mapping):
             values[name] = value
         elif value is not None and preset is not None:
-            raise ConfigError(f'preset "{preset}" and {name}="{value}": give a preset, or both names, not both')
+            raise ConfigError(f'preset "{preset}" and {name}={value!r}: give a preset, or an algorithm and an architecture')
     if preset is not None:
         loaded = load_preset(preset)
         return default_plan(Names(loaded.algorithm, loaded.architecture, preset), EnvRef(env), loaded, values)
-    if not (isinstance(algorithm, str) and isinstance(architecture, str)):
+    if any(value is None or isinstance(value, Mapping) for value in (algorithm, architecture)):
         raise ConfigError('give a preset, or algorithm="..." and architecture="..."; `shoal list` shows what there is')
-    return default_plan(Names(algorithm, architecture), EnvRef(env), None, values)
+    return default_plan(Components.given(algorithm, architecture), EnvRef(env), None, values)
 
 
 def load(run: str | Path, *, env: Any = None, trust: bool = False, **overrides: Any) -> Run:
-    """A run by its directory, to act with or to evaluate."""
+    """A run by its directory, to act with or to evaluate; policy="last" or "best" chooses its policy."""
     rundir = RunDir.open(Path(run))
     config = rundir.config()
     if env is None:
@@ -139,14 +159,34 @@ def resume_plan(rundir: RunDir, overrides: Mapping[str, Any], env: Any = None, t
     if env is None:
         check_trust(modules_of(config), trust)
     plan = plan_from_json(config, str(rundir.config_file), env)
+    rundir.checkpoints().set_damaged_aside()
     if rundir.checkpoints().newest() is None:
         raise ConfigError(f"{rundir.path} has no whole checkpoint to resume from; start again with `shoal train`")
     experiment = _new_goals(rundir, plan.experiment, overrides)
     if "actors" in overrides:  # another number, or found anew: what moved the old one does not hold, perhaps on another cluster
         experiment = replace(experiment, autoscale=replace(experiment.autoscale, start=None, most=None))
     experiment = apply(experiment, overrides, "")
+    if overrides.get("offline") is False:
+        experiment = _going_online(rundir, plan, experiment)
     check_ray(experiment, plan.experiment.ray)
     return replace(plan, experiment=experiment)
+
+
+@runtime_checkable
+class _Ramped(Protocol):
+    """The options of an architecture in which the share of the actors' own data rises."""
+
+    online_after: int
+
+
+def _going_online(rundir: RunDir, plan: Plan, experiment: Experiment[Any, Any]) -> Experiment[Any, Any]:
+    """Actors begin now, after the updates that were made offline."""
+    if not plan.experiment.offline:
+        raise ConfigError(f"{rundir.path} is online already: its actors act; leave --online out")
+    if isinstance(experiment.architecture, _Ramped):
+        done = base_of(rundir).totals["learner_steps"]
+        experiment = apply(experiment, {"architecture.online_after": int(done)}, "")
+    return experiment
 
 
 def _new_goals(rundir: RunDir, experiment: Experiment[Any, Any], overrides: Mapping[str, Any]) -> Experiment[Any, Any]:
@@ -174,9 +214,11 @@ def base_of(rundir: RunDir) -> Base:
     meta = read_meta(newest) if newest is not None else {}
     last = rundir.last_snapshot()
     summary = rundir.summary()  # measured last of all
-    totals = {name: max(meta.get("totals", {}).get(name, 0), last.get(name) or 0, summary.get(name) or 0) for name in COUNTERS}
-    seconds = max(meta.get("seconds") or 0.0, last.get("seconds") or 0.0, summary.get("seconds") or 0.0)
-    return Base(totals, seconds, summary.get("peak_memory_mb") or 0.0, summary.get("cpu_seconds") or 0.0, last)
+    saved = numbers(meta.get("totals", {}))
+    meta, last, summary = numbers(meta), numbers(last), numbers(summary)
+    totals = {name: max(saved.get(name, 0), last.get(name, 0), summary.get(name, 0)) for name in {*COUNTERS, *saved}}
+    seconds = max(part.get("seconds", 0.0) for part in (meta, last, summary))
+    return Base(totals, seconds, summary.get("peak_memory_mb", 0.0), summary.get("cpu_seconds", 0.0), last)
 
 
 def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = None) -> Run:
@@ -198,14 +240,12 @@ def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float
     if plan.experiment.demos is not None:  # as an absolute path: a resume may come from another folder
         plan = replace(plan, experiment=replace(plan.experiment, demos=os.path.abspath(plan.experiment.demos)))
     prepared = prepare(laid_out(plan, _speaker(plan, stream)))
-    plan, experiment, resumed = prepared.plan, prepared.plan.experiment, 0
+    plan, resumed = prepared.plan, 0
     if rundir is None:
-        path = Path(experiment.run_dir) if experiment.run_dir else default_directory(
-            plan.names.title, plan.env.name, experiment.seed)
-        RunDir.check_free(path)
         program = drawn(prepared)
-        rundir, base = RunDir.create(path, plan_to_json(plan)), Base()
-        held.enter_context(alone(path))
+        program.starts_paused = plan.experiment.runtime != "ray"  # until there is a checkpoint; in a cluster some may never start
+        rundir, base = _new_directory(plan), Base()
+        held.enter_context(alone(rundir.path))
         undo: Callable[[], None] = rundir.remove
     else:
         before = rundir.config()
@@ -214,15 +254,24 @@ def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float
         _check_slices(prepared, rundir)
         rundir.begin_again(plan_to_json(plan, resumed))
         undo = partial(rundir.save_config, before)
+    program.go_on_above(int(base.snapshot.get("weights_version", 0)))
+    _limit(program, plan.experiment.max_env_steps, base)
     session = None
     try:
-        session = _session(prepared, rundir, base, stream, started)
+        session = _session(prepared, program, rundir, base, stream, started)
         _run(program, session, prepared)
     except BaseException:
         if session is None or not session.begun:  # refused (no such cluster, no room in it) or stopped: all is as it was before
             _take_back(session, undo)
         raise
     return Run(rundir.path, session.summary, prepared)
+
+
+def _new_directory(plan: Plan) -> RunDir:
+    experiment, config = plan.experiment, plan_to_json(plan)
+    if experiment.run_dir:
+        return RunDir.create(Path(experiment.run_dir), config)
+    return RunDir.create_default(default_directory(plan.folder_name, plan.env.name, experiment.seed), config)
 
 
 def _run(program: Program, session: RunSession, prepared: Prepared) -> None:
@@ -232,8 +281,16 @@ def _run(program: Program, session: RunSession, prepared: Prepared) -> None:
     here = experiment.learner_threads if experiment.runtime == "inline" else 1  # else somebody else computes
     with interruptible(session), compute_threads(here):
         if found is not None:
-            session.announce("layout", f"chosen: {found.chosen}, {found.how} (--actors auto)")
+            session.announce(f"chosen: {found.chosen}, {found.how} (--actors auto)")
         runtime.run(program, session, experiment.runtime, session.rundir.logs, experiment.faults, ray=experiment.ray)
+
+
+def _limit(program: Program, max_env_steps: int | None, base: Base) -> None:
+    """Let the roles that act keep to what is left of the budget."""
+    from shoal.runtime.permits import Limit
+
+    if max_env_steps is not None:
+        program.limit = Limit("env_steps", max_env_steps - base.totals.get("env_steps", 0))
 
 
 def _take_back(session: RunSession | None, undo: Callable[[], None]) -> None:
@@ -246,20 +303,25 @@ def _take_back(session: RunSession | None, undo: Callable[[], None]) -> None:
 def _check_slices(prepared: Prepared, rundir: RunDir) -> None:
     """Parameters come back as they were saved: of the same net, and in as many slices."""
     newest = rundir.checkpoints().newest()
-    saved = [] if newest is None else saved_slices(newest)
+    saved = Slices() if newest is None else saved_slices(newest)
     params = prepared.algorithm.learn(0).state.get("params")
-    if not saved or params is None:
+    if not saved.sizes or params is None:
         return
-    architecture = prepared.plan.experiment.architecture
-    sliced = hasattr(architecture, "shards")
-    before, now = sum(saved) if sliced else max(saved), len(params)
+    before, now = sum(saved.sizes) if saved.cut else max(saved.sizes), len(params)
     if before != now:
         why = f"its net has {before:,} parameters, and this one would have {now:,}; leave out what changes it"
-    elif sliced and len(saved) != architecture.shards:
-        why = f"its parameters were saved in {len(saved)} slices; leave out architecture.shards={architecture.shards}"
+    elif saved.cut and (changed := _changed_processes(prepared, rundir)):
+        why = f"its parameters were saved in {len(saved.sizes)} slices; leave out {changed}"
     else:
         return
     raise ConfigError(f"{rundir.path} cannot go on like this: {why}, or start anew with `shoal train`")
+
+
+def _changed_processes(prepared: Prepared, rundir: RunDir) -> str:
+    """The first option that asks for another number of processes than the run had."""
+    before, now = rundir.config().get("architecture", {}), prepared.plan.experiment.architecture
+    changed = [name for name in prepared.plan.architecture.process_options if before.get(name) not in (None, getattr(now, name))]
+    return f"{flag(changed[0], 'architecture')} {getattr(now, changed[0])}" if changed else ""
 
 
 def _speaker(plan: Plan, stream: IO[str]) -> Callable[[str], None]:
@@ -269,42 +331,54 @@ def _speaker(plan: Plan, stream: IO[str]) -> Callable[[str], None]:
     return lambda line: print(line, file=stream, flush=True)
 
 
-def _session(prepared: Prepared, rundir: RunDir, base: Base, stream: IO[str], started: float) -> RunSession:
+def _session(prepared: Prepared, program: Program, rundir: RunDir, base: Base, stream: IO[str], started: float) -> RunSession:
     names, experiment, env = prepared.plan.names, prepared.plan.experiment, prepared.plan.env
     goals = Goals(experiment.until_return, experiment.max_env_steps, experiment.max_learner_steps, experiment.max_seconds)
     found, before = prepared.plan.found, rundir.summary()
     layout = asdict(found) if found else before.get("layout") if before.get("actors") == experiment.actors else None
     who = "offline" if experiment.offline else layout["chosen"] if layout else f"{experiment.actors} actors"
-    title = f"{names.title} on {env.name} · {experiment.runtime} · {who} · seed {experiment.seed}"
-    sinks: list[Sink | None] = [
+    title = f"{prepared.plan.title} on {env.name} · {experiment.runtime} · {who} · seed {experiment.seed}"
+    outputs: list[Output | None] = [
         console(experiment.console.mode, stream, title, vars(goals), experiment.console.every_seconds),
         JsonLines(rundir.metrics_file),
         TensorBoard(rundir.path / "tensorboard") if experiment.tensorboard else None,
     ]
+    learning = prepared.algorithm.metrics
     labels = {"preset": names.preset, "algorithm": names.algorithm, "architecture": names.architecture, "env": env.name,
               "runtime": experiment.runtime, "seed": experiment.seed, "actors": experiment.actors,
               "learners": experiment.learners, "layout": layout}
     return RunSession(rundir, labels, goals, checkpoint_seconds=experiment.checkpoint.every_seconds,
-                      keep=experiment.checkpoint.keep, sinks=[sink for sink in sinks if sink is not None], base=base,
-                      started=started, autoscaler=_autoscaler(prepared), batch_slots=_batch_slots(prepared))
+                      keep=experiment.checkpoint.keep, outputs=[output for output in outputs if output is not None], base=base,
+                      started=started, autoscaler=_autoscaler(prepared), batch_slots=_batch_slots(prepared),
+                      algorithm_metrics=learning, role_metrics=[one for one in program.metrics if one not in learning],
+                      policy=experiment.policy, last_env_steps=experiment.eval.last_env_steps)
 
 
 def _batch_slots(prepared: Prepared) -> int:
     """Unrolls that an update waits for, all learners together; 0 where their number is not fixed, or there are none."""
-    experiment = prepared.plan.experiment
-    return 0 if replayed(prepared.algorithm) else getattr(experiment.architecture, "batch_slots", 0) * experiment.learners
+    plan = prepared.plan
+    fixed = plan.architecture.batch_slots and not plan.algorithm.from_replay
+    return plan.slots_per_batch * plan.experiment.learners if fixed else 0
+
+
+@runtime_checkable
+class _Bounded(Protocol):
+    """The options of an architecture that bounds the age of data."""
+
+    max_staleness: int | None
 
 
 def _autoscaler(prepared: Prepared) -> Autoscaler | None:
-    """Who lets the number of actors follow the learner, where it does."""
-    experiment = prepared.plan.experiment
+    """What lets the number of actors follow the learner; None where it is fixed."""
+    plan, experiment = prepared.plan, prepared.plan.experiment
     scale = experiment.autoscale
     if not experiment.moving:
         return None
-    limits = [limit for limit in (scale.max_lag, getattr(prepared.algorithm, "max_lag", None),
-                                  getattr(experiment.architecture, "max_staleness", None)) if limit is not None]
+    staleness = experiment.architecture.max_staleness if isinstance(experiment.architecture, _Bounded) else None
+    limits = [limit for limit in (scale.max_lag, prepared.algorithm.max_lag, staleness) if limit is not None]
     assert scale.most is not None
-    return Autoscaler(Rule(1, scale.most, min(limits, default=None)), scale.every_seconds)
+    return Autoscaler(Rule(1, scale.most, min(limits, default=None)), scale.every_seconds, role=plan.architecture.scaled_role,
+                      learner=plan.architecture.learner_role)
 
 
 @contextlib.contextmanager
@@ -350,6 +424,8 @@ def interruptible(session: RunSession) -> Iterator[None]:
         if not session.begun and importing(frame):
             signal.setitimer(signal.ITIMER_REAL, IMPORT_SECONDS)
         elif not session.begun:
+            if callable(outer := before[signal.SIGINT]):
+                outer(signal.SIGINT, frame)  # raises KeyboardInterrupt; the command's own also takes note of it
             raise KeyboardInterrupt
 
     heard = [signal.SIGINT, signal.SIGTERM]
@@ -362,7 +438,8 @@ def interruptible(session: RunSession) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, old in before.items():
-            signal.signal(number, old)
+            if signal.getsignal(number) in (handler, before_it_begins):  # not where the outer handler has put another in its place
+                signal.signal(number, old)
 
 
 def importing(frame: FrameType | None) -> bool:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import shlex
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TypeVar
 
 from shoal.errors import ConfigError, EnvironmentError_, RoleFailed, ShoalError
 from shoal.experiment.config import ConsoleConfig
 from shoal.experiment.parse import parse_options, parse_train, split_positionals
+from shoal.experiment.policy_choice import PolicyChoice, PolicyName
 from shoal.experiment.references import check_trust, modules_of, outside
 from shoal.experiment.run import Run, launch, load, resume_plan
 from shoal.experiment.rundir import RunDir
 from shoal.experiment.values import apply
+from shoal.options import Options, number
 from shoal.runtime import RayConfig
 
 __all__ = ["eval_command", "play_command", "resume_command", "train_command"]
+
+Kind = TypeVar("Kind", bound=Options)
 
 
 def train_command(arguments: list[str]) -> int:
@@ -30,27 +34,28 @@ def train_command(arguments: list[str]) -> int:
 
         sys.stdout.write(HELP)
         return 0 if arguments else 2
-    sys.path.append(os.getcwd())  # for --net.module and environments of the user's own; installed modules come first
     return _go(lambda: launch(parse_train(arguments)))
 
 
 @dataclass(frozen=True)
-class Resume:
+class Resume(Options):
     """Go on from the newest checkpoint."""
 
-    until_return: float | None = None
+    until_return: float | None = number(None)
     """Stop when an evaluation's mean return reaches this; as before without it."""
-    max_env_steps: int | None = None
+    max_env_steps: int | None = number(None, above=0)
     """Stop after this many agent decisions, earlier parts included."""
-    max_learner_steps: int | None = None
+    max_learner_steps: int | None = number(None, above=0)
     """Stop after this many updates, earlier parts included."""
-    max_seconds: float | None = None
+    max_seconds: float | None = number(None, above=0)
     """Stop after this much time, earlier parts included."""
     runtime: Literal["local", "inline", "ray"] | None = None
     """Where roles live from now on; as before without it."""
-    actors: int | Literal["auto"] | None = None
+    actors: int | Literal["auto"] | None = number(None, at_least=1)
     """How many actors from now on, on a machine or a cluster of another size, or auto to find it anew; as before without it."""
-    learner_threads: int | None = None
+    online: bool = False
+    """Let actors act from now on, in a run that has learned from --demos alone (--offline); it goes on learning from them too."""
+    learner_threads: int | None = number(None, at_least=1)
     """Threads that each learner computes with, on a machine with another number of cores; as before without it."""
     ray: RayConfig = dataclasses.field(default_factory=RayConfig)
     """The cluster of --runtime ray; each value as before without it, and --ray.address None for one of its own."""
@@ -72,13 +77,15 @@ def resume_command(arguments: list[str]) -> int:
     names = ("until_return", "max_env_steps", "max_learner_steps", "max_seconds", "runtime", "actors", "learner_threads")
     overrides: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
     overrides |= {name: dataclasses.asdict(getattr(options, name)) for name in ("ray", "console")}
+    if options.online:
+        overrides["offline"] = False
     return _go(lambda: launch(resume_plan(rundir, overrides, trust=options.trust), rundir))
 
 
-def _go(start: Any) -> int:
+def _go(start: Callable[[], Run]) -> int:
     """Run, then say where it is, what came out, and how to go on."""
     try:
-        run: Run = start()
+        run = start()
     except EnvironmentError_ as error:
         if _while_running(error):
             raise RoleFailed(f"an environment broke its contract: {error}") from None
@@ -105,8 +112,8 @@ def _while_running(error: BaseException) -> bool:
 def _farewell(run: Run, out: IO[str]) -> None:
     summary = run.summary
     reason = str(summary.get("stopped_by"))
-    stopped = {"return": "the return was reached", "env_steps": "all env steps were taken",
-               "learner_steps": "all updates were made", "seconds": "the time is over",
+    stopped = {"return": "the return was reached", "env_steps": "env-step budget used up",
+               "learner_steps": "update budget used up", "seconds": "time budget used up",
                "interrupt": "stopped by hand"}.get(reason, reason)
     shown = [f"{name.replace('_', ' ')} {_number(summary.get(name))}" for name in ("eval_return", "train_return")]
     where = shlex.quote(str(run.directory))
@@ -117,9 +124,13 @@ def _farewell(run: Run, out: IO[str]) -> None:
         out.write(f"\nthe last checkpoint could not be written ({summary['checkpoint_failed']}); {kept}\n")
     unit, what = ("learner_steps", "updates") if run.prepared.plan.experiment.offline else ("env_steps", "env steps")
     tables = f", {saved['replay'] / 1e6:,.1f} MB of it replay tables" if saved["replay"] else ""
-    out.write(f"\n{stopped} after {summary[unit]:,} {what} in {summary['seconds']:.1f} s "
-              f"({_number(summary[f'{unit}_per_second'], 0)}/s): {', '.join(shown)}\n"
+    out.write(f"\n{stopped}: {summary[unit]:,} {what} in {summary['seconds']:.1f} s "
+              f"({_number(summary[f'{unit}_per_second'], 0)}/s), {', '.join(shown)}\n"
               f"  run     {run.directory}\n")
+    if summary.get("policy") is not None:
+        choice = PolicyChoice(summary["policy"], "learner", summary["policy_version"], summary["policy_env_steps"],
+                              summary["eval_return"], summary["eval_episodes"])
+        out.write(f"  policy  {choice.sentence().removeprefix('policy ')}\n")
     if saved["all"]:
         out.write(f"  saved   {saved['all'] / 1e6:,.1f} MB in the newest checkpoint{tables}\n"
                   f"  play    shoal play {where}{trusted}\n"
@@ -131,7 +142,7 @@ def _farewell(run: Run, out: IO[str]) -> None:
 
 def _further(env_steps: int) -> int:
     """A round number well beyond."""
-    unit = 10 ** max(3, int(math.log10(max(env_steps, 1))))
+    unit: int = 10 ** max(3, int(math.log10(max(env_steps, 1))))
     return (env_steps // unit + 2) * unit
 
 
@@ -141,36 +152,38 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 # ---------------------------------------------------------------------------------------------- acting
 @dataclass(frozen=True)
-class Eval:
-    """Mean return of fresh episodes, played greedily with the newest checkpoint."""
+class Eval(Options):
+    """Mean return of fresh episodes, played greedily with a policy of the newest checkpoint."""
 
-    episodes: int = 100
+    episodes: int = number(100, at_least=1)
     """How many episodes."""
-    seed: int = 1_000_000
+    seed: int = number(1_000_000, at_least=0, below=2**53)
     """Of the environments."""
+    policy: PolicyName | None = None
+    """The best of all evaluated versions, or the last one; what the run was trained with (--policy) without it."""
     trust: bool = False
     """Import modules that the run names, also from outside the installed environment."""
 
 
 def eval_command(arguments: list[str]) -> int:
     rundir, options = _run_and_options(arguments, Eval, "shoal eval RUN")
-    if options.episodes < 1:
-        raise ConfigError(f"--episodes {options.episodes} is not possible: give 1 or more")
     _say_modules(rundir, options.trust)
-    run = load(rundir.path, trust=options.trust)
+    run = _load_and_say(rundir, options)
     result = run.evaluate(options.episodes, options.seed)
     sys.stdout.write(f"{run.prepared.plan.env.name}: {result.sentence()}\n")
     return 0
 
 
 @dataclass(frozen=True)
-class Play:
+class Play(Options):
     """Watch a run's policy play."""
 
-    episodes: int = 1
+    episodes: int = number(1, at_least=1)
     """How many episodes."""
-    seed: int = 0
+    seed: int = number(0, at_least=0, below=2**53)
     """Of the environment."""
+    policy: PolicyName | None = None
+    """The best of all evaluated versions, or the last one; what the run was trained with (--policy) without it."""
     video: str | None = None
     """Write a GIF instead of showing it."""
     trust: bool = False
@@ -181,12 +194,10 @@ def play_command(arguments: list[str]) -> int:
     from shoal.experiment.playing import show, write_gif
 
     rundir, options = _run_and_options(arguments, Play, "shoal play RUN")
-    if options.episodes < 1:
-        raise ConfigError(f"--episodes {options.episodes} is not possible: give 1 or more")
     if options.video is not None and not options.video.endswith(".gif"):
-        raise ConfigError(f"--video {options.video} is not possible: give a name that ends in .gif")
+        raise ConfigError(f"--video is {options.video}; it must end in .gif")
     _say_modules(rundir, options.trust)
-    run = load(rundir.path, trust=options.trust)
+    run = _load_and_say(rundir, options)
     if options.video is not None:
         write_gif(run, options.episodes, options.seed, Path(options.video), sys.stdout)
     else:
@@ -194,20 +205,28 @@ def play_command(arguments: list[str]) -> int:
     return 0
 
 
-def _run_and_options(arguments: list[str], kind: Any, usage: str, of: Any = None) -> tuple[RunDir, Any]:
-    """The run, and the options over the defaults of their kind; `of` gives those that the run itself has."""
+def _load_and_say(rundir: RunDir, options: Eval | Play) -> Run:
+    """The run, and which of its policies is used."""
+    run = load(rundir.path, trust=options.trust, **({} if options.policy is None else {"policy": options.policy}))
+    sys.stdout.write(f"{run.choice.sentence()}\n")
+    return run
+
+
+def _run_and_options(arguments: list[str], kind: type[Kind], usage: str,
+                     of: Callable[[RunDir], Kind] | None = None) -> tuple[RunDir, Kind]:
+    """The run, and the options over their defaults; `of` gives the defaults that the run itself has."""
     if any(word in ("-h", "--help") for word in arguments):
         parse_options(kind, kind(), ["--help"], usage)
     positionals, rest = split_positionals(arguments, 1)
     if len(positionals) != 1:
         raise ConfigError(f"{usage}: give one run directory; `shoal runs` lists them")
     rundir = RunDir.open(Path(positionals[0]))
-    return rundir, parse_options(kind, of(rundir) if of else kind(), rest, usage)
+    options = parse_options(kind, of(rundir) if of else kind(), rest, usage)
+    options.validate()
+    return rundir, options
 
 
 def _say_modules(rundir: RunDir, trust: bool) -> None:
     """A run directory is data, but using it imports the modules that it names: say which."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # where `train` found them too; to look is not yet to import
     for line in check_trust(modules_of(rundir.config()), trust):
         sys.stdout.write(f"{line}\n")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import itertools
+import math
 import re
 import shutil
 import time
@@ -13,23 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import CheckpointError, ConfigError
-from shoal.experiment.checkpoints import Checkpoints, write_json
-from shoal.experiment.lock import alone
-from shoal.telemetry.sinks import jsonable, read_lines
+from shoal.experiment.checkpoints import Checkpoints, read_json, write_json
+from shoal.experiment.lock import alone, holder
+from shoal.telemetry.outputs import jsonable, read_lines
 
-__all__ = ["RunDir", "default_directory", "list_runs"]
+__all__ = ["RunDir", "default_directory", "list_runs", "numbers"]
 
 RUNS = Path("runs")
+TAIL_BYTES = 1 << 18
+NAMING = {"env": ("name", "id", "import"), "algorithm": ("name",), "architecture": ("name",), "net": ("module",)}
+"""Sections of config.json, and what is imported by their names."""
 
 
 def default_directory(name: str, env: str, seed: int) -> Path:
-    """runs/<time>-<preset>-<env>-<seed>, with a number at the end where that exists."""
+    """runs/<time>-<preset>-<env>-<seed>."""
     words = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{name}-{env}-{seed}").strip("-")
-    base = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{words}"
-    path, number = base, 2
-    while path.exists():
-        path, number = base.with_name(f"{base.name}.{number}"), number + 1
-    return path
+    return RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{words}"
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,26 @@ class RunDir:
             raise ConfigError(f"--run-dir {path} {what}; give a directory that is empty or does not exist")
 
     @classmethod
-    def create(cls, path: Path, config: Mapping[str, Any]) -> RunDir:
+    def create_default(cls, path: Path, config: Mapping[str, Any]) -> RunDir:
+        """At `path`, or with -2, -3, ... behind it where another run has begun in the same second."""
+        made = tuple(folder for folder in path.parents if not folder.exists())
+        first = path
+        for number in itertools.count(2):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.mkdir()  # only one of two that try at once
+            except FileExistsError:
+                path = first.with_name(f"{first.name}-{number}")
+            except OSError as error:
+                raise ConfigError(f"{path} cannot be written: {error.strerror or error}; give another --run-dir") from None
+            else:
+                break
+        return cls.create(path, config, (path, *made))
+
+    @classmethod
+    def create(cls, path: Path, config: Mapping[str, Any], made: tuple[Path, ...] = ()) -> RunDir:
         cls.check_free(path)
-        run = cls(path, tuple(folder for folder in (path, *path.parents) if not folder.exists()))
+        run = cls(path, made or tuple(folder for folder in (path, *path.parents) if not folder.exists()))
         try:
             run.logs.mkdir(parents=True)
             (path / "checkpoints").mkdir()
@@ -110,7 +127,14 @@ class RunDir:
         return cls(path)
 
     def config(self) -> dict[str, Any]:
-        return self._read(self.config_file)
+        """config.json: what it names is text, in objects."""
+        config = read_json(self.config_file)
+        for section, names in NAMING.items():
+            inside = config.get(section, {})
+            if not isinstance(inside, dict) or any(not isinstance(inside.get(name, ""), str | None) for name in names) \
+                    or inside.get("name", "") is None:
+                raise CheckpointError(f"{self.config_file} is damaged: {section} is {str(inside)[:60]}; restore it, or train again")
+        return config
 
     def save_config(self, config: Mapping[str, Any]) -> None:
         write_json(self.config_file, config)
@@ -125,21 +149,31 @@ class RunDir:
                                   "room there, or copy the run to another disk, and resume it then") from None
 
     def summary(self) -> dict[str, Any]:
-        return self._read(self.summary_file) if self.summary_file.exists() else {}
+        return read_json(self.summary_file) if self.summary_file.exists() else {}
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         write_json(self.summary_file, jsonable(summary))
 
     def last_snapshot(self) -> dict[str, Any]:
         """The last whole line of metrics.jsonl that is a snapshot."""
-        return next((row for row in reversed(read_lines(self.metrics_file)) if row.get("kind") == "snapshot"), {})
+        for most in (TAIL_BYTES, None):
+            rows = read_lines(self.metrics_file, most)
+            found: dict[str, Any] = next((row for row in reversed(rows) if row.get("kind") == "snapshot"), {})
+            if found:
+                return found
+        return {}
 
-    def _read(self, path: Path) -> dict[str, Any]:
-        try:
-            value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from None
-        return value
+    def state(self, summary: Mapping[str, Any]) -> str:
+        """running, killed (no driver, no end), or why it ended."""
+        if holder(self.path) is not None:
+            return "running"
+        return str(summary.get("stopped_by") or "killed")
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the values that are finite numbers."""
+    return {name: value for name, value in values.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf}
 
 
 def find_runs(root: Path = RUNS) -> list[RunDir]:
@@ -152,14 +186,16 @@ def find_runs(root: Path = RUNS) -> list[RunDir]:
 
 def list_runs(root: Path = RUNS) -> list[dict[str, Any]]:
     """One row per run for `shoal runs`."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for run in find_runs(root):
         try:
             config, summary = run.config(), run.summary()
         except CheckpointError as error:
-            rows.append({"run": str(run.path), "stopped_by": f"unreadable: {error}"})
+            rows.append({"run": str(run.path), "state": f"unreadable: {error}"})
             continue
-        keys = ("stopped_by", "env_steps", "seconds", "train_return", "eval_return")
+        state = run.state(summary)
+        newest = {**summary, **run.last_snapshot()} if state in ("running", "killed") else summary
+        keys = ("env_steps", "env_steps_per_second", "seconds", "train_return", "eval_return")
         rows.append({"run": str(run.path), "preset": config.get("preset") or config.get("algorithm", {}).get("name"),
-                     "env": config.get("env", {}).get("name"), **{key: summary.get(key) for key in keys}})
+                     "env": config.get("env", {}).get("name"), "state": state, **{key: newest.get(key) for key in keys}})
     return rows

@@ -1,4 +1,4 @@
-"""What drives a run from above the runtime: stop conditions, checkpoints, snapshots into sinks, summary.json.
+"""What drives a run from above the runtime: stop conditions, checkpoints, snapshots into outputs, summary.json.
 
     runtime:  session.begin(control)
               loop: session.tick(control)        # after every round (inline), about ten times a second (local)
@@ -18,17 +18,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.errors import CheckpointError
 from shoal.experiment.checkpoints import Checkpoints
-from shoal.experiment.cpu import cpu_seconds
-from shoal.experiment.memory import PeakMemory
+from shoal.experiment.last_evaluation import SHARE, LastEvaluation
+from shoal.experiment.policy_choice import PolicyName, choose_policy
+from shoal.experiment.process_usage import PeakMemory, cpu_seconds
 from shoal.experiment.rundir import RunDir
-from shoal.telemetry.sinks import Sink, jsonable
-from shoal.telemetry.snapshot import COUNTERS, Reading, Window
+from shoal.telemetry.outputs import Output, jsonable
+from shoal.telemetry.snapshot import Reading, Window
 from shoal.telemetry.verdict import verdict
 
 if TYPE_CHECKING:
     from shoal.coordination.autoscale import Autoscaler
     from shoal.runtime import Supervisor
+    from shoal.telemetry.metrics import Metric
 
 __all__ = ["Base", "Goals", "RunSession"]
 
@@ -36,6 +39,8 @@ GLANCE_SECONDS = 0.1    # stop conditions, events, how full the streams are
 SNAPSHOT_SECONDS = 1.0
 RETRY_SECONDS = 5.0     # after a checkpoint that failed
 LAST_CHECKPOINT_SECONDS = 30.0
+PAUSED_SECONDS = 2.0    # of these, until actors go on because a role may need them to end its step
+EVALUATED = ("eval_return", "eval_std", "eval_episodes", "eval_version", "best_return", "lowest_return")
 BATCH_SECONDS = 30.0    # without an update, until it is said that the first batch is not full yet
 
 
@@ -64,15 +69,21 @@ class RunSession:
     """One part of a run: from `shoal train` or `shoal resume` to its end."""
 
     def __init__(self, rundir: RunDir, labels: Mapping[str, Any], goals: Goals, *, checkpoint_seconds: float, keep: int,
-                 sinks: Sequence[Sink], base: Base | None = None, started: float | None = None,
-                 autoscaler: Autoscaler | None = None, batch_slots: int = 0) -> None:
+                 outputs: Sequence[Output], base: Base | None = None, started: float | None = None,
+                 autoscaler: Autoscaler | None = None, batch_slots: int = 0, algorithm_metrics: Sequence[Metric] = (),
+                 role_metrics: Sequence[Metric] = (), policy: PolicyName = "best", last_env_steps: int | None = None) -> None:
         self.rundir, self.labels, self.goals, self.base = rundir, dict(labels), goals, base or Base()
         self.checkpoints: Checkpoints = rundir.checkpoints(keep)
         self.summary: dict[str, Any] = {}
-        self._checkpoint_seconds, self._sinks, self._batch_slots = checkpoint_seconds, list(sinks), batch_slots
+        self._checkpoint_seconds, self._outputs, self._batch_slots = checkpoint_seconds, list(outputs), batch_slots
         self._started = time.monotonic() if started is None else started
-        self._window, self._memory, self._autoscaler = Window(), PeakMemory(), autoscaler
+        self._window = Window(algorithm_metrics=algorithm_metrics, role_metrics=role_metrics)
+        self._memory, self._autoscaler = PeakMemory(), autoscaler
+        self._policy, self._last_env_steps = policy, last_env_steps
         self._first_step: float | None = None
+        self._last_step: float | None = None  # when training ended
+        self._trained: dict[str, Any] | None = None  # the whole run, as it was then
+        self._last_began: float | None = None  # eval_env_steps when the last evaluation began
         self._cpu_before = 0.0  # processor time at the first step
         self._best, self._lowest = -math.inf, math.inf
         self._glance_at = self._snapshot_at = 0.0
@@ -94,7 +105,7 @@ class RunSession:
         self._control = control
         self.checkpoints.clear_torn()
         whole = self.checkpoints.newest() is not None
-        self._checkpoint_at = time.monotonic() + (self._checkpoint_seconds if whole else 0.0)  # one exists from step 0
+        self._checkpoint_at = time.monotonic() + (self._checkpoint_seconds if whole else 0.0)
         self.tick(control)
 
     def tick(self, control: Supervisor) -> None:
@@ -123,11 +134,14 @@ class RunSession:
             self._failed("not all roles could write")
             return
         shot = self._measure(time.monotonic())
-        meta = {"totals": {name: shot[name] for name in COUNTERS}, "env_steps": shot["env_steps"],
-                "learner_steps": shot["learner_steps"], "seconds": shot["seconds"], "time": time.time()}
+        meta = {"totals": {name: shot[name] for name in self._window.counters if name in shot}, "env_steps": shot["env_steps"],
+                "learner_steps": shot["learner_steps"], "weights_version": shot["weights_version"], "seconds": shot["seconds"],
+                "time": time.time()}
         try:
             self.checkpoints.commit(folder, meta)
             self._checkpoint_failed = None
+            assert self._control is not None
+            self._control.start_steps()  # not before the first checkpoint is whole
             self._write_summary()
         except OSError as error:
             self._failed(str(error))
@@ -138,17 +152,21 @@ class RunSession:
     def end(self, control: Supervisor, reason: str, error: str | None) -> None:
         self._control = control  # where a role could not be made it ends before it has begun
         done = any(control.total(name) for name in ("env_steps", "learner_steps"))
-        if reason != "failure" and (done or control.complete()):  # else roles were still starting: there is nothing to keep
-            if self._writing is None:
-                self._save(control)
-            control.settle(LAST_CHECKPOINT_SECONDS)
-            if self._writing is not None:
-                self._failed(f"not all roles could write within {LAST_CHECKPOINT_SECONDS:g} s")
-        self._report(control, time.monotonic(), last=True)
+        ended = reason != "failure" and (done or control.complete())  # else roles were still starting: there is nothing to keep
+        if ended:
+            self._save_last(control)
+        self._last_step = time.monotonic()
+        shown, self._trained = self._measure(self._last_step), self._measure(self._last_step, whole_run=True)
+        if ended and done and reason not in ("interrupt", "return"):  # what was confirmed stays the result
+            self._evaluate_last(control)
+        now = self._measure(time.monotonic())
+        newer = {name: now[name] for name in (*EVALUATED, *self._window.counters) if name in now}  # a step may end after the stop
+        self._trained |= newer
+        self._write(control, {**shown, **newer, "evaluating": "", "last": True})
         self._outcome = reason, error
         self._try(self._write_summary)
-        for sink in self._sinks:
-            self._try(sink.close)
+        for output in self._outputs:
+            self._try(output.close)
 
     # ------------------------------------------------------------------ called by the experiment
     def interrupt(self) -> None:
@@ -157,12 +175,12 @@ class RunSession:
 
     def abandon(self) -> None:
         """The run was refused before it began: nothing is to be reported any more."""
-        for sink in self._sinks:
-            self._try(sink.close)
+        for output in self._outputs:
+            self._try(output.close)
 
-    def announce(self, kind: str, text: str) -> None:
-        """What was decided before the run."""
-        self._event({"kind": kind, "text": text})
+    def announce(self, text: str) -> None:
+        """Which layout was chosen before the run."""
+        self._event({"kind": "layout", "text": text})
 
     # ------------------------------------------------------------------ watching
     def _glance(self, control: Supervisor, now: float, begun: bool) -> None:
@@ -182,6 +200,7 @@ class RunSession:
 
     def _seconds(self, now: float) -> float:
         """Wall time since the first environment step (offline: the first update), earlier parts included."""
+        now = now if self._last_step is None else min(now, self._last_step)
         return self.base.seconds + (now - self._first_step if self._first_step is not None else 0.0)
 
     def _measure(self, now: float, whole_run: bool = False) -> dict[str, Any]:
@@ -189,8 +208,12 @@ class RunSession:
         assert self._control is not None
         self._window.push(Reading(now, self._control.snapshot(), self._control.wires()))
         shot = self._window.snapshot(whole_run)
-        for name in COUNTERS:
-            shot[name] += int(self.base.totals.get(name, 0))
+        for name in self._window.counters:
+            if name in shot:
+                shot[name] += type(shot[name])(self.base.totals.get(name, 0))  # whole numbers stay whole
+            elif name in self.base.totals:
+                shot[name] = self.base.totals[name]
+        shot["weights_version"] = max(shot["weights_version"], int(self.base.snapshot.get("weights_version", 0)))
         for name in ("train_return", "train_length", "eval_return", "eval_std", "eval_episodes", "eval_version"):
             if not math.isfinite(shot[name]):
                 before = self.base.snapshot.get(name)
@@ -201,10 +224,29 @@ class RunSession:
         if math.isfinite(shot["eval_return"]):
             self._best = max(self._best, shot["eval_return"])
         shot["best_return"], shot["lowest_return"] = self._best, self._lowest
-        shot["seconds"], shot["time"] = self._seconds(now), time.time()
+        shot["seconds"], shot["time"], shot["training"] = self._seconds(now), time.time(), self._last_step is None
+        shot["evaluating"] = self._evaluating(shot)
         shot.update(self._control.surroundings())
         shot["verdict"] = self._no_batch(shot) or verdict(shot, shot["seconds"] - self.base.seconds, self.labels["runtime"])
         return shot
+
+    def _evaluating(self, shot: Mapping[str, Any]) -> str:
+        """How far the evaluation is that is under way; empty without one."""
+        planned, played = shot["eval_episodes_planned"], shot["eval_episodes_played"]
+        if not planned > 0:  # nor where it is not known
+            return ""
+        episodes = int(played) if math.isfinite(played) else 0
+        if self._last_began is None:
+            return f"{episodes:,} of {planned:,.0f} episodes"
+        steps = shot["eval_env_steps"] - self._last_began
+        return f"the last version: {episodes:,} episodes in {steps:,.0f} of about {self._last_budget():,} env steps"
+
+    def _last_budget(self) -> int:
+        """Env steps of the last evaluation: a tenth of the run's own, or as many as an offline run has made updates."""
+        assert self._trained is not None
+        if self._last_env_steps is not None:
+            return self._last_env_steps
+        return max(1, int(self._trained["env_steps"]) // SHARE or int(self._trained["learner_steps"]))
 
     def _no_batch(self, shot: Mapping[str, Any]) -> str:
         """How far the first batch is, where it has been waited for long; else nothing."""
@@ -215,29 +257,30 @@ class RunSession:
         return (f"no batch yet: {come:,} of {self._batch_slots:,} unrolls after {seconds:.0f} s; a smaller "
                 "--architecture.batch-slots is full sooner")
 
-    def _report(self, control: Supervisor, now: float, last: bool = False) -> None:
-        self._memory.sample(now, force=last)
+    def _report(self, control: Supervisor, now: float) -> None:
+        self._write(control, {**self._measure(now), "last": False})
+
+    def _write(self, control: Supervisor, shot: Mapping[str, Any]) -> None:
+        self._memory.sample(time.monotonic(), force=shot["last"])
         for event in control.events():
             self._event(event)
-        shot = self._measure(now)
-        shot["last"] = last
-        for sink in list(self._sinks):
-            self._try(lambda sink=sink: sink.write(shot), sink)
+        for output in list(self._outputs):
+            self._try(lambda output=output: output.write(shot), output)
 
     def _event(self, event: Mapping[str, Any]) -> None:
-        for sink in list(self._sinks):
-            self._try(lambda sink=sink: sink.event({"time": time.time(), **event}), sink)
+        for output in list(self._outputs):
+            self._try(lambda output=output: output.event({"time": time.time(), **event}), output)
 
-    def _try(self, action: Any, sink: Sink | None = None) -> None:
-        """A full disk or a closed terminal must not end a run: drop that sink."""
+    def _try(self, action: Any, output: Output | None = None) -> None:
+        """A full disk or a closed terminal must not end a run: drop that output."""
         try:
             action()
         except (OSError, ValueError) as error:
-            if sink in self._sinks:
-                self._sinks.remove(sink)
+            if output in self._outputs:
+                self._outputs.remove(output)
                 with contextlib.suppress(OSError, ValueError):  # it may have something left to write
-                    sink.close()
-                self._event({"kind": "note", "text": f"{type(sink).__name__} stopped: {error}"})
+                    output.close()
+                self._event({"kind": "note", "text": f"{type(output).__name__} stopped: {error}"})
 
     # ------------------------------------------------------------------ writing
     def _save(self, control: Supervisor) -> None:
@@ -249,17 +292,75 @@ class RunSession:
             return
         control.checkpoint(self._writing)
 
+    def _save_last(self, control: Supervisor) -> None:
+        """The checkpoint at the end. Actors pause first, so that a run does not go beyond its budget while others write."""
+        acting = [name for name, page in control.snapshot().items()
+                  if page["env_steps"] and name in control.running and name not in control.stateful]
+        for name in acting:
+            control.pause(name)
+        if self._writing is None:
+            self._save(control)
+        control.wait(lambda: self._writing is None, PAUSED_SECONDS)
+        if self._writing is not None:
+            for name in acting:
+                control.resume(name)
+            control.wait(lambda: self._writing is None, LAST_CHECKPOINT_SECONDS)
+        if self._writing is not None:
+            self._failed(f"not all roles could write within {LAST_CHECKPOINT_SECONDS:g} s")
+
+    def _evaluate_last(self, control: Supervisor) -> None:
+        """Evaluate the last version, and put what came out into the checkpoint that was just written."""
+        def show() -> None:
+            now = time.monotonic()
+            if now >= self._snapshot_at:
+                self._snapshot_at = now + SNAPSHOT_SECONDS
+                self._report(control, now)
+
+        last = LastEvaluation(control, lambda: self._interrupted, show)
+        if not last.possible:
+            return
+        self._last_began = self._measure(time.monotonic())["eval_env_steps"]
+        why = last.play(self._last_budget())
+        if why is not None:
+            self._event({"kind": "evaluation failed", "text": f"the last version was not evaluated: {why}"})
+        elif self._checkpoint_failed is None:
+            self._number += 1
+            try:
+                folder = self.checkpoints.begin(self._number)
+                if last.save(folder):
+                    self.checkpoints.amend(folder)
+                else:
+                    self.checkpoints.abandon(folder)
+                    self._event({"kind": "evaluation failed", "text": "the evaluation of the last version could not be saved"})
+            except (OSError, CheckpointError) as error:
+                self._failed(str(error))
+
     def _failed(self, why: str) -> None:
         """The previous checkpoint, if there is one, is still whole; try again soon."""
+        assert self._control is not None
+        self._control.start_steps()  # training goes on without
         self._checkpoint_at = time.monotonic() + min(RETRY_SECONDS, self._checkpoint_seconds)
         self._checkpoint_failed = why
         kept = "the previous one stays" if self.checkpoints.newest() is not None else "there is none yet"
         self._event({"kind": "checkpoint failed", "text": f"{why}; {kept}"})
 
+    def _handed_back(self) -> dict[str, Any]:
+        """The policy that `run.policy`, `shoal eval` and `shoal play` take of the newest checkpoint, and its evaluation."""
+        newest, choice = self.checkpoints.newest(), None
+        with contextlib.suppress(CheckpointError):  # damaged meanwhile
+            choice = None if newest is None else choose_policy(newest, self._policy)
+        if choice is None:  # nothing is handed back
+            return {"policy": None, "policy_version": None, "policy_env_steps": None, "eval_return": None, "eval_episodes": 0,
+                    "eval_version": 0}
+        evaluated = choice.version is not None and choice.eval_return is not None
+        return {"policy": choice.name, "policy_version": choice.version, "policy_env_steps": choice.env_steps,
+                "eval_return": choice.eval_return, "eval_episodes": choice.eval_episodes,
+                "eval_version": choice.version if evaluated else 0}
+
     def _write_summary(self) -> None:
         """At the end and with every checkpoint (before the end, as after a kill -9, it says nothing of a reason)."""
         now, (reason, error) = time.monotonic(), self._outcome
-        shot = self._measure(now, whole_run=True)
+        shot = self._trained or self._measure(now, whole_run=True)
         lag, age = shot["policy_lag"], shot["data_age_seconds"]
         started = self._first_step if self._first_step is not None else now
         summary = {
@@ -268,11 +369,10 @@ class RunSession:
             **{name: shot[name] for name in ("env_steps", "env_frames", "learner_steps", "episodes")},
             **{f"{name}_per_second": shot[name] / shot["seconds"] if shot["seconds"] else math.nan
                for name in ("env_steps", "learner_steps")},
-            **{name: shot[name] for name in ("train_return", "eval_return", "learner_idle")},
-            **{name: int(shot[name]) if math.isfinite(shot[name]) else 0 for name in ("eval_episodes", "eval_version")},
+            **{name: shot[name] for name in ("train_return", "learner_idle")}, **self._handed_back(),
             "policy_lag": lag, "data_age_seconds": {"mean": age["mean"], "p95": age["p95"]},
             **{name: shot[name] for name in ("samples_per_insert", "bytes_per_env_step", "bytes_per_second", "restarts",
-                                             "updates_skipped")}, **self._control.surroundings(),  # type: ignore[union-attr]
+                                             "updates_skipped")}, **self._control.surroundings(),  # type: ignore[union-attr]  # a session ends with its control
             "cpu_seconds": self.base.cpu_seconds + (cpu_seconds() - self._cpu_before if self._first_step is not None else 0.0),
             "peak_memory_mb": max(self.base.peak_memory_mb, self._memory.peak_mb),
             "verdict": shot["verdict"], "roles": shot["roles"], "wires": shot["wires"], "slots": shot["slots"], "error": error,

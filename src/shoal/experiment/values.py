@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from shoal.errors import ConfigError
-from shoal.experiment.presets import closest
 from shoal.experiment.references import import_path
+from shoal.experiment.suggestions import closest, translated
 
 __all__ = ["apply", "keys", "plain"]
 
 T = TypeVar("T")
+SECTIONS = ("algorithm", "architecture", "net", "replay", "envs", "eval", "checkpoint")
 
 
 def apply(config: T, values: Mapping[str, Any], where: str) -> T:
@@ -25,19 +26,29 @@ def apply(config: T, values: Mapping[str, Any], where: str) -> T:
 
 def _put(config: Any, path: list[str], value: Any, key: str, where: str) -> Any:
     name, rest = path[0], path[1:]
-    if not dataclasses.is_dataclass(config) or name not in {f.name for f in dataclasses.fields(config)}:
-        known = list(keys(config)) if dataclasses.is_dataclass(config) else []
+    if name not in _fields(config):
+        known = list(keys(config)) if _fields(config) else []
         inside = f"in {where}: " if where else ""
-        raise ConfigError(f"{inside}there is no setting {key!r}{closest(key.split('.')[-1], known, 'there are')}")
+        raise ConfigError(f"{inside}there is no setting {key!r}{_meant(key.split('.')[-1], known)}")
     current = getattr(config, name)
     if rest:
         return dataclasses.replace(config, **{name: _put(current, rest, value, key, where)})
-    if dataclasses.is_dataclass(current) and isinstance(value, Mapping):
+    if _fields(current) and isinstance(value, Mapping):
         inner = {f"{key}.{k}": v for k, v in value.items()}
         for full, item in inner.items():
             current = _put(current, full[len(key) + 1 :].split("."), item, full, where)
         return dataclasses.replace(config, **{name: current})
-    return dataclasses.replace(config, **{name: fit_type(_hint(config, name), value, key)})
+    return dataclasses.replace(config, **{name: fit_type(_hint(config, name), value, key, where)})
+
+
+def _meant(name: str, known: list[str]) -> str:
+    sections = ("", *(f"{section}." for section in SECTIONS))
+    ours = next((key for section in sections if (key := translated(name, [f"{section}{key}" for key in known]))), None)
+    return f"; did you mean {ours}?" if ours else closest(name, known, "there are")
+
+
+def _fields(config: Any) -> set[str]:
+    return {entry.name for entry in dataclasses.fields(config)} if dataclasses.is_dataclass(config) else set()
 
 
 def _hint(config: Any, name: str) -> Any:
@@ -45,13 +56,13 @@ def _hint(config: Any, name: str) -> Any:
     return type(getattr(config, name)) if isinstance(hint, TypeVar) else hint
 
 
-def fit_type(hint: Any, value: Any, key: str) -> Any:
+def fit_type(hint: Any, value: Any, key: str, where: str = "") -> Any:
     """The value as its field wants it: 1 for a float becomes 1.0, a list becomes a tuple; anything else is an error."""
     if isinstance(value, type) and key.rpartition(".")[2] == "module":
         return value  # a class of the user's own stands for its import path
     ok, fitted = _fits(hint, value)
     if not ok:
-        raise ConfigError(f"{key}={value!r} is not possible: give {words(hint)}")
+        raise ConfigError(f"{f'in {where}: ' if where else ''}{key}={value!r} is not possible: give {words(hint)}")
     return fitted
 
 

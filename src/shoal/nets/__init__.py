@@ -1,25 +1,64 @@
-"""Networks: torsos, recurrent cores, action heads, and the actor-critic built from them.
+"""Networks: torsos, recurrent cores, action heads, and the nets built from them.
 
-    observation ──torso──> features ──core──> features ──linear──> policy parameters, value
-                                                          └── ActionHead reads the parameters: sample, log_prob, entropy
+    build          actor-critic         observation -> policy parameters (an ActionHead reads them) and value
+    build_q        action values        observation -> Q(s, .) of discrete actions
+    build_actor    deterministic actor  observation -> action within its bounds
+    build_squashed_actor                observation -> tanh of a Gaussian
+    build_critic   critics              observation, action -> Q(s, a), N times
+    build_policy   a policy alone       observation -> policy parameters
+    build_values   critics              observation -> Q(s, .) of discrete actions, N times
 
-All parameters of a net are one flat vector (`flat.flatten`), which optimisers, wires and checkpoints work on. Importing
-this package does not import torch, so that `config.NetConfig` costs nothing on the command line.
+All parameters of a net are one flat vector (`flatten`), which optimisers, wires and checkpoints work on. Importing this package
+does not import torch, so that the command line can read `NetConfig` quickly.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.nets.config import NetConfig
+from shoal.nets.net_config import NetConfig
 
-__all__ = ["ActionHead", "ActorCritic", "NetConfig", "Output", "build", "flat_grad", "flatten"]
+if TYPE_CHECKING:
+    from shoal.nets.actor_critic import ActorCritic, Output, build
+    from shoal.nets.continuous import (
+        Critic,
+        DeterministicActor,
+        PolicyNetwork,
+        SquashedGaussianActor,
+        build_actor,
+        build_critic,
+        build_policy,
+        build_squashed_actor,
+        build_values,
+    )
+    from shoal.nets.flat import flat_grad, flatten
+    from shoal.nets.heads import ActionHead
+    from shoal.nets.q_network import HeadConfig, QNetwork, QOutput, build_q
+    from shoal.nets.stacked import StackedValues
+
+__all__ = ["ActionHead", "ActorCritic", "Critic", "DeterministicActor", "HeadConfig", "NetConfig", "Output", "PolicyNetwork",
+           "QNetwork", "QOutput", "SquashedGaussianActor", "StackedValues", "build", "build_actor", "build_critic",
+           "build_policy", "build_q", "build_squashed_actor", "build_values", "flat_grad", "flatten"]
 
 _HOME = {
     "ActionHead": "heads",
     "ActorCritic": "actor_critic",
+    "Critic": "continuous",
+    "DeterministicActor": "continuous",
+    "HeadConfig": "q_network",
     "Output": "actor_critic",
+    "PolicyNetwork": "continuous",
+    "QNetwork": "q_network",
+    "QOutput": "q_network",
+    "SquashedGaussianActor": "continuous",
+    "StackedValues": "stacked",
     "build": "actor_critic",
+    "build_actor": "continuous",
+    "build_critic": "continuous",
+    "build_policy": "continuous",
+    "build_q": "q_network",
+    "build_squashed_actor": "continuous",
+    "build_values": "continuous",
     "flat_grad": "flat",
     "flatten": "flat",
 }

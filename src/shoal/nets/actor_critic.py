@@ -1,16 +1,14 @@
-"""The actor-critic net: torso, core, and one linear layer that gives policy parameters and value together.
+"""The actor-critic net: a trunk, and one linear layer that gives policy parameters and value together.
 
-    unroll   learners: [T, B, ...] in one go; time is folded into the batch for everything but the LSTM
-    step     actors and inference servers: [B, ...], without gradients, with as little Python as possible
-    final_values   the bootstrap of truncated episodes: values of observations that are in no sequence
+    observation ──Trunk──> features ──linear──> policy parameters, value
 
-Where ``first`` is set an episode starts: the state is reset before that step, and the previous action and reward (where
-the net sees them) count as zero. Policy outputs start near uniform (gain .01), values with gain 1.
+`unroll` is for learners, `step` for actors and inference servers (see `trunk`); `final_values` gives the bootstrap values of
+truncated episodes, whose last observations are in no sequence. Policy outputs start near uniform (gain .01), values with gain 1.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import torch
@@ -18,14 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.errors import ConfigError
-from shoal.nets.config import NetConfig
-from shoal.nets.cores import LSTMCore, PassThrough, State
+from shoal.nets.cores import State
 from shoal.nets.encoder import Observation, encoder
 from shoal.nets.heads import ActionHead, action_head
-from shoal.nets.sequences import fold, lead, previous_step
+from shoal.nets.net_config import NetConfig
 from shoal.nets.torsos import orthogonal
+from shoal.nets.trunk import Trunk, fold, seeded
 
-__all__ = ["ActorCritic", "NetConfig", "Output", "build"]
+__all__ = ["ActorCritic", "Output", "build"]
 
 
 class Output(NamedTuple):
@@ -42,8 +40,8 @@ class Output(NamedTuple):
 
 
 def build(
-    observation_space: gym.Space,
-    action_space: gym.Space,
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
     config: NetConfig | None = None,
     mask_size: int | None = None,
     seed: int | None = None,
@@ -60,29 +58,22 @@ def build(
             f"action masks have {mask_size} entries, but the policy over {action_space} has "
             f"{head.mask_size or 'no'} logits"
         )
-    if seed is None:
-        return ActorCritic(observation_space, head, config)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return ActorCritic(observation_space, head, config)
 
 
 class ActorCritic(nn.Module):
     """See the module. ``head`` (an ActionHead) samples and judges actions from the parameters this net gives."""
 
-    def __init__(self, observation_space: gym.Space, head: ActionHead, config: NetConfig) -> None:
+    def __init__(self, observation_space: gym.Space[Any], head: ActionHead, config: NetConfig) -> None:
         super().__init__()
         self.head = head
-        self.torso = encoder(observation_space, config)
-        width = self.torso.features + (head.encoded + 1 if config.prev_action_reward else 0)
-        self.core = LSTMCore(width, config.lstm_size) if config.recurrent == "lstm" else PassThrough(width)
+        self.trunk = Trunk(observation_space, config, head.encode, head.encoded)
         self.value_torso = encoder(observation_space, config) if config.separate_value else None
-        self._uses_previous = config.prev_action_reward
         P = head.outputs
-        self.out = nn.Linear(self.core.features, P if config.separate_value else P + 1)
-        orthogonal(self.out)
+        self.out = orthogonal(nn.Linear(self.trunk.features, P if config.separate_value else P + 1))
         nn.init.orthogonal_(self.out.weight.data[:P], 0.01)
-        if config.separate_value:
+        if self.value_torso is not None:
             self.value_out = orthogonal(nn.Linear(self.value_torso.features, 1), 1.0)
         else:
             nn.init.orthogonal_(self.out.weight.data[P:], 1.0)
@@ -91,11 +82,11 @@ class ActorCritic(nn.Module):
     @property
     def recurrent(self) -> bool:
         """Whether there is a state to carry."""
-        return isinstance(self.core, LSTMCore)
+        return self.trunk.recurrent
 
     def initial_state(self, B: int) -> State:
         """State before the first step of an episode; {} for feed-forward nets."""
-        return self.core.initial_state(B)
+        return self.trunk.initial_state(B)
 
     def unroll(
         self,
@@ -107,18 +98,10 @@ class ActorCritic(nn.Module):
         all_states: bool = False,
     ) -> Output:
         """A sequence [T, B, ...]. ``all_states`` also returns the state after every step (for final_values)."""
-        T, B = lead(observation)
-        folded = fold(observation)
-        x = self.torso(folded)
-        if self._uses_previous:
-            previous = previous_step(self.head.encode, first, prev_action, prev_reward)
-            x = torch.cat([x, previous.flatten(0, 1)], 1)
-        states: State = {}
-        if self.recurrent:
-            x, state, states = self.core(x.unflatten(0, (T, B)), state, first)
-            x = x.flatten(0, 1)
-        params, value = self._read(x, folded)
-        return Output(params.unflatten(0, (T, B)), value.unflatten(0, (T, B)), state, states if all_states else None)
+        x, state, states = self.trunk.unroll(observation, first, state, prev_action, prev_reward)
+        params, value = self._read(x.flatten(0, 1), None if self.value_torso is None else fold(observation))
+        T, B = x.shape[:2]
+        return Output(params.view(T, B, params.shape[1]), value.view(T, B), state, states if all_states else None)
 
     @torch.no_grad()
     def step(
@@ -130,10 +113,7 @@ class ActorCritic(nn.Module):
         prev_reward: Tensor | None = None,
     ) -> Output:
         """One step [B, ...] for acting, without gradients. ``first=None`` means that no episode starts."""
-        x = self.torso(observation)
-        if self._uses_previous:
-            x = torch.cat([x, previous_step(self.head.encode, first, prev_action, prev_reward)], 1)
-        x, state = self.core.step(x, state, first)
+        x, state = self.trunk.step(observation, first, state, prev_action, prev_reward)
         params, value = self._read(x, observation)
         return Output(params, value, state)
 

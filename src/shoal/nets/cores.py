@@ -12,6 +12,7 @@ weights is one product over all steps instead of T small ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ State = dict[str, Tensor]
 
 
 def autocasting() -> bool:
-    """Whether results are being rounded, on a GPU or on a CPU."""
+    """Whether autocast is on (lower precision), on a GPU or on a CPU."""
     return torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu")
 
 
@@ -69,7 +70,7 @@ class LSTMCore(nn.Module):
         """Process a sequence; ``first=None`` means that no episode starts in it."""
         gates = F.linear(x, self.weight_x, self.bias).to(self.bias.dtype)  # under autocast too
         keep = None if first is None else (~first).unsqueeze(-1).to(gates.dtype)
-        hs, cs = _Recurrence.apply(gates, self.weight_h, state["h"], state["c"], keep)
+        hs, cs = _recur(gates, self.weight_h, state["h"], state["c"], keep)
         return hs, {"h": hs[-1], "c": cs[-1]}, {"h": hs, "c": cs}
 
     def step(self, x: Tensor, state: State, first: Tensor | None) -> tuple[Tensor, State]:
@@ -146,6 +147,9 @@ class _Recurrence(torch.autograd.Function):
                 d_h.mul_(keep[t])
         d_weight = d_gates.flatten(0, 1).t() @ h_prev.flatten(0, 1) if ctx.needs_input_grad[1] else None
         return d_gates, d_weight, d_h, d_c, None
+
+
+_recur: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]] = _Recurrence.apply
 
 
 def _local_derivatives(acts: Tensor, cs: Tensor, c_prev: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -9,9 +9,9 @@ is only a view, since the convolutions run channels-last anyway.
 
 from __future__ import annotations
 
-import importlib
+import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -21,77 +21,76 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from shoal.errors import ConfigError
-from shoal.nets.config import NetConfig
+from shoal.nets.net_config import NetConfig
 from shoal.nets.torsos import MLP, ImpalaResNet, NatureCNN, SmallConv
+from shoal.nets.user_module import Observation, UserModule, children, user_module
 
-__all__ = ["Encoder", "encoder", "zeros_like_space"]
+__all__ = ["Encoder", "Observation", "encoder"]
 
-Observation = Any  # a tensor, or nested dictionaries of tensors
+CNN: TypeAlias = NatureCNN | ImpalaResNet | SmallConv
+CNNS: dict[str, type[CNN]] = {"nature": NatureCNN, "impala": ImpalaResNet, "small_conv": SmallConv}
+Leaf: TypeAlias = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+Path: TypeAlias = tuple[str, ...]  # of a leaf in nested dictionaries
 
-CNNS: dict[str, Any] = {"nature": NatureCNN, "impala": ImpalaResNet, "small_conv": SmallConv}
 
-
-def encoder(space: gym.Space, config: NetConfig) -> nn.Module:
-    """The torso for an observation space: the user's own, or an Encoder. Has ``features``."""
-    return _own(space, config.module) if config.module is not None else Encoder(space, config)
+def encoder(space: gym.Space[Any], config: NetConfig) -> Encoder | UserModule:
+    """The torso for an observation space: the user's own module, or an Encoder."""
+    return user_module(space, config.module) if config.module is not None else Encoder(space, config)
 
 
 class Encoder(nn.Module):
     """observation [N, ...] (tensor or nested dict) -> features [N, F]."""
 
-    def __init__(self, space: gym.Space, config: NetConfig) -> None:
+    def __init__(self, space: gym.Space[Any], config: NetConfig) -> None:
         super().__init__()
         leaves = list(_leaves(space))
-        images = [leaf for leaf in leaves if _is_image(leaf[1], config.torso)]
-        vectors = [leaf for leaf in leaves if not any(leaf is image for image in images)]
+        images = [(path, leaf) for path, leaf in leaves if isinstance(leaf, spaces.Box) and _is_image(leaf, config.torso)]
+        of_images = {path for path, _ in images}
+        vectors = [(path, leaf) for path, leaf in leaves if path not in of_images]
         if config.torso in CNNS and not images:
-            raise ConfigError(
-                f"net.torso = {config.torso!r} reads images, but no part of the observation {space} is one"
-            )
-        self.cnns = nn.ModuleList()
-        self._images: list[tuple[tuple[str, ...], bool]] = []
+            raise ConfigError(f"--net.torso {config.torso} reads images, but no part of the observation {space} is one; drop it")
+        self._images: list[tuple[Path, bool, CNN]] = []  # faster to walk than a ModuleList
         for path, leaf in images:
-            shape, moved = _image_shape(leaf.shape)
-            self.cnns.append(_cnn(shape, config.torso))
-            self._images.append((path, moved))
+            shape, channels_last = _image_shape(leaf.shape)
+            self._images.append((path, channels_last, _cnn(shape, config.torso)))
+        self.cnns = nn.ModuleList(cnn for _, _, cnn in self._images)
         self._vectors = [(path, _Floats(leaf)) for path, leaf in vectors]
         width = sum(floats.size for _, floats in self._vectors)
         self.mlp = MLP(width, config.hidden, config.activation) if width else None
-        self.features = sum(cnn.features for cnn in self.cnns) + (self.mlp.features if self.mlp else 0)
+        self.features = sum(cnn.features for _, _, cnn in self._images) + (self.mlp.features if self.mlp is not None else 0)
         if self.features == 0:
             raise ConfigError(f"the observation space {space} is empty; there is nothing to learn from")
         self._plain = len(leaves) == 1 and not images and self._vectors[0][1].plain and not leaves[0][0]
-        self._cnns = list(self.cnns)
 
     def forward(self, observation: Observation) -> Tensor:
-        if self._plain:  # one vector of float32: nothing to convert
-            return self.mlp(observation)
-        parts = []
-        for (path, moved), cnn in zip(self._images, self._cnns, strict=True):
+        mlp = self.mlp
+        if mlp is not None and self._plain:  # one vector of float32: nothing to convert
+            features: Tensor = mlp(observation)
+            return features
+        parts: list[Tensor] = []
+        for path, channels_last, cnn in self._images:
             image = _pick(observation, path)
             if image.dim() == 3:
                 image = image.unsqueeze(1)
-            parts.append(cnn(image.permute(0, 3, 1, 2) if moved else image))
-        if self.mlp is not None:
+            parts.append(cnn(image.permute(0, 3, 1, 2) if channels_last else image))
+        if mlp is not None:
             floats = [floats(_pick(observation, path)) for path, floats in self._vectors]
-            parts.append(self.mlp(floats[0] if len(floats) == 1 else torch.cat(floats, 1)))
+            parts.append(mlp(floats[0] if len(floats) == 1 else torch.cat(floats, 1)))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
 class _Floats:
     """One leaf as float32 [N, size]."""
 
-    def __init__(self, space: gym.Space) -> None:
-        self.nvec: list[int] | None = None
-        self.scale = 1.0
-        self.plain = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype == np.float32
-        if isinstance(space, spaces.Discrete):
-            self.nvec = [int(space.n)]
-        elif isinstance(space, spaces.MultiDiscrete):
-            self.nvec = space.nvec.ravel().tolist()
-        elif isinstance(space, spaces.Box) and space.dtype == np.uint8:
-            self.scale = 1 / 255
-        self.size = sum(self.nvec) if self.nvec is not None else int(np.prod(space.shape))
+    def __init__(self, leaf: Leaf) -> None:
+        self.nvec: list[int] | None = None  # sizes of the one-hot parts, of discrete leaves
+        self.plain = isinstance(leaf, spaces.Box) and len(leaf.shape) == 1 and leaf.dtype == np.float32
+        self.scale = 1 / 255 if isinstance(leaf, spaces.Box) and leaf.dtype == np.uint8 else 1.0
+        if isinstance(leaf, spaces.Discrete):
+            self.nvec = [int(leaf.n)]
+        elif isinstance(leaf, spaces.MultiDiscrete):
+            self.nvec = [int(n) for n in leaf.nvec.ravel()]
+        self.size = sum(self.nvec) if self.nvec is not None else math.prod(leaf.shape or ())
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.reshape(x.shape[0], self.size if self.nvec is None else len(self.nvec))
@@ -100,25 +99,25 @@ class _Floats:
         return torch.cat([F.one_hot(part.long(), n) for part, n in zip(x.unbind(1), self.nvec, strict=True)], 1).float()
 
 
-def _leaves(space: gym.Space, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], gym.Space]]:
+def _leaves(space: gym.Space[Any], path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        items = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        for key, part in items:
-            yield from _leaves(part, (*path, str(key)))
+        for key, part in children(space):
+            yield from _leaves(part, (*path, key))
     elif isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         yield path, space
     else:
         raise ConfigError(f"observation space {type(space).__name__} at {'.'.join(path) or 'the top'} is not supported")
 
 
-def _pick(observation: Observation, path: tuple[str, ...]) -> Tensor:
+def _pick(observation: Observation, path: Path) -> Tensor:
     for key in path:
         observation = observation[key]
-    return observation
+    leaf: Tensor = observation
+    return leaf
 
 
-def _is_image(space: gym.Space, torso: str) -> bool:
-    if torso == "mlp" or not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3):
+def _is_image(space: spaces.Box, torso: str) -> bool:
+    if torso == "mlp" or len(space.shape) not in (2, 3):
         return False
     if torso in CNNS:
         return True
@@ -137,69 +136,7 @@ def _image_shape(shape: Sequence[int]) -> tuple[tuple[int, int, int], bool]:
     return ((c, a, b), True) if channels_last else ((a, b, c), False)
 
 
-def _cnn(shape: tuple[int, int, int], torso: str) -> nn.Module:
+def _cnn(shape: tuple[int, int, int], torso: str) -> CNN:
     if torso == "auto":
         torso = "nature" if min(shape[1:]) >= 36 else "small_conv"
     return CNNS[torso](shape)
-
-
-# --- a torso of the user's own ---
-
-
-def _own(space: gym.Space, module: str | type) -> nn.Module:
-    cls = _load(module) if isinstance(module, str) else module
-    name = f"net.module = {module if isinstance(module, str) else cls.__name__}"
-    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise ConfigError(f"{name} is {cls!r}, not a class derived from torch.nn.Module")
-    try:
-        torso = cls(space)
-        with torch.no_grad():
-            features = torso(zeros_like_space(space, 2))
-    except Exception as error:
-        raise ConfigError(
-            f"{name} failed on the observation space {space}: {type(error).__name__}: {error}; it is made with "
-            "(observation_space) and called with a batch of observations, for instance of shape "
-            f"{_shapes(zeros_like_space(space, 2))}"
-        ) from error
-    if (
-        not isinstance(features, Tensor)
-        or features.dim() != 2
-        or features.shape[0] != 2
-        or not features.is_floating_point()
-    ):
-        got = f"{features.dtype} {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
-        raise ConfigError(f"{name} returned {got} for 2 observations; it must return floats [2, F]")
-    if getattr(torso, "features", features.shape[1]) != features.shape[1]:
-        raise ConfigError(f"{name} says features = {torso.features}, but returned {features.shape[1]} of them")
-    torso.features = features.shape[1]
-    return torso
-
-
-def _load(spec: str) -> Any:
-    package, _, name = spec.partition(":")
-    if not package or not name:
-        raise ConfigError(f"net.module = {spec!r}: write it as package.module:Class")
-    try:
-        return getattr(importlib.import_module(package), name)
-    except ImportError as error:
-        raise ConfigError(
-            f"net.module = {spec!r}: cannot import {package!r} ({error}); "
-            "run from the directory that holds it, or install it"
-        ) from error
-    except AttributeError as error:
-        raise ConfigError(f"net.module = {spec!r}: {package!r} has no class {name!r}") from error
-
-
-def zeros_like_space(space: gym.Space, rows: int) -> Observation:
-    """A batch of zero observations ``[rows, ...]``, nested as the stream's observations are."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        items = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        return {str(key): zeros_like_space(part, rows) for key, part in items}
-    dtype = np.float32 if space.dtype == np.float64 else space.dtype
-    return torch.from_numpy(np.zeros((rows, *space.shape), dtype))
-
-
-def _shapes(observation: Observation) -> Any:
-    if isinstance(observation, dict):
-        return {key: _shapes(part) for key, part in observation.items()}
-    return tuple(observation.shape)

@@ -9,7 +9,7 @@ that their Parameters are permuted views with channels-last strides and the conv
     grad.zero_(); loss.backward(); clip_by_global_norm_(grad, 0.5); adam_(flat, grad, ...)
 
 Initialise before flattening, and afterwards never call anything that replaces parameters or gradients: `.to()`,
-`zero_grad(set_to_none=True)` (the default!), `load_state_dict(assign=True)`. `intact` tells whether it still holds.
+`zero_grad(set_to_none=True)` (the default!), `load_state_dict(assign=True)`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["adopt", "flat_grad", "flatten", "intact"]
+__all__ = ["adopt", "flat_grad", "flatten"]
 
 
 @torch.no_grad()
-def flatten(module: nn.Module, into: Tensor | None = None) -> Tensor:
-    """Move all parameters into one flat vector (a new one, or ``into``, e.g. in shared memory) and return it."""
-    size = sum(p.numel() for p in module.parameters())
-    flat = _vector(module, size, into)
+def flatten(module: nn.Module) -> Tensor:
+    """Move all parameters into one new flat vector and return it."""
+    flat = _vector(module)
     for p, view in _views(module, flat):
         view.copy_(p)
         p.data = view
@@ -33,43 +32,31 @@ def flatten(module: nn.Module, into: Tensor | None = None) -> Tensor:
 
 def adopt(module: nn.Module, flat: Tensor) -> Tensor:
     """Let all parameters be views of ``flat``, with the values that are there: others may be using it already."""
-    _vector(module, sum(p.numel() for p in module.parameters()), flat)
+    size = _size(module)
+    if flat.shape != (size,) or flat.dtype != torch.float32 or not flat.is_contiguous():
+        raise ValueError(
+            f"adopt: the module has {size} parameters, but `flat` is {tuple(flat.shape)} of {flat.dtype}; "
+            "give a contiguous float32 vector of that size"
+        )
     for p, view in _views(module, flat):
         p.data = view
     return flat
 
 
-def flat_grad(module: nn.Module, into: Tensor | None = None) -> Tensor:
+def flat_grad(module: nn.Module) -> Tensor:
     """One zeroed flat gradient whose pieces are every parameter's ``.grad``; backward adds into it. Call it once."""
-    size = sum(p.numel() for p in module.parameters())
-    flat = _vector(module, size, into).zero_()
+    flat = _vector(module).zero_()
     for p, view in _views(module, flat):
         p.grad = view
     return flat
 
 
-def intact(module: nn.Module, flat: Tensor, grad: Tensor | None = None) -> bool:
-    """Whether every parameter (and gradient) still is the view that flatten (and flat_grad) made."""
-    for p, view in _views(module, flat):
-        if p.data_ptr() != view.data_ptr() or p.stride() != view.stride():
-            return False
-    if grad is not None:
-        for p, view in _views(module, grad):
-            if p.grad is None or p.grad.data_ptr() != view.data_ptr() or p.grad.stride() != view.stride():
-                return False
-    return True
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
 
 
-def _vector(module: nn.Module, size: int, into: Tensor | None) -> Tensor:
-    device = next(module.parameters()).device
-    if into is None:
-        return torch.empty(size, dtype=torch.float32, device=device)
-    if into.shape != (size,) or into.dtype != torch.float32 or not into.is_contiguous():
-        raise ValueError(
-            f"flatten: the module has {size} parameters, but `into` is {tuple(into.shape)} of {into.dtype}; "
-            "give a contiguous float32 vector of that size"
-        )
-    return into
+def _vector(module: nn.Module) -> Tensor:
+    return torch.empty(_size(module), dtype=torch.float32, device=next(module.parameters()).device)
 
 
 def _views(module: nn.Module, flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]:

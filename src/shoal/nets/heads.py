@@ -1,6 +1,6 @@
 """Action heads: what the policy parameters ``[..., P]`` mean for an action space.
 
-A head owns no weights. Actions are canonical (`shoal.envs.spaces`): Discrete counts from 0, MultiDiscrete and
+A head owns no weights. Actions are canonical (`shoal.envs.space_codecs`): Discrete counts from 0, MultiDiscrete and
 MultiBinary are flat ``[..., len(nvec)]``, Box actions are in the environment's own units and unclipped (the stream
 clips them). ``mask`` is bool ``[..., logits]``, True where legal; ``mix`` is the share of uniform actions per row (see
 `shoal.ops.distributions.mix_uniform`): with it, log-probabilities are those of the mixture that acted.
@@ -9,7 +9,7 @@ clips them). ``mask`` is bool ``[..., logits]``, True where legal; ``mix`` is th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import gymnasium as gym
 import torch
@@ -20,7 +20,8 @@ from torch import Generator, Tensor
 from shoal.errors import ConfigError
 from shoal.ops import distributions as dist
 
-__all__ = ["ActionHead", "Categorical", "Gaussian", "MultiCategorical", "TanhGaussian", "action_head"]
+__all__ = ["ActionHead", "ActionRange", "Categorical", "Gaussian", "LatentActionHead", "MultiCategorical", "TanhGaussian",
+           "action_head"]
 
 
 class ActionHead(Protocol):
@@ -29,9 +30,9 @@ class ActionHead(Protocol):
     size: int
     """P, parameters of the policy."""
     outputs: int
-    """Of these, how many the net computes; the rest is a learnt vector that no state changes (log std)."""
+    """How many of them the net computes; the rest is a learnt vector that does not depend on the state (log std)."""
     mask_size: int
-    """Length of an action mask; 0 where there cannot be one."""
+    """Length of an action mask; 0 if these actions cannot have one."""
     encoded: int
     """Length of what `encode` gives."""
 
@@ -52,6 +53,33 @@ class ActionHead(Protocol):
     def mode(self, params: Tensor, mask: Tensor | None = None) -> Tensor: ...
     def encode(self, action: Tensor) -> Tensor:
         """Floats ``[..., encoded]`` for a net that sees its previous action."""
+        ...
+
+
+@runtime_checkable
+class LatentActionHead(ActionHead, Protocol):
+    """A head that squashes a latent action. Log-probabilities are exact only from the latent action: rounding loses it.
+
+    Where log-probabilities of two policies are compared (importance ratios), record the latent action and use these methods.
+    """
+
+    latent_size: int
+    """Length of a latent action."""
+
+    def sample_latent(self, params: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Latent actions ``[..., latent_size]`` and the log-probabilities of `squash` of them."""
+        ...
+
+    def latent_mode(self, params: Tensor) -> Tensor:
+        """The latent action of `mode`."""
+        ...
+
+    def squash(self, latent: Tensor) -> Tensor:
+        """The actions of latent actions."""
+        ...
+
+    def latent_log_prob(self, params: Tensor, latent: Tensor) -> Tensor:
+        """Log-probabilities of `squash` of these latent actions: to the bit those of `sample_latent` for the same params."""
         ...
 
 
@@ -148,64 +176,105 @@ class Gaussian:
         self, params: Tensor, generator: Generator | None = None, mask: Tensor | None = None, mix: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         _refuse(mask, mix)
-        mean, log_std = params.chunk(2, -1)
+        mean, log_std = _halves(params)
         action = dist.gaussian_sample(mean, log_std, generator)
         return self._shaped(action), dist.gaussian_log_prob(mean, log_std, action)
 
     def log_prob(self, params: Tensor, action: Tensor, mask: Tensor | None = None, mix: Tensor | None = None) -> Tensor:
         _refuse(mask, mix)
-        return dist.gaussian_log_prob(*params.chunk(2, -1), self._flat(action))
+        return dist.gaussian_log_prob(*_halves(params), self._flat(action))
 
     def entropy(self, params: Tensor, mask: Tensor | None = None) -> Tensor:
-        return dist.gaussian_entropy(*params.chunk(2, -1))
+        return dist.gaussian_entropy(*_halves(params))
 
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None = None) -> Tensor:
-        return dist.gaussian_kl(*params.chunk(2, -1), *other.chunk(2, -1))
+        return dist.gaussian_kl(*_halves(params), *_halves(other))
 
     def mode(self, params: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self._shaped(params.chunk(2, -1)[0])
+        return self._shaped(_halves(params)[0])
 
     def encode(self, action: Tensor) -> Tensor:
         return self._flat(action).float()
 
 
+class ActionRange:
+    """The range [low, high] of bounded Box actions, and [-1, 1] scaled to it. Actions are flat here: [..., D]."""
+
+    def __init__(self, space: spaces.Box, who: str, instead: str) -> None:
+        low, high = torch.as_tensor(space.low).float().flatten(), torch.as_tensor(space.high).float().flatten()
+        if not bool(torch.isfinite(high - low).all()):
+            raise ConfigError(f"{who} needs bounded actions, but the action space is {space}; {instead}")
+        if not bool((high > low).all()):
+            raise ConfigError(f"{who} needs bounds that leave a choice, but the action space {space} has a lower bound that is not "
+                              "below the upper one; drop that part of the action")
+        middle, half = (low + high) / 2, (high - low) / 2
+        self._copies = {middle.device: (middle, half)}
+        self.log_volume = float(half.log().sum())
+        """The logarithm of how much scaling from [-1, 1] changes a volume."""
+
+    def scaled(self, unit: Tensor) -> Tensor:
+        """From [-1, 1] to the range."""
+        middle, half = self._on(unit.device)
+        return middle + half * unit
+
+    def unit(self, action: Tensor) -> Tensor:
+        """From the range to [-1, 1]."""
+        middle, half = self._on(action.device)
+        return (action - middle) / half
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Middle and half width. Each device keeps its copy: CUDA graphs read them there, and cannot capture the copying."""
+        if device not in self._copies:
+            middle, half = next(iter(self._copies.values()))
+            self._copies[device] = middle.to(device), half.to(device)
+        return self._copies[device]
+
+
 class TanhGaussian(Gaussian):
-    """Box actions squashed into their bounds: tanh of a Gaussian, scaled to [low, high]."""
+    """Box actions squashed into their bounds: tanh of a Gaussian, scaled to [low, high].
+
+    KL is that of the Gaussians, since both are squashed by the same map; `mode` is the median.
+    """
 
     def __init__(self, space: spaces.Box, state_std: bool = False) -> None:
         super().__init__(space.shape, state_std)
-        low, high = torch.as_tensor(space.low).float().flatten(), torch.as_tensor(space.high).float().flatten()
-        if not bool(torch.isfinite(high - low).all()):
-            raise ConfigError(
-                f"net.continuous = 'tanh_gaussian' needs bounded actions, but the action space is {space}; "
-                "use net.continuous = 'gaussian'"
-            )
-        self._middle, self._half = (low + high) / 2, (high - low) / 2
-        self._log_scale = float(self._half.log().sum())
+        self._range = ActionRange(space, "--net.continuous tanh_gaussian", "use --net.continuous gaussian")
+        self.latent_size = self.encoded
 
     def sample(
         self, params: Tensor, generator: Generator | None = None, mask: Tensor | None = None, mix: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         _refuse(mask, mix)
-        unit, log_prob = dist.tanh_gaussian_sample_and_log_prob(*params.chunk(2, -1), generator)
-        return self._scaled(unit), log_prob - self._log_scale
+        latent, log_prob = self.sample_latent(params, generator)
+        return self.squash(latent), log_prob
 
     def log_prob(self, params: Tensor, action: Tensor, mask: Tensor | None = None, mix: Tensor | None = None) -> Tensor:
+        """For actions whose latent action is not known; less exact where tanh is saturated."""
         _refuse(mask, mix)
-        unit = (self._flat(action) - self._middle.to(params.device)) / self._half.to(params.device)
-        return dist.tanh_gaussian_log_prob(*params.chunk(2, -1), unit) - self._log_scale
+        unit = self._range.unit(self._flat(action))
+        return dist.tanh_gaussian_log_prob(*_halves(params), unit) - self._range.log_volume
 
     def entropy(self, params: Tensor, mask: Tensor | None = None) -> Tensor:
-        return dist.tanh_gaussian_entropy(*params.chunk(2, -1)) + self._log_scale
+        return dist.tanh_gaussian_entropy(*_halves(params)) + self._range.log_volume
 
     def mode(self, params: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self._scaled(dist.tanh_gaussian_mode(*params.chunk(2, -1)))
+        return self.squash(self.latent_mode(params))
 
-    def _scaled(self, unit: Tensor) -> Tensor:
-        return self._shaped(self._middle.to(unit.device) + self._half.to(unit.device) * unit)
+    def sample_latent(self, params: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
+        latent = dist.gaussian_sample(*_halves(params), generator)
+        return latent, self.latent_log_prob(params, latent)
+
+    def latent_mode(self, params: Tensor) -> Tensor:
+        return _halves(params)[0]
+
+    def squash(self, latent: Tensor) -> Tensor:
+        return self._shaped(self._range.scaled(torch.tanh(latent)))
+
+    def latent_log_prob(self, params: Tensor, latent: Tensor) -> Tensor:
+        return dist.tanh_gaussian_latent_log_prob(*_halves(params), latent) - self._range.log_volume
 
 
-def action_head(space: gym.Space, continuous: str = "gaussian") -> ActionHead:
+def action_head(space: gym.Space[Any], continuous: str = "gaussian") -> ActionHead:
     """The head of an action space; ``continuous`` is NetConfig.continuous."""
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n))
@@ -217,10 +286,16 @@ def action_head(space: gym.Space, continuous: str = "gaussian") -> ActionHead:
         if continuous == "tanh_gaussian":
             return TanhGaussian(space, state_std=True)
         return Gaussian(space.shape, state_std=continuous == "gaussian_state_std")
-    raise ConfigError(f"action space {space} has no policy head; use Discrete, MultiDiscrete, MultiBinary or Box")
+    raise ConfigError(f"the action space {space} has no policy head; use Discrete, MultiDiscrete, MultiBinary or Box")
+
+
+def _halves(params: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and log std."""
+    mean, log_std = params.chunk(2, -1)
+    return mean, log_std
 
 
 def _refuse(mask: Tensor | None, mix: Tensor | None) -> None:
     if mask is not None or mix is not None:
         what = "an action mask" if mask is not None else "a mixture with uniform actions"
-        raise ConfigError(f"Box actions cannot have {what}; it needs Discrete or MultiDiscrete actions")
+        raise ConfigError(f"Box actions cannot have {what}; only Discrete and MultiDiscrete actions can")

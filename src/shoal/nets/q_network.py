@@ -1,17 +1,17 @@
-"""The action-value net: torso, core, and a head that gives one value for each discrete action.
+"""The action-value net: a trunk, and a head that gives one value for each discrete action.
 
-    observation ──torso──> features ──core──> features ──> Q(s, .)                       plain
-                                                       ├── hidden ──> V(s)      ┐
-                                                       └── hidden ──> A(s, .)   ┴──> Q = V + A - mean A     dueling
+    observation ──Trunk──> features ──> Q(s, .)                       plain
+                                   ├── hidden ──> V(s)      ┐
+                                   └── hidden ──> A(s, .)   ┴──> Q = V + A - mean A     dueling
 
-`unroll` and `step` are those of the actor-critic: time folded into the batch for everything but the LSTM, the state and
-the previous action and reward put to zero where an episode starts.
+With atoms (C51) the head gives the logits of a distribution of returns for each action, V and A are those of every atom, and Q is
+the distribution's mean. With noisy_sigma the layers of the head are noisy ones (noisy.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import torch
@@ -19,11 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.errors import ConfigError
-from shoal.nets.config import NetConfig
-from shoal.nets.cores import LSTMCore, PassThrough, State, autocasting
-from shoal.nets.encoder import Observation, encoder
-from shoal.nets.sequences import fold, lead, previous_step
+from shoal.nets.cores import State, autocasting
+from shoal.nets.encoder import Observation
+from shoal.nets.heads import Categorical
+from shoal.nets.net_config import NetConfig
+from shoal.nets.noisy import NoisyHead
 from shoal.nets.torsos import MLP, orthogonal
+from shoal.nets.trunk import Trunk, seeded
+from shoal.ops import c51
 from shoal.ops.value import dueling
 
 __all__ = ["HeadConfig", "QNetwork", "QOutput", "build_q"]
@@ -37,7 +40,15 @@ class HeadConfig:
     hidden: int = 64
     """Units of each stream of a dueling head."""
     zero: bool = False
-    """All action values begin at 0, so that the greedy action is the first one."""
+    """All action values begin at 0 (with atoms in the middle of their range), so that the greedy action is the first one."""
+    atoms: int = 0
+    """Atoms of the distributions of returns; 0 for plain values."""
+    value_min: float = -10.0
+    """What the first atom stands for."""
+    value_max: float = 10.0
+    """What the last atom stands for."""
+    noisy_sigma: float = 0.0
+    """What the deviations of noisy layers begin with; 0 for plain layers."""
 
 
 class QOutput(NamedTuple):
@@ -52,50 +63,64 @@ class QOutput(NamedTuple):
 
 
 def build_q(
-    observation_space: gym.Space, action_space: gym.Space, config: NetConfig, head: HeadConfig, seed: int | None = None
+    observation_space: gym.Space[Any], action_space: gym.Space[Any], config: NetConfig, head: HeadConfig, seed: int | None = None
 ) -> QNetwork:
-    """The net for these spaces. ``seed`` makes the weights reproducible without touching the global generator."""
+    """The net for these spaces. ``seed`` makes the initial weights reproducible without touching the global generator."""
     config.validate()
     if not isinstance(action_space, gym.spaces.Discrete):
         raise ConfigError(f"action values need Discrete actions, but the action space is {action_space}")
-    with torch.random.fork_rng(devices=[]):
-        if seed is not None:
-            torch.manual_seed(seed)
+    with seeded(seed):
         return QNetwork(observation_space, int(action_space.n), config, head)
 
 
 class QNetwork(nn.Module):
-    """See the module. A is the number of actions."""
+    """See the module. A is the number of actions, Z that of atoms."""
 
-    def __init__(self, observation_space: gym.Space, actions: int, config: NetConfig, head: HeadConfig) -> None:
+    support: Tensor
+
+    def __init__(self, observation_space: gym.Space[Any], actions: int, config: NetConfig, head: HeadConfig) -> None:
         super().__init__()
-        self.actions = actions
-        self._uses_previous = config.prev_action_reward
-        self.torso = encoder(observation_space, config)
-        width = self.torso.features + (actions + 1 if config.prev_action_reward else 0)
-        self.core = LSTMCore(width, config.lstm_size) if config.recurrent == "lstm" else PassThrough(width)
-        features = self.core.features
-        if head.dueling:
+        self.actions, self.atoms = actions, head.atoms
+        self.trunk = Trunk(observation_space, config, Categorical(actions).encode, actions)
+        features, gain, each = self.trunk.features, 0.0 if head.zero else 1.0, max(head.atoms, 1)
+        self.streams: MLP | None = None
+        self.noisy: NoisyHead | None = None
+        if head.noisy_sigma > 0:
+            self.noisy = NoisyHead(features, each, actions * each, head.noisy_sigma, gain, head.hidden if head.dueling else 0)
+        elif head.dueling:
             self.streams = MLP(features, (2 * head.hidden,), "relu")  # both hidden layers side by side
-            self.value_out, self.out = nn.Linear(head.hidden, 1), nn.Linear(head.hidden, actions)
-            orthogonal(self.value_out, 0.0 if head.zero else 1.0)
+            self.value_out, self.out = nn.Linear(head.hidden, each), nn.Linear(head.hidden, actions * each)
+            orthogonal(self.value_out, gain)
+            orthogonal(self.out, gain)
         else:
-            self.streams = None
-            self.out = nn.Linear(features, actions)
-        orthogonal(self.out, 0.0 if head.zero else 1.0)
+            self.out = orthogonal(nn.Linear(features, actions * each), gain)
+        support = torch.linspace(head.value_min, head.value_max, head.atoms)
+        self.register_buffer("support", support, persistent=False)  # the atoms [Z]
 
     @property
     def recurrent(self) -> bool:
         """Whether there is a state to carry."""
-        return isinstance(self.core, LSTMCore)
+        return self.trunk.recurrent
+
+    @property
+    def noise_size(self) -> int:
+        """How many normal random numbers the noise of a pass is made of; 0 without noisy layers."""
+        return 0 if self.noisy is None else self.noisy.noise_size
 
     def initial_state(self, B: int) -> State:
         """State before the first step of an episode; {} for feed-forward nets."""
-        return self.core.initial_state(B)
+        return self.trunk.initial_state(B)
 
-    def forward(self, observation: Observation) -> Tensor:
-        """Action values [N, A] of observations [N, ...] that stand alone: nets without memory only."""
-        return self._read(self.torso(observation))
+    def forward(self, observation: Observation, noise: Tensor | None = None) -> Tensor:
+        """Action values [N, A] of single observations [N, ...]: only for nets without memory.
+
+        `noise` [noise_size] is for all rows, [N, noise_size] for each its own; None computes without.
+        """
+        return self._values(self._read(self.trunk.torso(observation), noise))
+
+    def logits(self, observation: Observation, noise: Tensor | None = None) -> Tensor:
+        """With atoms: the logits [N, A, Z] that `forward` gives the means of."""
+        return self._read(self.trunk.torso(observation), noise)
 
     def unroll(
         self,
@@ -105,13 +130,9 @@ class QNetwork(nn.Module):
         prev_action: Tensor | None = None,
         prev_reward: Tensor | None = None,
     ) -> QOutput:
-        """A sequence [T, B, ...]."""
-        T, B = lead(observation)
-        x = self.torso(fold(observation)).unflatten(0, (T, B))
-        if self._uses_previous:
-            x = torch.cat([x, previous_step(self._encode, first, prev_action, prev_reward)], -1)
-        x, state, states = self.core(x, state, first)
-        return QOutput(self._read(x), state, states)
+        """A sequence [T, B, ...], without noise."""
+        x, state, states = self.trunk.unroll(observation, first, state, prev_action, prev_reward)
+        return QOutput(self._values(self._read(x)), state, states)
 
     @torch.no_grad()
     def step(
@@ -122,25 +143,31 @@ class QNetwork(nn.Module):
         prev_action: Tensor | None = None,
         prev_reward: Tensor | None = None,
     ) -> QOutput:
-        """One step [B, ...] for acting, without gradients. ``first=None`` means that no episode starts."""
-        x = self.torso(observation)
-        if self._uses_previous:
-            x = torch.cat([x, previous_step(self._encode, first, prev_action, prev_reward)], 1)
-        x, state = self.core.step(x, state, first)
-        return QOutput(self._read(x), state, {})
+        """One step [B, ...] for acting, without gradients and noise. ``first=None`` means that no episode starts."""
+        x, state = self.trunk.step(observation, first, state, prev_action, prev_reward)
+        return QOutput(self._values(self._read(x)), state, {})
 
-    def _read(self, x: Tensor) -> Tensor:
+    def _values(self, found: Tensor) -> Tensor:
+        return c51.expected(found, self.support) if self.atoms else found
+
+    def _read(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         """In float32 under autocast too: bfloat16 has two to three digits, and the values of two actions may differ by less."""
         if not autocasting():
-            return self._head(x)
+            return self._head(x, noise)
         with torch.autocast(x.device.type, enabled=False):
-            return self._head(x.float())
+            return self._head(x.float(), noise)
 
-    def _head(self, x: Tensor) -> Tensor:
-        if self.streams is None:
-            return F.linear(x, self.out.weight, self.out.bias)
-        value, advantage = self.streams(x).chunk(2, -1)
-        return dueling(self.value_out(value), self.out(advantage))
-
-    def _encode(self, action: Tensor) -> Tensor:
-        return F.one_hot(action.long(), self.actions).float()
+    def _head(self, x: Tensor, noise: Tensor | None) -> Tensor:
+        """Action values [..., A], or with atoms logits [..., A, Z]."""
+        value: Tensor | None = None
+        if self.noisy is not None:
+            value, found = self.noisy(x, noise)
+        elif self.streams is None:
+            found = F.linear(x, self.out.weight, self.out.bias)
+        else:
+            for_value, for_actions = self.streams(x).chunk(2, -1)
+            value, found = self.value_out(for_value), self.out(for_actions)
+        if not self.atoms:
+            return found if value is None else dueling(value, found)
+        found = found.unflatten(-1, (self.actions, self.atoms))
+        return found if value is None else dueling(value.unsqueeze(-2), found, -2)

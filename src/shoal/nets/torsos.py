@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +19,13 @@ from torch import Tensor, nn
 
 from shoal.errors import ConfigError
 
-__all__ = ["MLP", "Conv", "ImpalaResNet", "NatureCNN", "SmallConv", "orthogonal", "tanh", "to_channels_last"]
+__all__ = ["ACTIVATIONS", "MLP", "Conv", "ImpalaResNet", "NatureCNN", "SmallConv", "orthogonal", "set_orthogonal", "tanh",
+           "to_channels_last"]
 
 
 class _Tanh(torch.autograd.Function):
+    """tanh(x) = 2 sigmoid(2x) - 1, with tanh's own derivative."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         y = torch.sigmoid(x + x).mul_(2).sub_(1)
@@ -31,7 +34,11 @@ class _Tanh(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return torch.ops.aten.tanh_backward(grad, *ctx.saved_tensors)
+        slope: Tensor = torch.ops.aten.tanh_backward(grad, *ctx.saved_tensors)
+        return slope
+
+
+_sigmoid_tanh: Callable[[Tensor], Tensor] = _Tanh.apply
 
 
 def tanh(x: Tensor) -> Tensor:
@@ -42,7 +49,7 @@ def tanh(x: Tensor) -> Tensor:
     if x.numel() < 8192 or x.is_cuda:
         return torch.tanh(x)
     if torch.is_grad_enabled() and x.requires_grad:
-        return _Tanh.apply(x)
+        return _sigmoid_tanh(x)
     return torch.sigmoid(x + x).mul_(2).sub_(1)
 
 
@@ -55,9 +62,18 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def orthogonal(layer: nn.Module, gain: float = math.sqrt(2)) -> nn.Module:
+Layer = TypeVar("Layer", bound=nn.Linear | nn.Conv2d)
+
+
+@torch.no_grad()
+def set_orthogonal(weight: Tensor, gain: float) -> None:
+    """Orthogonal weights [outputs, ...], in place."""
+    nn.init.orthogonal_(weight, gain)
+
+
+def orthogonal(layer: Layer, gain: float = math.sqrt(2)) -> Layer:
     """Orthogonal weights, bias 0, in place."""
-    nn.init.orthogonal_(layer.weight, gain)
+    set_orthogonal(layer.weight, gain)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer
@@ -70,14 +86,21 @@ def to_channels_last(image: Tensor) -> Tensor:
 
 
 class Conv(nn.Conv2d):
-    """Channels-last, as its weights lie in the flat vector (`flat.py`); channels-first where somebody turns that off."""
+    """A convolution that runs channels-last, as its weights lie in the flat vector (`flat.py`), unless that is turned off."""
 
     channels_last = True
 
     def forward(self, x: Tensor) -> Tensor:
         if self.channels_last:
             return super().forward(x)
-        return self._conv_forward(x.contiguous(), self.weight.contiguous(), self.bias)
+        y: Tensor = self._conv_forward(x.contiguous(), self.weight.contiguous(), self.bias)
+        return y
+
+
+def _lay_channels_last(module: nn.Module) -> None:
+    for p in module.parameters():
+        if p.dim() == 4:
+            p.data = p.data.contiguous(memory_format=torch.channels_last)
 
 
 def _flat_features(x: Tensor) -> Tensor:
@@ -91,10 +114,10 @@ class MLP(nn.Module):
     def __init__(self, inputs: int, sizes: Sequence[int], activation: str = "tanh") -> None:
         super().__init__()
         widths = [inputs, *sizes]
-        self.layers = nn.ModuleList(orthogonal(nn.Linear(i, o)) for i, o in pairwise(widths))
+        self._layers = [orthogonal(nn.Linear(i, o)) for i, o in pairwise(widths)]  # faster to walk than a ModuleList, when acting
+        self.layers = nn.ModuleList(self._layers)
         self.features = widths[-1]
         self._activation = ACTIVATIONS[activation]
-        self._layers = list(self.layers)  # a ModuleList is slow to walk, and acting on small batches is all overhead
 
     def forward(self, x: Tensor) -> Tensor:  # [N, inputs] -> [N, features]
         for layer in self._layers:
@@ -116,7 +139,7 @@ class NatureCNN(nn.Module):
         )
         height, width = (((((n - 8) // 4 + 1) - 4) // 2 + 1) - 2 for n in shape[1:])
         self.dense = orthogonal(nn.Linear(64 * height * width, self.features))
-        self.to(memory_format=torch.channels_last)
+        _lay_channels_last(self)
 
     def forward(self, image: Tensor) -> Tensor:  # [N, C, H, W] -> [N, 512]
         x = to_channels_last(image)
@@ -135,7 +158,7 @@ class SmallConv(nn.Module):
         channels = _check_image("small_conv", shape, 3)
         self.conv = orthogonal(Conv(channels, 16, 3))
         self.dense = orthogonal(nn.Linear(16 * (shape[1] - 2) * (shape[2] - 2), self.features))
-        self.to(memory_format=torch.channels_last)
+        _lay_channels_last(self)
 
     def forward(self, image: Tensor) -> Tensor:  # [N, C, H, W] -> [N, 128]
         x = torch.relu(self.conv(to_channels_last(image)))
@@ -143,13 +166,16 @@ class SmallConv(nn.Module):
 
 
 class _Residual(nn.Module):
+    """x + two convolutions of x."""
+
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.first = Conv(channels, channels, 3, padding=1)
         self.second = Conv(channels, channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.second(torch.relu(self.first(torch.relu(x))))
+        residual: Tensor = self.second(torch.relu(self.first(torch.relu(x))))
+        return x + residual
 
 
 class ImpalaResNet(nn.Module):
@@ -160,7 +186,8 @@ class ImpalaResNet(nn.Module):
     def __init__(self, shape: Sequence[int], channels: Sequence[int] = (16, 32, 32)) -> None:
         super().__init__()
         inputs = _check_image("impala", shape, 8)
-        sections, height, width = [], shape[1], shape[2]
+        sections: list[nn.Module] = []
+        height, width = shape[1], shape[2]
         for outputs in channels:
             sections.append(
                 nn.Sequential(
@@ -173,7 +200,7 @@ class ImpalaResNet(nn.Module):
             inputs, height, width = outputs, (height + 1) // 2, (width + 1) // 2
         self.sections = nn.Sequential(*sections)
         self.dense = orthogonal(nn.Linear(inputs * height * width, self.features))
-        self.to(memory_format=torch.channels_last)
+        _lay_channels_last(self)
 
     def forward(self, image: Tensor) -> Tensor:  # [N, C, H, W] -> [N, 256]
         x = torch.relu(self.sections(to_channels_last(image)))
@@ -183,7 +210,7 @@ class ImpalaResNet(nn.Module):
 def _check_image(torso: str, shape: Sequence[int], smallest: int) -> int:
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise ConfigError(
-            f"net.torso = {torso!r} needs images (channels, height, width) of at least {smallest} x {smallest}, "
+            f"--net.torso {torso} needs images (channels, height, width) of at least {smallest} x {smallest}, "
             f"but the observation has shape {tuple(shape)}; move the channels to the front or choose another torso"
         )
     return shape[0]

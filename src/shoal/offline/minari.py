@@ -3,14 +3,15 @@
     DATASET/data/metadata.json      spaces, env_spec, total_episodes, data_format
     DATASET/data/main_data.hdf5     episode_<i>/{observations [T + 1], actions, rewards, terminations, truncations [T]}
 
-Observations and actions are brought into the terms of shoal's step stream. An episode that ends with neither flag was cut off by
-whoever recorded it: it counts as truncated, and its last observation is there. h5py alone is needed, not minari.
+Observations and actions are converted to canonical form. An episode that ends with neither flag was cut off during recording: it
+counts as truncated, and its last observation is there. Reading needs only h5py, not minari.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from shoal.envs.spaces import ActionCodec, BadValue, Layout
+from shoal.envs.space_codecs import ActionCodec, BadValue, ObservationCodec
 from shoal.errors import ConfigError
-from shoal.offline.episodes import About, Episode, Spread, action_dtype, check_episode
+from shoal.offline.recorded_episodes import Episode, RecordingInfo, Statistics, action_dtype, check_episode
 
 __all__ = ["MinariDataset", "is_minari"]
 
@@ -36,7 +37,7 @@ def is_minari(path: Path) -> bool:
 
 
 class MinariDataset:
-    """A recording that Minari has made."""
+    """A recording made by Minari."""
 
     def __init__(self, path: Path) -> None:
         folder = _data_folder(path)
@@ -45,30 +46,30 @@ class MinariDataset:
         try:
             meta = json.loads((folder / META).read_text(encoding="utf-8"))
             if meta.get("data_format", "hdf5") != "hdf5":
-                raise ConfigError(f"{path} keeps its data as {meta['data_format']}, and shoal reads hdf5; make it with "
-                                  'data_format="hdf5"')
+                raise ConfigError(f"{path} stores its data as {meta['data_format']}, but shoal reads only hdf5; create the "
+                                  'dataset with data_format="hdf5"')
             observation, action = (_space(json.loads(meta[f"{name}_space"])) for name in ("observation", "action"))
             env = json.loads(meta["env_spec"])["id"] if meta.get("env_spec") else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{folder / META} cannot be read: {error!r}; give the folder of a Minari dataset") from None
+            raise ConfigError(f"cannot read {folder / META}: {error!r}; give the folder of a Minari dataset") from None
         if meta.get("jpeg_encoding", True) and _images(observation):
-            raise ConfigError(f"{path} keeps images as JPEG, which is not what the environment showed; make it with "
-                              "jpeg_encoding=False")
-        self._layout, self._codec = Layout(observation), ActionCodec(action)
-        self.about = About(env, self._layout.space, self._codec.space, self._codec.mask_size if self._layout.masked else 0,
-                           kind="minari", nbytes=self._file.stat().st_size if self._file.is_file() else 0,
-                           made=({"source": str(meta.get("algorithm_name") or "Minari"), "dataset": meta.get("dataset_id")},))
+            raise ConfigError(f"{path} stores images as JPEG, which loses detail; create the dataset with jpeg_encoding=False")
+        self._observation_codec, self._action_codec = ObservationCodec(observation), ActionCodec(action)
+        source = {"source": str(meta.get("algorithm_name") or "Minari"), "dataset": meta.get("dataset_id")}
+        self.info = RecordingInfo(env, self._observation_codec.space, self._action_codec.space,
+                                  self._action_codec.mask_size if self._observation_codec.masked else 0, kind="minari",
+                                  nbytes=self._file.stat().st_size if self._file.is_file() else 0, made=(source,))
         self._summarise()
 
     def _open(self) -> Any:
         try:
             import h5py
         except ImportError:
-            raise ConfigError(f"{self.path} is a Minari dataset, and reading one needs h5py: pip install 'shoal[minari]'") from None
+            raise ConfigError(f"{self.path} is a Minari dataset; reading it needs h5py: pip install 'shoal[minari]'") from None
         try:
             return h5py.File(self._file, "r")
         except OSError as error:
-            raise ConfigError(f"{self._file} cannot be read: {error}; download the dataset again") from None
+            raise ConfigError(f"cannot read {self._file}: {error}; download the dataset again") from None
 
     def _summarise(self) -> None:
         """Counts and returns: the rewards of all episodes."""
@@ -79,40 +80,45 @@ class MinariDataset:
                 rewards = [np.asarray(file[name]["rewards"]) for name in self._names]
                 ended = sum(bool(file[name]["terminations"][-1]) for name in self._names if len(file[name]["terminations"]))
             except KeyError as error:
-                raise ConfigError(f"{self._file} has an episode that is not whole: {error}; download the dataset again") from None
+                raise ConfigError(f"{self._file} has an incomplete episode: {error}; download the dataset again") from None
         if not rewards:
             raise ConfigError(f"{self.path} has no episodes; give a dataset that has some")
         lengths = np.array([len(one) for one in rewards])
-        about = vars(self.about) | {"episodes": len(rewards), "steps": int(lengths.sum()), "terminated": ended,
-                                    "returns": Spread.of(np.array([one.sum() for one in rewards])), "lengths": Spread.of(lengths)}
-        self.about = About(**about)
+        self.info = replace(self.info, episodes=len(rewards), steps=int(lengths.sum()), terminated=ended,
+                            returns=Statistics.of(np.array([one.sum() for one in rewards])), lengths=Statistics.of(lengths))
 
-    def episodes(self) -> Iterator[Episode]:
+    def episodes(self, order: np.random.Generator | None = None) -> Iterator[Episode]:
         with self._open() as file:
-            for name in self._names:
+            for at in range(len(self._names)) if order is None else order.permutation(len(self._names)).tolist():
+                name = self._names[at]
                 where = f"{self.path}, {name}"
                 try:
                     episode = self._episode(file[name])
                 except (BadValue, KeyError, ValueError) as error:
-                    raise ConfigError(f"{where}: {error}; take the episode out") from None
-                check_episode(episode, self.about, where)
+                    raise ConfigError(f"{where}: {error}; remove the episode") from None
+                check_episode(episode, self.info, where)
                 yield episode
 
     def _episode(self, group: Any) -> Episode:
         T = len(group["rewards"])
-        raw = _read(group["observations"], self._layout.raw_space)
+        raw = _read(group["observations"], self._observation_codec.raw_space)
         terminated = np.asarray(group["terminations"], bool)
         truncated = np.asarray(group["truncations"], bool) & ~terminated
         if T and not terminated[-1]:
             truncated[-1] = True
-        masks = self._codec.mask(raw["action_mask"][:T], (T,)) if self._layout.masked else None
-        action = self._codec.executed(np.asarray(group["actions"]), (T,)).astype(action_dtype(self._codec.space), copy=False)
-        observation = self._layout.tree(self._layout.batch(raw, T + 1))
-        return Episode(observation, action, np.asarray(group["rewards"], np.float32), terminated, truncated, masks)
+        masks = self._action_codec.mask(raw["action_mask"], (T + 1,)) if self._observation_codec.masked else None
+        action = self._action_codec.canonical(np.asarray(group["actions"]), (T,))
+        action = action.astype(action_dtype(self._action_codec.space), copy=False)
+        observation = self._observation_codec.tree(self._observation_codec.batch(raw, T + 1))
+        reward = np.asarray(group["rewards"], np.float32)
+        if masks is None:
+            return Episode(observation, action, reward, terminated, truncated)
+        final_mask = self._action_codec.open_dead_rows(masks[T:])[0] if T and truncated[-1] else None
+        return Episode(observation, action, reward, terminated, truncated, masks[:T], final_mask)
 
 
-def _read(node: Any, space: gym.Space) -> Any:
-    """An observation as the space has it: groups for dictionaries and tuples."""
+def _read(node: Any, space: gym.Space[Any]) -> Any:
+    """An observation as its space describes it; HDF5 groups stand for dictionaries and tuples."""
     if isinstance(space, spaces.Dict):
         return {key: _read(node[key], part) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -120,7 +126,7 @@ def _read(node: Any, space: gym.Space) -> Any:
     return np.asarray(node)
 
 
-def _space(data: dict[str, Any]) -> gym.Space:
+def _space(data: dict[str, Any]) -> gym.Space[Any]:
     """From Minari's JSON of a space."""
     kind = data["type"]
     if kind == "Dict":
@@ -139,10 +145,11 @@ def _space(data: dict[str, Any]) -> gym.Space:
     raise ValueError(f"a space of type {kind!r} is not supported")
 
 
-def _images(space: gym.Space) -> bool:
-    """Whether Minari would have encoded some of it: bytes from 32 x 32 on."""
+def _images(space: gym.Space[Any]) -> bool:
+    """Whether Minari would have JPEG-encoded a part of it: bytes, at least 32 x 32."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         return any(_images(part) for part in parts)
-    image = isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3) and min(space.shape[:2]) >= 32
-    return image and bool((space.low == 0).all() and (space.high == 255).all())
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) not in (2, 3) or min(space.shape[:2]) < 32:
+        return False
+    return bool((space.low == 0).all() and (space.high == 255).all())

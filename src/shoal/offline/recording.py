@@ -1,9 +1,8 @@
-"""Playing whole episodes and writing them down.
+"""Playing whole episodes and recording them.
 
-    step ──▶ actor(step, previous action) ──▶ action, some of them replaced by random ones ──▶ env ──▶ Episode ──▶ Writer
+    step ──▶ act(step, previous action) ──▶ action, some replaced by random ones ──▶ env ──▶ Episode ──▶ DemoWriter
 
-Environments step together; of each row as many episodes are kept, its first ones, so that short episodes count no more than
-long ones.
+Environments step together; each row contributes equally many episodes (shoal.envs.rollout).
 """
 
 from __future__ import annotations
@@ -15,79 +14,59 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
-from shoal.envs.spaces import BadValue
-from shoal.envs.stream import BatchedEnv, Step, Tree
+from shoal.envs.interface import BatchedEnv, Step, Tree
+from shoal.envs.random_policy import RandomPolicy
+from shoal.envs.rollout import ActFunction, Played, Rollout
+from shoal.envs.space_codecs import ActionCodec, BadValue
 from shoal.errors import ConfigError
-from shoal.offline.episodes import About, Episode, action_dtype
-from shoal.offline.folder import Writer
+from shoal.offline.demo_folder import DemoWriter
+from shoal.offline.recorded_episodes import Episode, RecordingInfo, action_dtype
 from shoal.slots import map_tree
 
-__all__ = ["Actor", "Order", "Random", "Script", "about_env", "record"]
+__all__ = ["RecordingOptions", "ScriptPolicy", "record", "recording_info"]
 
-Actor = Callable[[Step, Any], np.ndarray]
-"""(what is seen, the action that led there or None) -> canonical actions [B, ...]."""
-
-SAY_SECONDS = 2.0
+PROGRESS_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Order:
-    """How much is to be recorded."""
+class RecordingOptions:
+    """How much to record, and how random."""
 
     episodes: int
     steps: int | None = None
-    """Stop after the episode that makes it so many decisions."""
+    """Stop after the episode that brings the total to this many decisions."""
     seed: int = 0
     epsilon: float = 0.0
     """Share of actions that are replaced by random ones."""
 
 
-def about_env(env: BatchedEnv, step: Step, kwargs: dict[str, Any]) -> About:
-    """What a recording of this environment begins with; `step` is its first, which shows whether there are masks."""
+def recording_info(env: BatchedEnv, step: Step, kwargs: dict[str, Any]) -> RecordingInfo:
+    """The info that a recording of this environment begins with; its first `step` shows whether there are masks."""
     mask_size = 0 if step.action_mask is None else step.action_mask.shape[1]
-    return About(env.name, env.observation_space, env.action_space, mask_size, kwargs)
+    return RecordingInfo(env.name, env.observation_space, env.action_space, mask_size, kwargs)
 
 
-class Random:
-    """Uniform actions, legal ones where the environment says which those are."""
-
-    def __init__(self, space: gym.Space, rng: np.random.Generator) -> None:
-        self._space, self._rng = space, rng
-
-    def __call__(self, step: Step, previous: Any = None) -> np.ndarray:
-        space, rows = self._space, len(step.first)
-        if isinstance(space, gym.spaces.Box):
-            bounded = np.isfinite(space.low) & np.isfinite(space.high)
-            low, high = (np.where(bounded, bound, 0.0) for bound in (space.low, space.high))
-            uniform = self._rng.uniform(low, high, (rows, *space.shape))
-            return np.where(bounded, uniform, self._rng.standard_normal(uniform.shape)).astype(space.dtype)
-        sizes = [int(space.n)] if isinstance(space, gym.spaces.Discrete) else space.nvec.tolist()  # type: ignore[attr-defined]
-        mask = np.ones((rows, sum(sizes)), bool) if step.action_mask is None else step.action_mask
-        parts = [np.where(part, self._rng.random(part.shape), -1.0).argmax(1) for part in np.split(mask, np.cumsum(sizes)[:-1], 1)]
-        return parts[0] if isinstance(space, gym.spaces.Discrete) else np.stack(parts, 1)
-
-
-class Script:
+class ScriptPolicy:
     """A function of the user's that acts for one environment at a time: `policy(observation, ...)`.
 
-    It may also ask for any of these by name: memory (a dictionary, empty at the beginning of every episode), first, reward (the
-    last one), mask, rng. It returns an action as the environment's own step() takes it.
+    It may take any of these by name: memory (a dictionary, empty at the beginning of every episode), first, reward (the last one),
+    mask, rng. It returns an action as the environment's own step() takes it.
     """
 
     OFFERS = ("memory", "first", "reward", "mask", "rng")
 
-    def __init__(self, function: Callable[..., Any], env: Any, rng: np.random.Generator, name: str) -> None:
-        self._function, self._codec, self._rng, self._name = function, env.codec, rng, name
+    def __init__(self, function: Callable[..., Any], env: BatchedEnv, rng: np.random.Generator, name: str) -> None:
+        self._function, self._rng, self._name = function, rng, name
+        self._action_codec = ActionCodec(env.raw_action_space)
         self._memory: list[dict[str, Any]] = [{} for _ in range(env.num_seats)]
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError):  # a built-in
             parameters = []
-        several = any(one.kind is one.VAR_KEYWORD for one in parameters)
-        self._wants = [name for name in self.OFFERS if several or name in [one.name for one in parameters[1:]]]
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        self._wants = [name for name in self.OFFERS if takes_any or name in [one.name for one in parameters[1:]]]
 
     def __call__(self, step: Step, previous: Any = None) -> np.ndarray:
         rows = len(step.first)
@@ -104,21 +83,19 @@ class Script:
             action = self._function(seen, **{name: offered[name] for name in self._wants})
         except Exception as error:  # whatever a user's function raises
             raise ConfigError(f"{self._name} raised {type(error).__name__}: {error} for the observation {seen!r}") from error
+        codec = self._action_codec
         try:
-            made = self._codec.executed(action)
-            if self._codec.kind != "box":
-                size = self._codec.space.n if self._codec.kind == "discrete" else self._codec.space.nvec
-                if made.dtype.kind not in "iub" or (made < 0).any() or (made >= size).any():
-                    raise BadValue(f"it is none of {self._codec.raw_space}")
+            canonical = codec.canonical(action)
+            if not codec.contains(canonical):
+                raise BadValue(f"it is not in {codec.raw_space}")
         except (BadValue, TypeError, ValueError) as error:
-            raise ConfigError(f"{self._name} returned {action!r} as an action: {error}; return one of "
-                              f"{self._codec.raw_space}") from None
-        return made if self._codec.kind == "box" else made.astype(np.int64)
+            raise ConfigError(f"{self._name} returned {action!r} as an action: {error}; return one of {codec.raw_space}") from None
+        return canonical if codec.kind == "box" else canonical.astype(np.int64)
 
 
 @dataclass
-class _Moment:
-    """One step of all rows: what was seen and what came of it."""
+class _Transition:
+    """One step of all rows: what the policy saw, and what came of it."""
 
     observation: Tree
     mask: np.ndarray | None
@@ -127,82 +104,85 @@ class _Moment:
     terminated: np.ndarray
 
 
-def record(env: Any, first: Step, actor: Actor, writer: Writer, order: Order, say: Callable[[str], None],
-           stop: Callable[[], bool]) -> int:
-    """Play until all episodes of the order are written, or until `stop()`; returns how many were.
+def record(env: BatchedEnv, first: Step, act: ActFunction, writer: DemoWriter, options: RecordingOptions,
+           say: Callable[[str], None], stop: Callable[[], bool]) -> int:
+    """Play until all episodes are written, or until `stop()`; returns how many were written.
 
-    `first` is what env.reset() gave. What is under way when it stops is left out: an episode is whole or not there.
+    `first` is what env.reset() gave. Episodes under way when it stops are left out: an episode is recorded whole or not at all.
     """
-    return _Recording(env, first, actor, writer, order, say).run(stop)
+    return _Recording(env, first, act, writer, options, say).run(stop)
 
 
 class _Recording:
-    def __init__(self, env: Any, first: Step, actor: Actor, writer: Writer, order: Order, say: Callable[[str], None]) -> None:
-        self.env, self.now, self.actor, self.writer, self.order, self.say = env, first, actor, writer, order, say
-        rows = env.num_seats
-        self.quota = np.full(rows, order.episodes // rows)
-        self.quota[: order.episodes % rows] += 1
-        self.begun = np.zeros(rows, np.int64)      # the moment at which each row's episode began
-        self.past: deque[_Moment] = deque()
-        self.gone = 0                              # moments that nobody needs any more
+    def __init__(self, env: BatchedEnv, first: Step, act: ActFunction, writer: DemoWriter, options: RecordingOptions,
+                 say: Callable[[str], None]) -> None:
+        self.env, self.act, self.writer, self.options, self.say = env, act, writer, options, say
+        self.rollout = Rollout(env, first, self._choose, options.episodes)
+        self.begun = np.zeros(env.num_seats, np.int64)  # number of the transition with which each row's episode began
+        self.past: deque[_Transition] = deque()
+        self.dropped = 0  # transitions that no unfinished episode needs any more
         self.done = self.steps = 0
-        self.rng = np.random.default_rng((order.seed, 0xE95))
-        self.random = Random(env.action_space, self.rng)
+        self.rng = np.random.default_rng((options.seed, 0xE95))
+        self.random = RandomPolicy(env.action_space, self.rng)
+        self.seen: tuple[Tree, np.ndarray | None]
 
     def run(self, stop: Callable[[], bool]) -> int:
-        previous, said = None, time.monotonic()
-        while self.quota.any() and not stop() and (self.order.steps is None or self.steps < self.order.steps):
-            previous = self._step(previous)
-            self.writer.tick()
-            if time.monotonic() >= said + SAY_SECONDS:
-                said = time.monotonic()
-                self.say(self.sentence())
+        told = time.monotonic()
+        if stop():
+            return 0
+        for played in self.rollout:
+            self._add(played)
+            self.writer.flush_if_due()
+            if time.monotonic() >= told + PROGRESS_SECONDS:
+                told = time.monotonic()
+                self.say(self.progress())
+            if stop() or (self.options.steps is not None and self.steps >= self.options.steps):
+                break
         return self.done
 
-    def sentence(self) -> str:
-        about = self.writer.written
-        mean = "" if about.returns is None else f", mean return {about.returns.mean:.3g}"
-        return f"  {self.done:,} of {self.order.episodes:,} episodes, {self.steps:,} steps{mean}"
+    def progress(self) -> str:
+        info = self.writer.written
+        mean = "" if info.returns is None else f", mean return {info.returns.mean:.3g}"
+        return f"  {self.done:,} of {self.options.episodes:,} episodes, {self.steps:,} steps{mean}"
 
-    def _step(self, previous: Any) -> np.ndarray:
-        before = self.now
-        action = np.asarray(self.actor(before, previous))
-        if self.order.epsilon:
-            wild = self.rng.random(len(action)) < self.order.epsilon
-            action = np.where(wild.reshape(-1, *(1,) * (action.ndim - 1)), self.random(before), action)
-        seen = map_tree(np.copy, before.observation)
-        mask = None if before.action_mask is None else before.action_mask.copy()
-        now = self.now = self.env.step(action)
-        done = action if now.executed_action is None else now.executed_action
-        self.past.append(_Moment(seen, mask, np.array(done), now.reward.copy(), now.discount == 0))
-        for row in np.flatnonzero(now.last & now.valid):
-            if self.quota[row]:
-                self.quota[row] -= 1
-                self._keep(int(row), now)
-        self.begun[now.first] = self.gone + len(self.past)
-        busy = self.begun[self.quota > 0]
-        while self.past and len(busy) and self.gone < busy.min():
-            self.past.popleft()
-            self.gone += 1
+    def _choose(self, step: Step, previous: Any) -> np.ndarray:
+        """The action; keeps a copy of what it was chosen from, because the environment reuses its arrays."""
+        action = np.asarray(self.act(step, previous))
+        if self.options.epsilon:
+            replaced = self.rng.random(len(action)) < self.options.epsilon
+            action = np.where(replaced.reshape(-1, *(1,) * (action.ndim - 1)), self.random(step), action)
+        self.seen = map_tree(np.copy, step.observation), None if step.action_mask is None else step.action_mask.copy()
         return action
 
-    def _keep(self, row: int, now: Step) -> None:
-        moments = [self.past[i] for i in range(int(self.begun[row]) - self.gone, len(self.past))]
-        where = np.flatnonzero(now.final_rows == row)
-        if len(where):
-            last = map_tree(lambda x: x[where[0]], now.final_observation)
+    def _add(self, played: Played) -> None:
+        now = played.step
+        executed = played.action if now.executed_action is None else now.executed_action
+        self.past.append(_Transition(*self.seen, np.array(executed), now.reward.copy(), now.discount == 0))
+        for row in played.finished:
+            self._write_episode(int(row), now)
+        self.begun[now.first] = self.dropped + len(self.past)
+        unfinished = self.begun[self.rollout.remaining > 0]
+        while self.past and len(unfinished) and self.dropped < unfinished.min():
+            self.past.popleft()
+            self.dropped += 1
+
+    def _write_episode(self, row: int, now: Step) -> None:
+        transitions = [self.past[i] for i in range(int(self.begun[row]) - self.dropped, len(self.past))]
+        final = np.flatnonzero(now.final_rows == row)
+        if len(final):
+            last = map_tree(lambda x: x[final[0]], now.final_observation)
         else:
             last = map_tree(lambda x: np.zeros_like(x[row]), now.observation)
-        seen = [map_tree(lambda x: x[row], one.observation) for one in moments]
+        seen = [map_tree(lambda x: x[row], one.observation) for one in transitions]
         observation = map_tree(lambda *parts: np.stack(parts), *seen, last)
-        T = len(moments)
+        T = len(transitions)
         truncated = np.zeros(T, bool)
         truncated[-1] = bool(now.truncated[row])
-        action = np.stack([one.action[row] for one in moments]).astype(action_dtype(self.env.action_space), copy=False)
-        episode = Episode(observation, action,
-                          np.array([one.reward[row] for one in moments], np.float32),
-                          np.array([one.terminated[row] for one in moments]), truncated,
-                          None if moments[0].mask is None else np.stack([one.mask[row] for one in moments]))  # type: ignore[index]
-        self.writer.add(episode)
+        action = np.stack([one.action[row] for one in transitions]).astype(action_dtype(self.env.action_space), copy=False)
+        masks = [one.mask[row] for one in transitions if one.mask is not None]
+        final_mask = None if now.final_action_mask is None or not len(final) else now.final_action_mask[final[0]].copy()
+        self.writer.add(Episode(
+            observation, action, np.array([one.reward[row] for one in transitions], np.float32),
+            np.array([one.terminated[row] for one in transitions]), truncated, np.stack(masks) if masks else None, final_mask))
         self.done += 1
         self.steps += T

@@ -5,8 +5,8 @@ drop it. Sampling draws from the given `torch.Generator` only, so the same seed 
 
 Illegal actions: `mask_logits` gives them `MASKED`, a finite number so small that their probability is exactly 0, their
 share of the entropy exactly 0 and their gradient blocked, with no NaN anywhere. All functions then work on masked
-logits as on any others. A row with no legal action is not noticed here (that would cost a synchronisation of the
-device): see `check_mask`.
+logits as on any others. Nothing here notices a row with no legal action (that would cost a synchronisation of
+the device): the adapters of environments refuse such masks.
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ __all__ = [
     "categorical_log_prob",
     "categorical_mode",
     "categorical_sample",
-    "check_mask",
     "gaussian_entropy",
     "gaussian_kl",
     "gaussian_log_prob",
-    "gaussian_mode",
     "gaussian_sample",
     "log_softmax",
     "mask_logits",
@@ -40,11 +38,9 @@ __all__ = [
     "multi_categorical_mode",
     "multi_categorical_sample",
     "tanh_gaussian_entropy",
-    "tanh_gaussian_kl",
+    "tanh_gaussian_from_noise",
+    "tanh_gaussian_latent_log_prob",
     "tanh_gaussian_log_prob",
-    "tanh_gaussian_mode",
-    "tanh_gaussian_sample",
-    "tanh_gaussian_sample_and_log_prob",
 ]
 
 MASKED = -1e30
@@ -52,6 +48,8 @@ MASKED = -1e30
 
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 _LOG_2 = math.log(2)
+_ROOT_HALF = math.sqrt(0.5)
+_ROOT_TWO_OVER_PI = math.sqrt(2 / math.pi)
 _SMALLEST_UNIFORM = 1e-37
 
 
@@ -72,17 +70,6 @@ def log_softmax(logits: Tensor) -> Tensor:
 def mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
     """Logits with the illegal actions (mask False) out of play."""
     return logits if mask is None else torch.where(mask, logits, MASKED)
-
-
-def check_mask(mask: Tensor) -> None:
-    """Raise a ValueError that names the rows in which no action is legal."""
-    dead = ~mask.any(-1)
-    if bool(dead.any()):
-        rows = dead.nonzero().tolist()
-        raise ValueError(
-            f"action mask: no legal action in {len(rows)} of {dead.numel()} rows, first at index {rows[0]}; "
-            "the environment must allow at least one action in every step that is not the last of its episode"
-        )
 
 
 def categorical_sample(logits: Tensor, generator: Generator | None = None) -> Tensor:
@@ -202,55 +189,64 @@ def gaussian_kl(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std
     return (0.5 * (ratio + distance - 1) + other_log_std - log_std).sum(-1)
 
 
-def gaussian_mode(mean: Tensor, log_std: Tensor) -> Tensor:
-    """The mean."""
-    return mean
-
-
 # --- Gaussian squashed into (-1, 1) by tanh ---------------------------------------------------------------------------
 
 
-def tanh_gaussian_sample(mean: Tensor, log_std: Tensor, generator: Generator | None = None) -> Tensor:
-    """Reparameterised action in (-1, 1)."""
-    return torch.tanh(gaussian_sample(mean, log_std, generator))
-
-
-def tanh_gaussian_sample_and_log_prob(
-    mean: Tensor, log_std: Tensor, generator: Generator | None = None
-) -> tuple[Tensor, Tensor]:
-    """Action and its log-density without inverting tanh: exact also where tanh is flat (SAC)."""
-    u = gaussian_sample(mean, log_std, generator)
-    return torch.tanh(u), gaussian_log_prob(mean, log_std, u) - _log_tanh_slope(u).sum(-1)
-
-
-def tanh_gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
-    """Log-density of a given action. Actions that rounding has pushed to +-1 count as the nearest number inside."""
-    inside = 1 - torch.finfo(action.dtype).eps
-    u = torch.atanh(action.clamp(-inside, inside))
+def tanh_gaussian_latent_log_prob(mean: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
+    """Log-density of the action tanh(u), from u itself: exact however far tanh is saturated."""
     return gaussian_log_prob(mean, log_std, u) - _log_tanh_slope(u).sum(-1)
 
 
-def tanh_gaussian_entropy(mean: Tensor, log_std: Tensor) -> Tensor:
-    """Entropy by quadrature (there is no closed form), differentiable and without noise.
+def tanh_gaussian_from_noise(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """The action tanh(u) with u = mean + std noise, and its log-density. Reparameterised: gradients flow through both."""
+    u = torch.addcmul(mean, log_std.exp(), noise)
+    log_prob = -0.5 * noise.square() - log_std - _HALF_LOG_TAU - _log_tanh_slope(u)
+    return torch.tanh(u), log_prob.sum(-1)
 
-    H = H(Gaussian) + E[log slope of tanh], the expectation over 61 points out to 6 standard deviations.
+
+def tanh_gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+    """Log-density of an action whose u is not known. Rounding loses u where tanh is flat, and with it the density's digits.
+
+    Actions that rounding has pushed to +-1 count as the nearest number inside: in float32 every |u| above 8.3 becomes 8.3. Keep u
+    and use `tanh_gaussian_latent_log_prob` wherever two such densities are compared.
     """
-    points = torch.linspace(-6, 6, 61, dtype=mean.dtype, device=mean.device)
-    weights = torch.softmax(-0.5 * points.square(), 0)
-    u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * points
-    return gaussian_entropy(mean, log_std) + (_log_tanh_slope(u) * weights).sum(-1).sum(-1)
+    inside = 1 - torch.finfo(action.dtype).eps
+    u = torch.atanh(action.clamp(-inside, inside))
+    return tanh_gaussian_latent_log_prob(mean, log_std, u)
 
 
-def tanh_gaussian_kl(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std: Tensor) -> Tensor:
-    """KL(first || other): that of the Gaussians, since both are squashed by the same map."""
-    return gaussian_kl(mean, log_std, other_mean, other_log_std)
+def tanh_gaussian_entropy(mean: Tensor, log_std: Tensor) -> Tensor:
+    """Entropy, differentiable and without noise: H(Gaussian) + E[log slope of tanh], the latter to about 1e-8.
 
-
-def tanh_gaussian_mode(mean: Tensor, log_std: Tensor) -> Tensor:
-    """tanh of the mean (the median; what is run at evaluation)."""
-    return torch.tanh(mean)
+    log slope = 2 (log 2 - log(2 cosh u)), and log(2 cosh u) is |u| but for a corner that it rounds. |u| averaged over a standard
+    normal shift rounds it too, and its expectation has a closed form. What remains is smooth and vanishes beyond |u| = 10, so the
+    trapezoid rule is exact to rounding: over u = mean + std z where the Gaussian is narrow, over u itself where it is wide.
+    """
+    std = log_std.exp()
+    rounded = _mean_of_abs(mean, (std * std + 1).sqrt())
+    z = torch.linspace(-1, 1, 41, dtype=mean.dtype, device=mean.device)
+    centre, width = mean.unsqueeze(-1), std.expand_as(mean).unsqueeze(-1)
+    narrow = width < 1
+    u = torch.where(narrow, centre + width * (6 * z), 10 * z)
+    step = torch.where(narrow, width * 0.3, 0.5)
+    density = torch.exp(-0.5 * ((u - centre) / width).square() - _HALF_LOG_TAU) / width
+    remainder = (_abs_remainder(u) * density * step).sum(-1)
+    return gaussian_entropy(mean, log_std) + 2 * (_LOG_2 - rounded - remainder).sum(-1)
 
 
 def _log_tanh_slope(u: Tensor) -> Tensor:
     """log(1 - tanh(u)^2) in the form that neither cancels nor overflows."""
     return 2 * (_LOG_2 - u - F.softplus(-2 * u))
+
+
+def _mean_of_abs(mean: Tensor, std: Tensor) -> Tensor:
+    """E|x| of a Gaussian x (the folded normal distribution's mean)."""
+    ratio = mean / std
+    return std * _ROOT_TWO_OVER_PI * torch.exp(-0.5 * ratio.square()) + mean * torch.erf(ratio * _ROOT_HALF)
+
+
+def _abs_remainder(u: Tensor) -> Tensor:
+    """log(2 cosh u) - E|u + z| for standard normal z: smooth, and 0 to rounding beyond |u| = 10."""
+    size = u.abs()
+    folded = size * torch.erfc(size * _ROOT_HALF) - _ROOT_TWO_OVER_PI * torch.exp(-0.5 * u.square())
+    return torch.log1p(torch.exp(-2 * size)) + folded

@@ -1,7 +1,7 @@
 """Which gradients a parameter server refuses (GORILA, Nair et al. 2015): those that are too old, and those of an outlier loss.
 
 The paper has both rules but no thresholds. Here the statistics are running averages with a decay of 0.99, the first 100
-losses are never refused, and a refused loss enters the statistics clamped to the gate, so that one spike cannot open it.
+losses are never refused, and a refused loss enters the statistics clamped to the limit, so that one spike cannot raise it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def too_old(current: int, used: int, limit: int) -> bool:
 
 
 class LossGate(NamedTuple):
-    """Running averages of the size of the loss and of its square, over ``losses`` of them."""
+    """Running averages of |loss| and of its square, over ``losses`` losses."""
 
     mean: float = 0.0
     square: float = 0.0
@@ -32,7 +32,7 @@ class LossGate(NamedTuple):
 def judge(
     gate: LossGate, loss: float, width: float = 4.0, decay: float = 0.99, warmup: int = 100
 ) -> tuple[bool, LossGate]:
-    """Whether a gradient with this loss is accepted, and the gate after it. A loss that is not finite is refused."""
+    """Whether to accept a gradient with this loss, and the gate afterwards. A loss that is not finite is refused."""
     size, limit = abs(loss), gate.limit(width)
     if not math.isfinite(size):
         return False, gate

@@ -17,7 +17,7 @@ from torch import Tensor
 
 __all__ = ["adagrad_", "adam_", "clip_by_global_norm_", "rmsprop_", "sgd_"]
 
-_FUSED_DEVICES = ("cpu", "cuda") if hasattr(torch, "_fused_adam_") else ()
+_FUSED_DEVICES = ("cpu", "cuda") if hasattr(torch, "_fused_adam_") else ()  # private in PyTorch: it may go
 
 
 @torch.no_grad()
@@ -92,7 +92,7 @@ def adagrad_(params: Tensor, grad: Tensor, square: Tensor, lr: float | Tensor, e
 
 @torch.no_grad()
 def sgd_(params: Tensor, grad: Tensor, lr: float | Tensor, velocity: Tensor | None = None, momentum: float = 0.0) -> None:
-    """Gradient descent; with ``velocity`` with momentum, as `torch.optim.SGD`."""
+    """Gradient descent; given ``velocity``, with momentum, as `torch.optim.SGD` does it."""
     if velocity is None:
         _descend(params, grad, lr)
     else:
@@ -101,7 +101,7 @@ def sgd_(params: Tensor, grad: Tensor, lr: float | Tensor, velocity: Tensor | No
 
 
 def _descend(params: Tensor, direction: Tensor, lr: float | Tensor) -> None:
-    """A step size that is a tensor stays on its device."""
+    """params -= lr direction; a step size that is a tensor stays on its device."""
     if isinstance(lr, Tensor):
         params.addcmul_(direction, -lr)
     else:
@@ -109,7 +109,7 @@ def _descend(params: Tensor, direction: Tensor, lr: float | Tensor) -> None:
 
 
 def _descend_scaled(params: Tensor, direction: Tensor, scale: Tensor, lr: float | Tensor) -> None:
-    """The same along `direction x scale`."""
+    """params -= lr direction scale, likewise."""
     if isinstance(lr, Tensor):
         params.addcmul_(direction * -lr, scale)
     else:

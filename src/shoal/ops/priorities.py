@@ -1,18 +1,18 @@
-"""Prioritised replay in numbers: who is drawn, how much it weighs, and what a sequence is worth. NumPy, for actors too.
+"""The arithmetic of prioritised replay: probabilities, importance weights, priorities of sequences. NumPy, for actors too.
 
 Papers: prioritised replay (Schaul et al. 2016, 1511.05952), Ape-X (Horgan et al. 2018, 1803.00933), R2D2 (Kapturowski et
-al. 2019), R2D3 (Gulcehre et al. 2019, 1909.01387). Priorities are raw everywhere (|td|, plus a little): the table applies
-the exponent, once.
+al. 2019), R2D3 (Gulcehre et al. 2019, 1909.01387). Priorities are raw everywhere (|td|, plus FLOOR): only the
+table applies the exponent.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FLOOR", "draw_demonstrations", "importance_weights", "ladder", "probabilities", "sequence_priority"]
+__all__ = ["FLOOR", "actor_epsilons", "draw_demonstrations", "importance_weights", "probabilities", "sequence_priority"]
 
 Floats = npt.NDArray[Any]
 
@@ -27,12 +27,10 @@ def probabilities(priority: Floats, exponent: float, uniform_mix: float = 0.0) -
     return mixed
 
 
-def importance_weights(
-    probability: Floats, size: Any, exponent: float, normaliser: Literal["batch", "none"] = "batch"
-) -> Floats:
-    """(N P(i))^-exponent, over the largest of the batch. ``size`` is N, one number or one for each item's own table."""
+def importance_weights(probability: Floats, size: Any, exponent: float) -> Floats:
+    """(N P(i))^-exponent; a learner divides them by the largest. ``size`` is N, one number or one for each item's own table."""
     raw: Floats = (np.asarray(size) * probability) ** -exponent
-    return raw / raw.max() if normaliser == "batch" else raw
+    return raw
 
 
 def sequence_priority(error: Floats, valid: Floats, eta: float) -> Floats:
@@ -43,7 +41,7 @@ def sequence_priority(error: Floats, valid: Floats, eta: float) -> Floats:
     return mixed
 
 
-def ladder(count: int, epsilon: float = 0.4, alpha: float = 7.0) -> Floats:
+def actor_epsilons(count: int, epsilon: float = 0.4, alpha: float = 7.0) -> Floats:
     """Ape-X: actor i of ``count`` explores with epsilon^(1 + alpha i / (count - 1)) for the whole run; alone, with epsilon."""
     return epsilon ** (1 + alpha * np.arange(count) / max(count - 1, 1))
 

@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["VTrace", "gae", "lambda_returns", "n_step_returns", "scan_back", "upgo_returns", "vtrace"]
+__all__ = ["VTraceTargets", "gae", "lambda_returns", "n_step_returns", "scan_back", "upgo_returns", "vtrace"]
 
 
-class VTrace(NamedTuple):
+class VTraceTargets(NamedTuple):
     """What V-trace yields, all ``[T, B]`` and without gradient."""
 
     vs: Tensor
@@ -113,7 +113,7 @@ def vtrace(
     pg_rho_bar: float = 1.0,
     keep_t: Tensor | None = None,
     bootstrap: Literal["next", "mixed"] = "next",
-) -> VTrace:
+) -> VTraceTargets:
     """V-trace targets and policy-gradient advantages for actions of a behaviour policy mu.
 
     ``log_rho_t`` is log pi(a_t|x_t) - log mu(a_t|x_t); `math.inf` as a threshold means no clipping. rho_bar sets
@@ -136,7 +136,7 @@ def vtrace(
     q_t[:-1].addcmul_(reach_t.expand_as(q_t)[:-1], correction_t[1:])
     pg_rho_t = rho_clipped_t if pg_rho_bar == rho_bar else rho_t.clamp(max=pg_rho_bar)
     pg_advantage_t = q_t.sub_(v_tm1).mul_(pg_rho_t)
-    return VTrace(correction_t.add_(v_tm1), pg_advantage_t, rho_clipped_t, delta_t)
+    return VTraceTargets(correction_t.add_(v_tm1), pg_advantage_t, rho_clipped_t, delta_t)
 
 
 @torch.no_grad()

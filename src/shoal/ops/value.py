@@ -59,14 +59,13 @@ def double_q_values(online_q_t: Tensor, target_q_t: Tensor) -> Tensor:
     return chosen(target_q_t, online_q_t.argmax(-1))
 
 
-@torch.no_grad()
-def n_step_transition(r_t: Tensor, discount_t: Tensor) -> tuple[Tensor, Tensor]:
+def n_step_transition(r_t: Values, discount_t: Values) -> tuple[Values, Values]:
     """n steps ``[n, ...]`` as one: the discounted sum of rewards, and the discount of what follows.
 
     ``discount_t`` contains gamma; it is 0 after a termination, and the rewards behind it do not count.
     """
-    total, product = torch.zeros_like(r_t[0]), torch.ones_like(r_t[0])
-    for reward, discount in zip(r_t, discount_t, strict=True):
+    total, product = r_t[0] + 0.0, discount_t[0] + 0.0
+    for reward, discount in zip(r_t[1:], discount_t[1:], strict=True):
         total = total + product * reward
         product = product * discount
     return total, product
@@ -114,9 +113,9 @@ def huber(error: Tensor, delta: float = 1.0) -> Tensor:
     return inside * (size - 0.5 * inside)
 
 
-def dueling(value: Tensor, advantage: Tensor) -> Tensor:
-    """Q = V + A - mean A: ``[..., 1]`` and ``[..., A]`` -> ``[..., A]``."""
-    return value + advantage - advantage.mean(-1, keepdim=True)
+def dueling(value: Tensor, advantage: Tensor, axis: int = -1) -> Tensor:
+    """Q = V + A - mean A: ``[..., 1]`` and ``[..., A]`` -> ``[..., A]``. ``axis`` is that of the actions."""
+    return value + advantage - advantage.mean(axis, keepdim=True)
 
 
 @torch.no_grad()

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from shoal.bench.tables import UNMEASURED
+from shoal.bench.text_tables import UNMEASURED
 from shoal.errors import ConfigError
+from shoal.options import Options, number
 from shoal.planning.pipeline import simulate
 from shoal.planning.terms import Cluster, Costs, Forecast
+from shoal.telemetry.outputs import say
 
 if TYPE_CHECKING:
     from shoal.experiment.config import Plan
@@ -21,42 +23,33 @@ __all__ = ["plan_command", "table"]
 USAGE = """\
 shoal plan PRESET ENV --actors 2000 [--learners 4] [--cores-per-node 16] [--nodes 8] [--gigabits 10] [options of train]
 
-Runs the preset for some seconds with one actor and with two, and predicts env steps/s, learner idle and policy lag with more
-of them: a discrete-event simulation of actors, slots, learners, cores and links. docs/scaling.md says how far it can be trusted.
+Runs the preset for some seconds with one actor and with two, then predicts env steps/s, learner idle and policy lag with more
+actors: a discrete-event simulation of actors, slots, learners, cores and links. docs/scaling.md says how far you can trust it.
 """
 KNOWN = ("actor_learner", "synchronous")
 SIZES = (1, 2, 5)
-BUSY = 0.3  # of the cores: what others take shows in every number
+BUSY = 0.3  # of the cores: more load than that shows in every number
 
 
 @dataclass(frozen=True)
-class Options:
+class PlanOptions(Options):
     """Predict what more actors, learners and machines would do."""
 
-    actors: int = 1000
-    """How many actors; the table has smaller numbers too."""
-    learners: int = 1
-    """How many learners share the gradients."""
-    cores_per_node: int | None = None
+    actors: int = number(1000, at_least=1, at_most=10_000)
+    """How many actors; the table has smaller numbers too. The model has not been tried with more than 10000."""
+    learners: int = number(1, at_least=1, at_most=64)
+    """How many learners share the gradients. The model has not been tried with more than 64."""
+    cores_per_node: int | None = number(None, at_least=1)
     """Cores of each machine; as many as here by default."""
-    nodes: int | None = None
+    nodes: int | None = number(None, at_least=1)
     """How many machines; by default enough for every actor and every learner to have a core."""
-    gigabits: float = 10.0
+    gigabits: float = number(10.0, above=0)
     """Of each machine's link, per second and direction."""
-    seconds: float = 5.0
-    """How long each of the two runs is looked at."""
+    seconds: float = number(5.0, above=0)
+    """How long each of the two runs is measured."""
 
     def validate(self) -> None:
-        for name in ("actors", "learners", "cores_per_node", "nodes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} {value} is not possible: give 1 or more")
-        for name in ("gigabits", "seconds"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"--{name} {getattr(self, name)} is not possible: give more than 0")
-        if self.actors > 10_000 or self.learners > 64:
-            raise ConfigError(f"--actors {self.actors} --learners {self.learners} is more than the model has been looked at with; "
-                              "give at most 10000 and 64")
+        super().validate()
         if self.nodes is not None and self.nodes > self.actors + self.learners:
             raise ConfigError(f"--nodes {self.nodes} is more machines than there are actors and learners to run on them (--actors "
                               f"{self.actors} --learners {self.learners}); give --nodes {self.actors + self.learners} or fewer")
@@ -75,13 +68,12 @@ def plan_command(arguments: list[str]) -> int:
         sys.stdout.write(USAGE)
         return 0 if arguments else 2
     mine, rest = _apart(arguments)
-    options = parse_options(Options, Options(), mine, "shoal plan PRESET ENV")
+    options = parse_options(PlanOptions, PlanOptions(), mine, "shoal plan PRESET ENV")
     options.validate()
-    sys.path.append(os.getcwd())  # for environments of the user's own, as in `shoal train`
     plan = parse_train(rest)
     batch, depth = _shape(plan)
     if plan.experiment.runtime != "local":
-        say(f"--runtime {plan.experiment.runtime} is not looked at: the parts are measured on the local runtime of this machine")
+        say(f"--runtime {plan.experiment.runtime} is ignored: the parts are measured on the local runtime of this machine")
     lockstep = plan.names.architecture == "synchronous"
     costs = _measured(plan, options, batch, depth, lockstep)
     rows = [simulate(costs, options.cluster(n), n, options.learners, batch, depth, lockstep=lockstep)
@@ -94,7 +86,7 @@ def _apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The options of this command, and everything that `shoal train` would be given."""
     from shoal.experiment.parse import is_option
 
-    names = {f"--{name}" for name in Options.__dataclass_fields__}
+    names = {f"--{name}" for name in PlanOptions.__dataclass_fields__}
     mine: list[str] = []
     rest: list[str] = []
     target, values = rest, 0
@@ -114,29 +106,27 @@ def _apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _shape(plan: Plan) -> tuple[int, int]:
     """Slots in a batch, and slots of each actor; a sentence for what the model does not know."""
-    from shoal import algorithms
-    from shoal.experiment.config import replayed
-
     names, architecture = plan.names, plan.experiment.architecture
-    if names.architecture not in KNOWN or replayed(algorithms.named(names.algorithm)[1]):
+    if names.architecture not in KNOWN or plan.algorithm.from_replay:
         raise ConfigError("shoal plan knows actors that send unrolls to learners (--architecture actor_learner or synchronous, as "
-                          f"impala, rapid_ppo, ppo and a2c have them), not {names.algorithm} x {names.architecture}; give one of "
-                          "those presets")
-    if architecture.one_place or getattr(architecture, "lockstep", False):
-        word = "one-place" if architecture.one_place else "lockstep"
-        raise ConfigError(f"shoal plan with --architecture.{word} does not fit: actors in processes of their own are what it "
-                          "multiplies; leave it out")
+                          f"in impala, rapid_ppo, ppo and a2c), not {names.algorithm} x {names.architecture}; give one of those "
+                          "presets")
+    lockstep = names.architecture == "actor_learner" and architecture.lockstep
+    if architecture.one_place or lockstep:
+        raise ConfigError(f"shoal plan does not work with --architecture.{'lockstep' if lockstep else 'one-place'}: it multiplies "
+                          "actors that run freely in processes of their own; leave it out")
     if names.architecture == "synchronous":
         return 1, 1  # one slot of every actor
     batch = architecture.batch_slots / architecture.reuse if architecture.buffer_slots else architecture.batch_slots
     return max(1, round(batch)), architecture.slots_per_actor
 
 
-def _measured(plan: Plan, options: Options, batch: int, depth: int, lockstep: bool) -> Costs:
+def _measured(plan: Plan, options: PlanOptions, batch: int, depth: int, lockstep: bool) -> Costs:
+    from shoal.experiment.preload import PRELOAD
     from shoal.experiment.prepare import prepare
     from shoal.planning.measure import both, fitted
     from shoal.runtime import Program
-    from shoal.runtime.local import Nursery
+    from shoal.runtime.fork_server_client import ForkServerClient
 
     def draw(actors: int, learners: int) -> Program:
         silent = replace(plan.experiment, actors=actors, learners=learners, until_return=None,
@@ -145,18 +135,13 @@ def _measured(plan: Plan, options: Options, batch: int, depth: int, lockstep: bo
 
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     if load > BUSY * cores:
-        say(f"other processes keep {load:.1f} of {cores} cores busy: what is measured will be too slow; wait until it is quiet")
-    nursery = Nursery()
+        say(f"other processes keep {load:.1f} of {cores} cores busy, so the parts will measure too slow; wait until it is quiet")
+    fork_server = ForkServerClient(PRELOAD)
     try:
-        one, two = both(draw, nursery, options.seconds, say)
+        one, two = both(draw, fork_server, options.seconds, say)
     finally:
-        nursery.close()
+        fork_server.close()
     return fitted(one, two, batch, depth, lockstep=lockstep)
-
-
-def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def _sizes(most: int) -> list[int]:
@@ -177,7 +162,7 @@ def table(rows: Sequence[Forecast]) -> str:
     return "\n".join(lines)
 
 
-def told(costs: Costs, options: Options, batch: int, depth: int, lockstep: bool) -> str:
+def told(costs: Costs, options: PlanOptions, batch: int, depth: int, lockstep: bool) -> str:
     """What was measured, and what is assumed."""
     def one(name: str) -> str:
         cost: Any = getattr(costs, name)
@@ -196,5 +181,5 @@ def told(costs: Costs, options: Options, batch: int, depth: int, lockstep: bool)
             f"{costs.slot_bytes:,.0f} bytes, the weights {costs.weights_bytes:,.0f}\n"
             f"assumed   cores like those here, links of {options.gigabits:g} Gbit/s, weights sent once to each node and version, "
             f"{depth} slots for each\n"
-            "          pair of actor and learner, gradients shared in memory on one node and in a ring between nodes; nobody\n"
-            "          dies, and whoever supervises keeps up")
+            "          pair of actor and learner, gradients shared in memory on one node and in a ring between nodes; no\n"
+            "          process dies, and the supervisor keeps up")

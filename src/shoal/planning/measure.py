@@ -1,9 +1,9 @@
-"""From two short runs, with one actor and with two, to the costs of the model.
+"""Measures the costs of the model in two short runs, with one actor and with two.
 
-A run's telemetry says how long each phase took, the kernel says how much of that was computing: the rest is time in which an
-environment (or a learner) waited for something that needs no core. What a second actor does to the processor time of all
-tells how much slower cores are when all of them are busy. At the end of its run all are put on one core, and what an unroll then
-takes tells what it costs to take turns. Nothing else is fitted.
+A run's telemetry says how long each phase took, and the kernel says how much of that was computing. The rest is time in which an
+environment (or a learner) waited for something that needs no core. How much processor time a second actor adds tells how much
+slower cores are when all of them are busy. At the end of that run all processes are put on one core, and what an unroll then takes
+tells what a change of turns costs. Nothing else is fitted.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from shoal.coordination.trial_session import TrialSession
 from shoal.errors import ShoalError
 from shoal.planning.pipeline import simulate
 from shoal.planning.terms import Cluster, Cost, Costs
 from shoal.runtime import Program, run
-from shoal.runtime.local import Nursery
+from shoal.runtime.fork_server_client import ForkServerClient
+from shoal.runtime.wires.broadcast import BroadcastWire
 
-__all__ = ["Observation", "both", "costs_of", "fitted", "observe", "reduce_cost", "spread_of", "summarised"]
+__all__ = ["Observation", "both", "costs_of", "fitted", "observe", "reduce_cost", "spread_of"]
 
 WARM_UPDATES = 3
 START_SECONDS = 120.0
@@ -62,7 +65,7 @@ class Observation:
     spread: float = 0.0
     """Of an unroll's time: standard deviation over mean."""
     squeezed_unroll: float = 0.0
-    """Processor seconds that an actor takes for an unroll while all share one core; 0: nobody looked."""
+    """Processor seconds that an actor takes for an unroll while all share one core; 0 where it was not measured."""
 
     @property
     def env_steps_per_second(self) -> float:
@@ -72,12 +75,8 @@ class Observation:
     def learner_idle(self) -> float:
         return max(0.0, 1.0 - self.learner_seconds["busy"] / self.seconds / self.learners)
 
-    def record(self) -> dict[str, Any]:
-        """For a JSON file."""
-        return {**asdict(self), "env_steps_per_second": self.env_steps_per_second, "learner_idle": self.learner_idle}
 
-
-class Meter:
+class Meter(TrialSession):
     """A session that looks at a stretch of a run, at a second one on a single core if it is to `squeeze`, and keeps nothing."""
 
     def __init__(self, warm_seconds: float, seconds: float, squeeze: bool = False) -> None:
@@ -87,9 +86,6 @@ class Meter:
         self._before: Any = None
         self.seen: list[Any] = []
         self.ticks: list[dict[str, tuple[float, float]]] = []
-
-    def begin(self, control: Any) -> None:
-        """Nothing to prepare."""
 
     def tick(self, control: Any) -> None:
         now = time.monotonic()
@@ -120,15 +116,6 @@ class Meter:
         times = {place: psutil.Process(child.pid).cpu_times() for place, child in control.children.items() if child.pid}
         return now, control.snapshot(), control.wires(), {place: spent.user + spent.system for place, spent in times.items()}
 
-    def saved(self, folder: Path, ok: bool) -> None:
-        """Nothing is saved."""
-
-    def newest(self) -> Path | None:
-        return None
-
-    def end(self, control: Any, reason: str, error: str | None) -> None:
-        """Nothing to write."""
-
 
 def _squeeze(processes: Iterable[int]) -> None:
     """All their threads onto one core."""
@@ -152,22 +139,22 @@ def spread_of(ticks: Sequence[tuple[float, float]]) -> float:
     return float(np.sqrt(np.square(busy - mean * steps).sum() / count) / max(mean, 1e-9))
 
 
-def observe(program: Program, nursery: Nursery, warm_seconds: float = 2.0, seconds: float = 5.0,
+def observe(program: Program, fork_server: ForkServerClient, warm_seconds: float = 2.0, seconds: float = 5.0,
             squeeze: bool = False) -> Observation:
     """Run a program of actors and learners, each in a process of its own, and look at it."""
     meter = Meter(warm_seconds, seconds, squeeze)
     with tempfile.TemporaryDirectory(prefix="shoal-plan-") as folder:
-        reason = run(program, meter, "local", Path(folder), nursery=nursery)
+        reason = run(program, meter, "local", Path(folder), fork_server=fork_server)
     if reason == "interrupt":
         raise KeyboardInterrupt
     if len(meter.seen) < meter.stretches:
-        raise ShoalError(f"{WARM_UPDATES} updates were not made within {START_SECONDS:g} s, so there is nothing to plan with; look "
-                         "at a run of its own with `shoal train`")
+        raise ShoalError(f"the run made fewer than {WARM_UPDATES} updates within {START_SECONDS:g} s, so there is nothing to plan "
+                         "with; see what it does with `shoal train`")
     (began, pages, wires, cpu), (ended, later, after, spent) = meter.seen[0]
     elapsed = ended - began
 
     def grown(role: str, word: str) -> float:
-        return sum(later[name][word] - pages[name][word] for name in later if name.rpartition("-")[0] == role)
+        return float(sum(later[name][word] - pages[name][word] for name in later if name.rpartition("-")[0] == role))
 
     def seconds_of(role: str) -> dict[str, float]:
         words = [word for word in next(iter(later.values())) if word.startswith("phase_seconds/")]
@@ -177,14 +164,15 @@ def observe(program: Program, nursery: Nursery, warm_seconds: float = 2.0, secon
 
     acts, learns = ("actor", "learner") if "actor" in program.nodes else ("worker", "trainer")
     actors, learners = program.nodes[acts].start, program.nodes[learns].start
-    lags = grown(learns, "policy_lag/count")
+    lags, weights = grown(learns, "policy_lag/count"), program.wires["weights"]
+    assert isinstance(weights, BroadcastWire)
     spreads = [spread_of([tick[name] for tick in meter.ticks]) for name in later if name.rpartition("-")[0] == acts]
     return Observation(
         actors, learners, elapsed, grown(acts, "env_steps"), grown(acts, "steps"), grown(learns, "steps") / learners,
         after["unrolls"]["consumed"] - wires["unrolls"]["consumed"], grown(learns, "learner_steps"), seconds_of(acts),
         seconds_of(learns), grown(learns, "policy_lag/sum") / lags if lags else 0.0,
         grown(acts, "wait_seconds/unrolls") / elapsed / actors, after["unrolls"]["slot_bytes"],
-        float(program.wires["weights"].layout.nbytes),  # type: ignore[attr-defined]
+        float(weights.layout.nbytes),
         sum(spreads) / len(spreads), _squeezed(meter.seen[1], acts) if squeeze else 0.0)
 
 
@@ -193,27 +181,7 @@ def _squeezed(seen: tuple[Any, Any], acts: str) -> float:
     (_, pages, _, cpu), (_, later, _, spent) = seen
     names = [name for name in later if name.rpartition("-")[0] == acts]
     unrolls = sum(later[name]["steps"] - pages[name]["steps"] for name in names)
-    return sum(spent[name] - cpu[name] for name in names) / max(1.0, unrolls)
-
-
-def summarised(summary: Mapping[str, Any]) -> Observation | None:
-    """The same from a run's summary.json, over the whole run: the kernel's time is shared out by how long roles were busy. None
-    where no actors send unrolls to learners."""
-    roles, wire, seconds = summary["roles"], summary["wires"].get("unrolls", {}), summary["seconds"]
-    if not {"actor", "learner"} <= roles.keys() or "env" not in roles["actor"]["phases"] or not seconds:
-        return None
-    busy = sum(role["busy"] * role["instances"] * seconds for role in roles.values())
-    computing = min(1.0, summary["cpu_seconds"] / busy) if busy else 1.0
-
-    def seconds_of(role: Mapping[str, Any]) -> dict[str, float]:
-        shares = {**role["phases"], "busy": role["busy"], "cpu": computing * role["busy"]}
-        return {name: share * role["instances"] * seconds for name, share in shares.items()}
-
-    actor, learner = roles["actor"], roles["learner"]
-    return Observation(actor["instances"], learner["instances"], seconds, summary["env_steps"], actor["steps_per_second"] * seconds,
-                       learner["steps_per_second"] * seconds / learner["instances"], wire["consumed_per_second"] * seconds,
-                       summary["learner_steps"], seconds_of(actor), seconds_of(learner), summary["policy_lag"]["mean"] or 0.0,
-                       actor["waits"].get("unrolls", 0.0), 0.0, 0.0)
+    return float(sum(spent[name] - cpu[name] for name in names) / max(1.0, unrolls))
 
 
 # ---------------------------------------------------------------------------------------------- costs
@@ -298,6 +266,7 @@ def fitted(one: Observation, two: Observation, batch: int, depth: int, cores: in
         raw = replace(raw, update=update, update_slot=update_slot)
     per_step = [(seen.actor_seconds["cpu"] + seen.learner_seconds["cpu"]) / seen.env_steps for seen in (one, two)]
 
+    @cache
     def misfit(speed: float) -> tuple[float, Costs]:
         known = scaled(raw, 1.0, speed)
         known = scaled(raw, 1 / simulate(known, cluster, 1, 1, batch, depth, lockstep=lockstep).inflation, speed)
@@ -313,12 +282,13 @@ def fitted(one: Observation, two: Observation, batch: int, depth: int, cores: in
     return min((misfit(near + step) for step in FINER if near + step <= 1.0), key=lambda pair: pair[0])[1]
 
 
-def both(draw: Callable[[int, int], Program], nursery: Nursery, seconds: float, say: Callable[[str], None]) -> list[Observation]:
+def both(draw: Callable[[int, int], Program], fork_server: ForkServerClient, seconds: float,
+         say: Callable[[str], None]) -> list[Observation]:
     """The two runs: `draw(actors, learners)` makes their programs."""
     seen = []
     for actors in (1, 2):
         squeeze = actors == 2 and len(os.sched_getaffinity(0)) > 1
-        seen.append(observe(draw(actors, 1), nursery, seconds / 2, seconds, squeeze))
+        seen.append(observe(draw(actors, 1), fork_server, seconds / 2, seconds, squeeze))
         say(f"measured with {actors} actor{'s' * (actors > 1)}: {seen[-1].env_steps_per_second:,.0f} env steps/s, learner idle "
             f"{100 * seen[-1].learner_idle:.0f} %, lag {seen[-1].policy_lag:.1f}")
     return seen

@@ -8,7 +8,7 @@ In lock step (synchronous) a batch has one slot of every actor, and an actor tha
 The rules are those of the wires: `depth` slots for each pair of actor and learner, an actor serves learners in turns and blocks
 when none has a free slot, slots are freed as soon as they are copied, weights are fetched once per node and version and the
 latest wins. An unroll is computed and waited for in pieces, since an actor that waits for its environments leaves its core to
-others many times in an unroll. How a node's cores are shared: see cores.py. Nothing in here measures anything: see measure.py.
+others many times in an unroll. simulated_cores.py says how a node's cores are shared. Nothing is measured here: see measure.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import random
 from collections import deque
 from dataclasses import replace
 
-from shoal.planning.cores import Cores
+from shoal.planning.simulated_cores import Cores
 from shoal.planning.terms import Cluster, Cost, Costs, Forecast, bottleneck
 
 __all__ = ["simulate"]
@@ -45,7 +45,8 @@ class Simulation:
     def __init__(self, costs: Costs, cluster: Cluster, actors: int, learners: int, batch: int, depth: int, lockstep: bool,
                  seed: int) -> None:
         self.costs, self.cluster, self.N, self.L, self.batch, self.lockstep = costs, cluster, actors, learners, batch, lockstep
-        self.now, self.sequence, self.events = 0.0, 0, []  # type: ignore[var-annotated]
+        self.now, self.sequence = 0.0, 0
+        self.events: list[tuple[float, int, int, int, int]] = []
         self.rng = random.Random(seed)
         apart = cluster.nodes > 1
         own = min(math.ceil(learners / cluster.cores_per_node), cluster.nodes - 1) if apart else 0
@@ -58,7 +59,7 @@ class Simulation:
         self.turn = [a % learners for a in range(actors)]
         self.target, self.held_version, self.used_version = [0] * actors, [-1] * actors, [0] * actors
         crowd = math.ceil(actors / (cluster.nodes - own)) + (0 if apart else learners)
-        self.pieces = PIECES if costs.unroll.wait and crowd > cluster.cores_per_node else 1  # nobody cares where cores are free
+        self.pieces = PIECES if costs.unroll.wait and crowd > cluster.cores_per_node else 1  # no difference where cores are free
         self.pace, self.piece = [1.0] * actors, [0] * actors
         self.stalled = [False] * actors
         self.stalled_count = 0
@@ -101,14 +102,14 @@ class Simulation:
         self.last_area = self.now
 
     def run(self, unrolls: int) -> None:
-        """Until so many more unrolls have been learned from."""
+        """Simulate until this many more unrolls have been learned from."""
         until = self.consumed + unrolls
         while self.consumed < until:
             self.now, _, kind, who, what = heapq.heappop(self.events)
             if kind == COMPUTED:
                 node = self.nodes[who]
                 if what != node.stamp:
-                    continue  # somebody has come or gone since
+                    continue  # another job has come or gone since
                 node.advance(self.now)
                 job = node.pop()
                 if job is not None:
@@ -170,7 +171,7 @@ class Simulation:
         number = self.actor_node[actor]
         node = self.nodes[number]
         if node.version == 0:
-            node.version = self.version  # everybody begins with the first weights
+            node.version = self.version  # all nodes begin with the first weights
         if node.version < self.version and not node.fetching:
             node.fetching = True
             seconds = self.cluster.seconds(self.costs.weights_bytes)
@@ -243,7 +244,7 @@ class Simulation:
         self.compute(self.learner_node[learner], -learner - 1, self.costs.get.cpu * len(self.taking[learner]))
 
     def _learned(self, learner: int) -> None:
-        """The end of a stage. Whoever was woken for it and did not get a core at once was idle until then."""
+        """The end of a stage. A role that was woken for it and did not get a core at once was idle until then."""
         stage = self.stage[learner]
         late = self.nodes[self.learner_node[learner]].late.pop(-learner - 1, 0.0)
         if self.woken[learner]:
@@ -357,7 +358,7 @@ def simulate(costs: Costs, cluster: Cluster, actors: int, learners: int = 1, bat
 
 
 def _joined(costs: Costs, cluster: Cluster, learners: int) -> Costs:
-    """What sharing gradients takes in all: on one node each learner adds up everybody's; nodes pass sums round in a ring."""
+    """What sharing gradients takes in all: on one node each learner adds up all of them; nodes pass sums round in a ring."""
     there = 1 if cluster.nodes == 1 else math.ceil(learners / cluster.cores_per_node)
     shared = costs.reduce.times(min(learners, cluster.cores_per_node if there > 1 else learners) - 1)
     if there > 1:

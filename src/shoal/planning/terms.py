@@ -10,7 +10,7 @@ __all__ = ["Cluster", "Cost", "Costs", "Forecast", "bottleneck"]
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds on a core that nobody disturbs, and seconds in which nothing is computed (a sleep, a simulator, a device)."""
+    """Seconds on an undisturbed core, and seconds in which nothing is computed (a sleep, a simulator, a device)."""
 
     cpu: float
     wait: float = 0.0
@@ -57,7 +57,7 @@ class Costs:
 
     @property
     def unroll(self) -> Cost:
-        """What an actor does for one unroll, but for the weights."""
+        """What an actor does for one unroll, without taking over weights."""
         return self.env + self.inference + self.put
 
 
@@ -78,7 +78,7 @@ class Cluster:
         return cls(cores_per_node, math.ceil(learners / cores_per_node) + math.ceil(actors / cores_per_node), gigabits)
 
     def seconds(self, nbytes: float) -> float:
-        """That a link needs for so many bytes."""
+        """How long a link needs for these bytes."""
         return 8e-9 * nbytes / self.gigabits
 
 
@@ -108,14 +108,14 @@ class Forecast:
     inflation: float = 1.0
     """Seconds on a core, per second that the same work would take alone."""
     turns: float = 0.0
-    """How often an actor gets a core that somebody else has had, per unroll."""
+    """How often an actor gets a core after another job, per unroll."""
 
 
 def bottleneck(seen: Forecast, costs: Costs, lockstep: bool = False) -> str:
-    """What to widen first. In lock step they take turns, and it is whoever takes longer."""
+    """What to widen first. In lock step actors and learner take turns, and the slower one is the bottleneck."""
     late = "; weights arrive late: the learner's link is full" if seen.link_out > 0.95 else ""
     if seen.stretch > 1.15 and seen.core_use > 0.85:
-        return f"cores: computing takes {seen.stretch:.1f} times as long for want of them{late}"
+        return f"cores: there are too few, so computing takes {seen.stretch:.1f} times as long{late}"
     if seen.link_in > 0.95:
         return f"the link into the learners is full{late}"
     if seen.learner_idle < (0.5 if lockstep else 0.05) or seen.blocked > 0.1:

@@ -10,15 +10,10 @@
 Needs neither PyTorch nor the rest of shoal. In the manner of Reverb (Cassirer et al. 2021); docs/replay.md.
 """
 
-from shoal.replay.batch import Batch, Buffers, Info
-from shoal.replay.client import Client, Dataset
-from shoal.replay.columns import Array
-from shoal.replay.core import Core
-from shoal.replay.errors import Closed, InvalidItem, NotFound, Refused, ReplayError, SignatureMismatch, Timeout
-from shoal.replay.expressions import Expression, apply, column, concat, n_step
-from shoal.replay.keys import Key
-from shoal.replay.limiters import MinSize, Queue, RateLimiter, SampleToInsertRatio, Stack
-from shoal.replay.recipes import (
+from shoal.replay.client.client import Client
+from shoal.replay.client.dataset import Dataset
+from shoal.replay.client.expressions import Expression, apply, column, concat, n_step
+from shoal.replay.client.trajectory_writers import (
     EpisodeWriter,
     SequenceWriter,
     TransitionWriter,
@@ -26,10 +21,16 @@ from shoal.replay.recipes import (
     VectorSequenceWriter,
     VectorTransitionWriter,
 )
-from shoal.replay.selectors import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform
-from shoal.replay.server import Server
-from shoal.replay.table import Table
-from shoal.replay.writer import Writer
+from shoal.replay.client.writer import Writer
+from shoal.replay.errors import Closed, InvalidItem, NotFound, Refused, ReplayError, SignatureMismatch, Timeout
+from shoal.replay.service.keys import Key
+from shoal.replay.service.server import Server
+from shoal.replay.table.columns import Array
+from shoal.replay.table.limiters import MinSize, Queue, RateLimiter, SampleToInsertRatio, Stack
+from shoal.replay.table.replay_core import Core
+from shoal.replay.table.sampled_batch import Batch, Buffers, Info
+from shoal.replay.table.selectors import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform
+from shoal.replay.table.table import Table
 
 __all__ = [
     "Array",

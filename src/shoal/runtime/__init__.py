@@ -1,4 +1,4 @@
-"""Where programs run: `run(program, session, kind)`. Nothing here knows what reinforcement learning is."""
+"""Runs programs: `run(program, session, kind)` on `inline`, `local` or `ray`. Nothing here knows reinforcement learning."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from shoal.errors import ConfigError
 from shoal.runtime.program import CONTROL, Program
-from shoal.runtime.ray.config import RayConfig
+from shoal.runtime.ray.ray_config import RayConfig
 from shoal.runtime.supervisor import Faults, Session, Supervisor
 
 if TYPE_CHECKING:
-    from shoal.runtime.local import Nursery
+    from shoal.runtime.fork_server_client import ForkServerClient
 
 __all__ = ["CONTROL", "RUNTIMES", "Faults", "Program", "RayConfig", "Session", "Supervisor", "run"]
 
@@ -19,8 +19,8 @@ RUNTIMES = ("inline", "local", "ray")
 
 
 def run(program: Program, session: Session, kind: str, log_dir: Path, faults: Faults | None = None,
-        nursery: Nursery | None = None, ray: RayConfig | None = None) -> str:
-    """Run a program until its session or a role stops it; returns the reason. Raises RoleFailed."""
+        fork_server: ForkServerClient | None = None, ray: RayConfig | None = None) -> str:
+    """Run a program until its session or a role stops it; returns the reason. Raises RoleFailed if a role cannot run."""
     if kind == "inline":
         from shoal.runtime.inline import run_inline
 
@@ -28,7 +28,7 @@ def run(program: Program, session: Session, kind: str, log_dir: Path, faults: Fa
     if kind == "local":
         from shoal.runtime.local import run_local
 
-        return run_local(program, session, log_dir, faults, nursery)
+        return run_local(program, session, log_dir, faults, fork_server)
     if kind == "ray":
         from shoal.runtime.ray import run_ray
 

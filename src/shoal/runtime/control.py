@@ -1,4 +1,4 @@
-"""The control handle in a coordinator's hands: elastic graphs, from inside the program.
+"""The control handle (core.Control): a coordinating role changes the graph that it is part of.
 
     await self.control.scale("actor", 6)            await self.control.set("learner-3", lr=1e-3)
     await self.control.copy_state("learner-0", "learner-3")     await self.control.pause("actor")
@@ -17,33 +17,39 @@ __all__ = ["ControlHandle"]
 
 
 class ControlHandle:
-    """Sends a wish to the supervisor and waits until it has been carried out; a wish that cannot be raises ProgramError.
+    """Sends a request to the supervisor and waits until it has been carried out; raises ProgramError if that is impossible.
 
-    Roles obey between two steps, so a role that asks something of itself is not waited for.
+    Roles obey between two steps, so a request about the asking role itself is not waited for.
     """
 
     def __init__(self, emit: Callable[[dict[str, Any]], None], replies: dict[int, Any], incarnation: int) -> None:
         self._emit, self._replies = emit, replies
-        self._identity = itertools.count(incarnation << 32)  # an answer to a predecessor is nobody's
+        self._identity = itertools.count(incarnation << 32)  # so a reply to a predecessor is not taken for ours
 
-    async def _wish(self, op: str, *arguments: Any, **values: Any) -> None:
+    async def _request(self, op: str, *arguments: Any, **values: Any) -> Any:
         identity = next(self._identity)
         self._emit({"kind": "control", "op": op, "id": identity, "arguments": arguments, "values": values})
         await Wait(lambda: identity in self._replies, "control", f"{op} to be carried out")
-        if error := self._replies.pop(identity):
-            raise ProgramError(error)
+        reply = self._replies.pop(identity)
+        if reply["error"]:
+            raise ProgramError(reply["error"])
+        return reply["result"]
 
     async def scale(self, role: str, count: int) -> None:
-        await self._wish("scale", role, count)
+        await self._request("scale", role, count)
 
     async def pause(self, role: str) -> None:
-        await self._wish("pause", role)
+        await self._request("pause", role)
 
     async def resume(self, role: str) -> None:
-        await self._wish("resume", role)
+        await self._request("resume", role)
 
     async def set(self, role: str, **values: Any) -> None:
-        await self._wish("set", role, **values)
+        await self._request("set", role, **values)
 
     async def copy_state(self, source: str, target: str) -> None:
-        await self._wish("copy_state", source, target)
+        await self._request("copy_state", source, target)
+
+    async def permit(self, units: float, counted: float, round_number: int) -> float:
+        """How far this role may count, or which round it may begin last (`RoleContext.permit`)."""
+        return float(await self._request("permit", units, counted, round_number))

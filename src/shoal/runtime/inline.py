@@ -1,21 +1,23 @@
-"""The inline runtime: one process, one thread, deterministic. The debugger's and the tests' runtime.
+"""The inline runtime: one process, one thread, deterministic; for debugging and tests.
 
-Ready roles are resumed in a fixed order, that of drawing. When none is ready and no deadline is set, nobody ever will
-be: that is an error that names what each role waits for. A role's own exception is raised as it is.
+Ready roles are resumed in a fixed order, that of drawing. When no role is ready and none waits for a deadline, the program is
+stuck: Deadlock names what each role waits for. A role's own exception is raised as it is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from shoal.errors import Deadlock
 from shoal.runtime.control import ControlHandle
 from shoal.runtime.instance import Instance, instance_name
+from shoal.runtime.permits import Permits
 from shoal.runtime.program import Program
-from shoal.runtime.supervisor import Gone, Session, Supervisor, supervised
-from shoal.slots import Inline
+from shoal.runtime.supervisor import NotRunning, Session, Supervisor, supervised
+from shoal.slots import InlineAllocator
 
 __all__ = ["run_inline"]
 
@@ -24,25 +26,27 @@ TICK_SECONDS = 0.1
 
 class InlineSupervisor(Supervisor):
     def __init__(self, program: Program, session: Session) -> None:
-        program.build(Inline())
+        program.build(InlineAllocator())
         super().__init__(program, session)
+        self.permits = Permits(program.limit, ahead=False)
         self.instances: dict[str, Instance] = {}
         self._replies: dict[str, dict[int, Any]] = {}
         self._order = [instance_name(node, index) for node, index in program.instances()]
         self._lives: dict[str, int] = {}
+        self._starting = False  # whether roles that were kept back begin with the next round
 
     def _send(self, instance: str, command: dict[str, Any]) -> None:
         if command["op"] == "reply":
-            self._replies[instance][command["id"]] = command["arguments"]["error"]
+            self._replies[instance][command["id"]] = command["arguments"]
         elif instance in self.instances:
             self.instances[instance].commands.append(command)
         else:
-            self._answered(command["id"], None, Gone(f"{instance} is not running"))
+            self._answered(command["id"], None, NotRunning(f"{instance} is not running"))
 
     def _spawn(self, node: str, index: int) -> None:
         name = instance_name(node, index)
         if name in self.instances:
-            return  # it is still being drained, and started again after that
+            return  # it is still being drained; it is started again after that
         replies = self._replies[name] = {}
 
         def emit(message: dict[str, Any]) -> None:
@@ -50,23 +54,45 @@ class InlineSupervisor(Supervisor):
 
         incarnation = self._lives[name] = self._lives.get(name, -1) + 1
         control = ControlHandle(emit, replies, incarnation)
-        self.instances[name] = Instance(self.program, node, index, incarnation, emit, lambda: control, self.session.newest(),
-                                        self.wishes(name))
+        self.instances[name] = Instance(self.program, node, index, incarnation, emit, control, self.session.newest(),
+                                        self.kept_settings(name))
         self.membership(node, index, alive=True)
 
     def run(self) -> None:
-        first = [(node.name, index) for node in self.program.nodes.values() for index in range(node.start)]
+        first = self.program.first_instances()
         for node, index in first:
             self.enrol(node, index)
         for node, index in first:
             self._spawn(node, index)
         self.session.begin(self)
         while self.reason is None:
-            self.round()
+            self.round(self._look)
             self.session.tick(self)
 
-    def round(self) -> None:
-        """Give every ready role one turn."""
+    def start_steps(self) -> None:
+        """With the next round: it may be called in the middle of one, and roles begin in their order."""
+        self._starting = True
+
+    def _look(self) -> bool:
+        """Between two steps of a role that keeps its turn: see to stop conditions and checkpoints; whether it may go on."""
+        self.session.tick(self)
+        for instance in list(self.instances.values()):
+            if instance.commands:
+                instance.obey()
+        return self.reason is None and self._within_its_share()
+
+    def _within_its_share(self) -> bool:
+        side = self.program.side_work
+        if side is None:
+            return True
+        work = sum(self.total(counter) for counter in self.program.work_counters)
+        return self.total(side.counter) <= side.free + side.share * work
+
+    def round(self, look: Callable[[], bool] | None = None) -> None:
+        """Give every ready role one turn. Without `look`, every turn is one step."""
+        if self._starting:
+            self._starting = False
+            super().start_steps()
         turned = False
         for name in self._order:
             instance = self.instances.get(name)
@@ -80,27 +106,30 @@ class InlineSupervisor(Supervisor):
             elif instance.runnable():
                 instance.advance()
                 turned = True
+                while look is not None and instance.keeps_turn() and look():
+                    instance.advance()
             if self.reason is not None:
                 return
         if not turned:
             self._sleep()
 
     def _sleep(self) -> None:
-        """Until a deadline; a short while if somebody above may yet resume or drain a role; else nothing will ever happen."""
+        """Sleep until a deadline, or for a moment if a role may still be resumed or drained; otherwise the program is stuck."""
         waits = [instance.wait for instance in self.instances.values() if instance.wait is not None]
         deadlines = [wait.deadline for wait in waits if wait.deadline is not None]
         patient = any(i.paused or any(c["op"] == "drain" for c in i.commands) for i in self.instances.values())
         if not deadlines and not patient:
+            if self.permits.reconcile(self.counted()):
+                return
             asleep = "; ".join(f"{name} waits for {i.wait.why if i.wait else 'nothing'}" for name, i in self.instances.items())
-            raise Deadlock(f"every role waits and none can be resumed: {asleep or 'there is no role left'}")
+            raise Deadlock(f"every role waits and none can be resumed: {asleep or 'no role is left'}")
         time.sleep(max(0.0, min([TICK_SECONDS, *(deadline - time.monotonic() for deadline in deadlines)])))
 
-    def settle(self, seconds: float) -> None:
-        """Go on until every command has been answered (a last checkpoint), at most for `seconds`."""
+    def wait(self, until: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         self.reason, reason = None, self.reason
-        with contextlib.suppress(Deadlock):  # nobody will get further; what was answered was answered
-            while self._waiting and time.monotonic() < deadline and self.reason is None:
+        with contextlib.suppress(Deadlock):  # no role will get further; replies that came have been taken
+            while not until() and time.monotonic() < deadline and self.reason is None:
                 self.round()
         self.reason = reason
 

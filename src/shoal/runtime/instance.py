@@ -1,4 +1,4 @@
-"""One living role: its coroutine, what it waits for, and what it is told between two steps."""
+"""One running role: its coroutine, what it waits for, and the commands that it obeys between two steps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from shoal.core import Wait
+from shoal.core import Adjustable, Closable, Drainable, KeepsTurn, Role, Settles, SharesState, Stateful, Wait
 from shoal.errors import ProgramError, ShoalError
-from shoal.runtime.program import ControlPort, Program
+from shoal.runtime.control import ControlHandle
+from shoal.runtime.program import ControlPort, Program, Store
 from shoal.runtime.wires import Port
 
-__all__ = ["Instance", "Me", "instance_name"]
+__all__ = ["Instance", "RoleContext", "instance_name", "shares_state", "split_name"]
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -25,19 +26,35 @@ def instance_name(node: str, index: int) -> str:
     return f"{node}-{index}"
 
 
-class Me:
-    """What a role may know of itself (core.Me)."""
+def split_name(instance: str) -> tuple[str, int]:
+    """The node and the index of an instance."""
+    node, _, index = instance.rpartition("-")
+    return node, int(index)
 
-    def __init__(self, program: Program, node: str, index: int, incarnation: int, emit: Emit) -> None:
+
+class RoleContext:
+    """What a role knows of itself (core.Me)."""
+
+    def __init__(self, program: Program, node: str, index: int, incarnation: int, emit: Emit,
+                 control: ControlHandle | None = None) -> None:
         self.name, self.index, self.incarnation = node, index, incarnation
         self.replicas = program.nodes[node].most
         self.stats = program.stats(node, index)
         self._emit, self._seed = emit, program.seed
         self._lives = program.resumed * 1_000_003 + incarnation
+        self._control, self._limit, self._allowed = control, program.limit, -1.0
 
     def rng(self, salt: str = "") -> np.random.Generator:
         words = (self._seed, zlib.crc32(self.name.encode()), self.index, self._lives, zlib.crc32(salt.encode()))
         return np.random.default_rng(np.random.SeedSequence(words))
+
+    async def permit(self, units: float, round_number: int = -1) -> None:
+        if self._limit is None:
+            return
+        counted = self.stats.get(self._limit.counter)
+        if (round_number if round_number >= 0 else counted + units) > self._allowed:
+            assert self._control is not None
+            self._allowed = await self._control.permit(units, counted, round_number)
 
     def finish(self, reason: str) -> None:
         self._emit({"kind": "finish", "reason": reason})
@@ -55,37 +72,37 @@ class Me:
 class Instance:
     """Drives one role: `advance()` runs it to its next wait or to the end of its step.
 
-    `wishes` is what a coordinator asked of a predecessor: {"paused": ..., "values": {...}}.
+    `kept_settings` is what a coordinator has set on earlier incarnations: {"paused": ..., "values": {...}}.
     """
 
-    def __init__(self, program: Program, node: str, index: int, incarnation: int, emit: Emit, control: Callable[[], Any],
-                 newest: Path | None, wishes: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, program: Program, node: str, index: int, incarnation: int, emit: Emit, control: ControlHandle,
+                 newest: Path | None, kept_settings: Mapping[str, Any] | None = None) -> None:
         self.name = instance_name(node, index)
         self.node, self.index = node, index
         self._program, self._emit = program, emit
-        self.me = Me(program, node, index, incarnation, emit)
+        self.me = RoleContext(program, node, index, incarnation, emit, control)
         self.stats = self.me.stats
         self.stats.set("incarnation", incarnation)
         self.commands: deque[dict[str, Any]] = deque()
-        self.paused, self.drained = bool(wishes and wishes["paused"]), False
+        self.paused, self.drained = bool(kept_settings and kept_settings["paused"]), False
         self.wait: Wait | None = None
         self._coroutine: Coroutine[Wait, None, None] | None = None
-        self._farewell: dict[str, Any] = {}
+        self._drain_reply: dict[str, Any] = {}
         self._since = 0.0
         self._stepped = False
         arguments = {key: self._bind(value, incarnation, control) for key, value in program.nodes[node].arguments.items()}
-        self.role = program.nodes[node].role(self.me, **arguments)
+        self.role: Role = program.nodes[node].role(self.me, **arguments)
         if newest is not None:
             self._load_newest(newest)
-        if wishes and wishes["values"]:
-            self.role.set(**wishes["values"])
+        if kept_settings and kept_settings["values"]:
+            self._do_set(kept_settings["values"])
         self.stats.set("alive", 1)
-        emit({"kind": "ready", "stateful": hasattr(self.role, "state"), "shares": bool(getattr(self.role, "shares_state", False))})
+        emit({"kind": "ready", "stateful": isinstance(self.role, Stateful), "shares": shares_state(self.role)})
 
-    def _bind(self, value: Any, incarnation: int, control: Callable[[], Any]) -> Any:
+    def _bind(self, value: Any, incarnation: int, control: ControlHandle) -> Any:
         if isinstance(value, Port):
             return self._program.endpoint(value, self.node, self.index, incarnation)
-        return control() if isinstance(value, ControlPort) else value
+        return control if isinstance(value, ControlPort) else value
 
     # ------------------------------------------------------------------ running
     def runnable(self) -> bool:
@@ -117,7 +134,7 @@ class Instance:
             self.me.beat()
 
     def account(self, now: float) -> None:
-        """A sign of life, and the time waited so far, so that a long wait shows while it lasts."""
+        """Give a sign of life, and count the time waited so far: a long wait shows while it lasts."""
         self.stats.set("heartbeat", now)
         if self.wait is not None:
             now = time.perf_counter()
@@ -126,45 +143,51 @@ class Instance:
 
     def settled(self) -> bool:
         """Whether the role is between two steps (or says that the step it began has changed nothing yet)."""
-        return self._coroutine is None or bool(getattr(self.role, "settled", False))
+        return self._coroutine is None or (isinstance(self.role, Settles) and self.role.settled)
+
+    def keeps_turn(self) -> bool:
+        """Whether the role is in the middle of work that it has cut into many steps."""
+        return isinstance(self.role, KeepsTurn) and self.role.keeps_turn and not (self.drained or self.paused)
 
     def close(self) -> None:
         try:
             if self._coroutine is not None:
                 self._coroutine.close()
                 self._coroutine = self.wait = None
-            if hasattr(self.role, "close"):
+            if isinstance(self.role, Closable):
                 self.role.close()
         finally:
             self.stats.set("alive", 0)
 
     def leave(self) -> None:
-        """The end of a drained role: only then is the drain answered."""
+        """End a drained role; only now reply to the drain command."""
         self.close()
-        self._emit(self._farewell)
+        self._emit(self._drain_reply)
 
     # ------------------------------------------------------------------ commands, between two steps only
     def obey(self) -> bool:
-        """Do what was asked, if this is the moment; says whether anything was done."""
+        """Carry out commands if this is the moment; returns whether any was carried out."""
+        orders: dict[str, Callable[..., str | None]] = {
+            "checkpoint": self._do_checkpoint, "load": self._do_load, "pause": self._do_pause, "resume": self._do_resume,
+            "set": self._do_set, "drain": self._do_drain}
         done = False
         while self.commands and (self.settled() or self._at_once(self.commands[0])):
             command = self.commands.popleft()
             done = True
             answer = {"kind": "done", "id": command.get("id"), "op": command["op"], "error": None}
             try:
-                answer["result"] = getattr(self, f"_do_{command['op']}")(**command.get("arguments", {}))
+                answer["result"] = orders[command["op"]](**command.get("arguments", {}))
             except (OSError, ShoalError) as error:
                 answer["error"] = f"{self.name}: {error}"
             if self.drained:
-                self._farewell = answer
+                self._drain_reply = answer
                 break
             self._emit(answer)
         return done
 
     def _at_once(self, command: dict[str, Any]) -> bool:
-        """What a role is told even while it waits within its step. Pausing it there means that it begins no other one: its
-        step may need a role that is paused already, and would then never end. A drained role that waits for something that
-        does not come is given up there."""
+        """Whether a command is carried out while the role waits within a step. Pausing means that no other step begins: the step
+        may need a role that is already paused, and would then never end. A drain does not wait for ever for a step to end."""
         if command["op"] in ("pause", "resume"):
             return True
         if command["op"] != "drain" or self.wait is None:
@@ -172,28 +195,26 @@ class Instance:
         until: float = command.setdefault("until", time.monotonic() + command["arguments"]["patience_seconds"])
         return time.monotonic() >= until
 
-    def _hook(self, name: str) -> Callable[..., Any]:
-        if not hasattr(self.role, name):
-            raise ProgramError(f"{type(self.role).__name__} has no {name}()")
-        hook: Callable[..., Any] = getattr(self.role, name)
-        return hook
-
     def _do_checkpoint(self, folder: str) -> str | None:
-        """Write the role's state, if it has one; returns the file's name."""
-        state = self.role.state() if hasattr(self.role, "state") else None
+        """Write the role's state, if there is any; returns the file's name."""
+        state = self.role.state() if isinstance(self.role, Stateful) else None
         if state is None:
             return None
-        if self._program.store is None:
-            raise ProgramError("the program has no store; give it one: Program(name, store=...)")
-        file = f"{self.name}.safetensors"
+        file, store = f"{self.name}.safetensors", self._store()
         with self.stats.phase("checkpoint"):
-            self._program.store.save(Path(folder) / file, state)
+            store.save(Path(folder) / file, state)
         return file
 
     def _do_load(self, path: str) -> None:
+        store = self._store()
+        if not isinstance(self.role, Stateful):
+            raise ProgramError(f"{type(self.role).__name__} has no state() and load()")
+        self.role.load(store.load(Path(path)))
+
+    def _store(self) -> Store:
         if self._program.store is None:
-            raise ProgramError("the program has no store; give it one: Program(name, store=...)")
-        self._hook("load")(self._program.store.load(Path(path)))
+            raise ProgramError("the program has no store for checkpoints; give it one: Program(name, store=...)")
+        return self._program.store
 
     def _do_pause(self) -> None:
         self.paused = True
@@ -202,21 +223,27 @@ class Instance:
         self.paused = False
 
     def _do_set(self, values: dict[str, Any]) -> None:
-        hook = self._hook("set")
+        if not isinstance(self.role, Adjustable):
+            raise ProgramError(f"{type(self.role).__name__} has no set()")
         try:
-            hook(**values)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:  # the asker's mistake, not the role's
+            self.role.set(**values)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:  # a mistake of the request, not of the role
             raise ProgramError(f"set({', '.join(f'{k}={v!r}' for k, v in values.items())}) failed: {error!r}") from error
 
     def _do_drain(self, patience_seconds: float) -> None:
-        if hasattr(self.role, "drain"):
+        if isinstance(self.role, Drainable):
             self.role.drain()
         self.drained = True
 
     def _load_newest(self, folder: Path) -> None:
-        """A role's own file, or (where replicas share one state) any of its kind."""
+        """Load the role's own file or, where replicas share one state, any replica's."""
         own = folder / f"{self.name}.safetensors"
-        others = sorted(folder.glob(f"{self.node}-*.safetensors")) if getattr(self.role, "shares_state", False) else []
+        others = sorted(folder.glob(f"{self.node}-*.safetensors")) if shares_state(self.role) else []
         path = own if own.exists() else others[0] if others else None
-        if path is not None and hasattr(self.role, "load"):
+        if path is not None and isinstance(self.role, Stateful):
             self._do_load(str(path))
+
+
+def shares_state(role: object) -> bool:
+    """Whether this role (or every role of this class) may start from the file of another replica."""
+    return isinstance(role, SharesState) and role.shares_state

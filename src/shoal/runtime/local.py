@@ -1,7 +1,7 @@
-"""The local runtime: places are processes on this machine. The parent is only a supervisor.
+"""The local runtime: places are processes on this machine; the parent only supervises them.
 
-It makes all shared memory and pipes before any place exists, asks the fork server for places, hears from each through
-a socket of its own, learns of deaths from the fork server, and restarts the dead. It never touches the data.
+It creates all shared memory and pipes before any place exists, tells the fork server to start places, talks to each place
+through a socket, learns of deaths from the fork server, and restarts what died. It never touches the data.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import ShoalError
-from shoal.runtime.cores import CoreUse
-from shoal.runtime.forkserver import raise_file_limit
-from shoal.runtime.nursery import Nursery
+from shoal.runtime.core_use import CoreUse
+from shoal.runtime.fork_server import raise_file_limit
+from shoal.runtime.fork_server_client import ForkServerClient
 from shoal.runtime.place import plain
-from shoal.runtime.places import TICK_SECONDS, Life, PlaceSupervisor
+from shoal.runtime.place_supervisor import TICK_SECONDS, PlaceState, PlaceSupervisor
 from shoal.runtime.program import Program
-from shoal.runtime.supervisor import Faults, Gone, Session, supervised
-from shoal.slots import Local
+from shoal.runtime.supervisor import Faults, NotRunning, Session, supervised
+from shoal.slots import LocalAllocator
 
-__all__ = ["Nursery", "run_local"]
+__all__ = ["run_local"]
 
-STOP_SECONDS = 5.0            # what a place may take to end by itself
-KILL_SECONDS = 5.0            # what it may take to be gone after SIGKILL
-OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # others come from a role's own crash
-NURSERY_ATTEMPTS = 3
-ASK_SECONDS = 1.0             # between two questions whether the fork server is alive
-ANSWER_SECONDS = 10.0         # what it may take to answer, at least: it forks and reaps for everybody
+STOP_SECONDS = 5.0            # that a place may take to end by itself
+KILL_SECONDS = 5.0            # that it may take to be gone after SIGKILL
+OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # other signals come from a role's own crash
+FORK_SERVER_ATTEMPTS = 3
+ASK_SECONDS = 1.0             # between two checks whether the fork server is alive
+ANSWER_SECONDS = 10.0         # that it may take to reply, at least: it forks and reaps for all places
 
 
 @dataclass
-class Child(Life):
+class LocalPlace(PlaceState):
     """A place in a process."""
 
     pid: int | None = None
     pidfd: int | None = None
-    line: socket.socket | None = None       # from the order to start it until its death has been dealt with
+    connection: socket.socket | None = None  # from the order to start it until its death has been dealt with
     listening: bool = False
 
     @property
     def up(self) -> bool:
-        return self.line is not None
+        return self.connection is not None
 
     def kill(self) -> None:
         if self.pidfd is not None:
@@ -58,121 +58,122 @@ class Child(Life):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def wait(self, seconds: float) -> None:
-        """Until the process is gone; for the case that there is no fork server any more to tell."""
+        """Wait until the process is gone; used when no fork server is left to report its death."""
         poll = select.poll()
         if self.pidfd is not None:
             poll.register(self.pidfd, select.POLLIN)
-        elif self.line is not None:
-            poll.register(self.line, 0)  # POLLHUP only: its end of the line has closed
+        elif self.connection is not None:
+            poll.register(self.connection, 0)  # POLLHUP only: its end of the line has closed
         poll.poll(1000 * seconds)
 
 
-class LocalSupervisor(PlaceSupervisor[Child]):
-    def __init__(self, program: Program, session: Session, log_dir: Path, faults: Faults, nursery: Nursery | None) -> None:
+class LocalSupervisor(PlaceSupervisor[LocalPlace]):
+    def __init__(self, program: Program, session: Session, log_dir: Path, faults: Faults,
+                 fork_server: ForkServerClient | None) -> None:
         raise_file_limit()
         self.program = program
         log_dir.mkdir(parents=True, exist_ok=True)
-        self.children: dict[str, Child] = {}
+        self.children: dict[str, LocalPlace] = {}
         self.selector = selectors.DefaultSelector()
         self.closing = False
-        self.medium = Local()
-        self._lent = nursery is not None
+        self.allocator = LocalAllocator()
+        self._lent = fork_server is not None
         self._attempts = 0
         self._asked: float | None = None  # when the fork server was asked for a sign of life that has not come yet
         self._ask_at = 0.0
         self._cores = CoreUse()
-        self.nursery = nursery or Nursery()
+        self.fork_server = fork_server or ForkServerClient(program.preload)
         try:
-            program.build(self.medium)
-            super().__init__(program, session, log_dir, faults, {name: Child(place) for name, place in program.places.items()})
-            self._meet_nursery()
+            program.build(self.allocator)
+            super().__init__(program, session, log_dir, faults, {name: LocalPlace(place) for name, place in program.places.items()})
+            self._connect_fork_server()
         except BaseException:
-            self._give_back()
+            self._release()
             raise
 
-    def _meet_nursery(self) -> None:
+    def _connect_fork_server(self) -> None:
         while True:
             try:
-                self.nursery.give(self.program, self.medium)
+                self.fork_server.give(self.program, self.allocator)
                 break
             except ConnectionError:
-                self._revive_nursery()  # it died before we came, or is dying now
+                self._restart_fork_server()  # it died before we came, or is dying now
         self._asked = None
-        self.selector.register(self.nursery.socket, selectors.EVENT_READ, None)
+        self.selector.register(self.fork_server.socket, selectors.EVENT_READ, None)
 
-    def _revive_nursery(self) -> None:
-        """Its death is replaced; but one that fails by itself, or again and again, before it is up will not get better."""
-        code = self.nursery.code()
-        self._attempts = 0 if self.nursery.up else self._attempts + 1
-        if not self.nursery.up and (code > 0 or self._attempts >= NURSERY_ATTEMPTS):
-            raise ShoalError(f"the fork server cannot start (exit code {code}): what it printed above says why")
-        self.nursery.restart()
+    def _restart_fork_server(self) -> None:
+        """Start another fork server; but give up if it failed by itself, or several times, before it was up."""
+        code = self.fork_server.code()
+        self._attempts = 0 if self.fork_server.up else self._attempts + 1
+        if not self.fork_server.up and (code > 0 or self._attempts >= FORK_SERVER_ATTEMPTS):
+            raise ShoalError(f"the fork server cannot start (exit code {code}); see what it printed above")
+        self.fork_server.restart()
 
     # ------------------------------------------------------------------ starting
-    def _launch(self, child: Child, births: list[dict[str, Any]], title: str, threads: int) -> None:
-        order = {"op": "spawn", "place": child.place.name, "births": births, "title": title, "threads": threads,
+    def _launch(self, child: LocalPlace, starts: list[dict[str, Any]], title: str, threads: int) -> None:
+        order = {"op": "spawn", "place": child.place.name, "starts": starts, "title": title, "threads": threads,
                  "log": str(self.log_dir.absolute() / f"{child.place.name}.log")}
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         mine.setblocking(False)
-        child.line, child.listening = mine, True
+        child.connection, child.listening = mine, True
         self.selector.register(mine, selectors.EVENT_READ, child)
         with theirs, contextlib.suppress(ConnectionError):  # a dead fork server is noticed by the end of its socket
-            self.nursery.send(order, [theirs.fileno()])
+            self.fork_server.send(order, [theirs.fileno()])
 
     def _send(self, instance: str, command: dict[str, Any]) -> None:
         child = self._child(instance)
         try:
-            if child.line is None or instance not in child.started:
+            if child.connection is None or instance not in child.started:
                 raise BrokenPipeError
-            child.line.send(json.dumps({**command, "to": instance}, default=plain).encode())
+            child.connection.send(json.dumps({**command, "to": instance}, default=plain).encode())
         except OSError:  # dead, or dying, or so stuck that its socket is full
             if command["op"] not in ("reply", "start"):
-                self._answered(command["id"], None, Gone(f"{instance} is not running"))
+                self._answered(command["id"], None, NotRunning(f"{instance} is not running"))
 
-    def _hangs(self, child: Child, now: float) -> str:
-        return super()._hangs(child, now) if child.pidfd is not None else ""  # else the fork server has not begun with it
+    def _hangs(self, child: LocalPlace, now: float) -> str:
+        return super()._hangs(child, now) if child.pidfd is not None else ""  # else the fork server has not started it yet
 
     def turn(self) -> None:
         super().turn()
-        self._watch_nursery(time.monotonic())
+        self._watch_fork_server(time.monotonic())
 
-    def _watch_nursery(self, now: float) -> None:
-        """One that does not answer (stopped, or hung) starts nobody and reports no death: it is killed, which is noticed."""
+    def _watch_fork_server(self, now: float) -> None:
+        """Kill a fork server that does not reply (stopped, or hung): it starts no place and reports no death."""
         if self._asked is None:
             if now >= self._ask_at:
                 self._asked, self._ask_at = now, now + ASK_SECONDS
-                if self.nursery.up:  # else it says so by itself when it has imported everything
+                if self.fork_server.up:  # else it says so itself when it has imported everything
                     with contextlib.suppress(ConnectionError):  # its death is noticed by the end of its socket
-                        self.nursery.send({"op": "beat"})
+                        self.fork_server.send({"op": "beat"})
             return
-        limit = max(self.faults.hang_seconds if self.nursery.up else self.faults.start_seconds, ANSWER_SECONDS)
+        limit = max(self.faults.hang_seconds if self.fork_server.up else self.faults.start_seconds, ANSWER_SECONDS)
         if now - self._asked > limit and not self.ending:
-            self.event("hang", "fork server", f"no sign of life for {limit:g} s; it is killed")
-            self.nursery.process.kill()
+            self.event("hang", "fork server", f"no sign of life for {limit:g} s; killed")
+            self.fork_server.process.kill()
             self._asked = now
 
     def surroundings(self) -> dict[str, float]:
-        if not self.total("env_steps") and not self.total("learner_steps"):
-            self._cores = CoreUse()  # how idle the cores are while everybody starts says nothing about the run
+        if self.starting():
+            self._cores = CoreUse()  # how idle the cores are while roles start says nothing about the run
         pids = [child.pid for child in self.children.values() if child.pid is not None]
         return {"cores_busy": self._cores.look(pids, time.monotonic())}
 
-    # ------------------------------------------------------------------ hearing
+    # ------------------------------------------------------------------ messages
     def _listen(self) -> None:
         with contextlib.suppress(ConnectionError):  # its death is noticed by the end of its socket
-            self.nursery.flush()
+            self.fork_server.flush()
         for key, _ in self.selector.select(TICK_SECONDS):
             if key.data is None:
-                self._hear_nursery()
+                self._hear_fork_server()
             else:
                 self._hear(key.data)
 
-    def _hear(self, child: Child) -> None:
+    def _hear(self, child: LocalPlace) -> None:
         """One message of a place."""
-        if child.line is None or not child.listening:
+        if child.connection is None or not child.listening:
             return  # it was reaped in this very turn
         try:
-            data = child.line.recv(1 << 20)
+            data = child.connection.recv(1 << 20)
         except BlockingIOError:
             return
         except ConnectionResetError:
@@ -180,23 +181,23 @@ class LocalSupervisor(PlaceSupervisor[Child]):
         if data:
             self._take(child, json.loads(data))
         else:
-            self._deafen(child)  # it has closed its end; the fork server will tell how it ended
+            self._stop_listening(child)  # it has closed its end; the fork server will report how it ended
 
-    def _deafen(self, child: Child) -> None:
-        if child.listening and child.line is not None:
-            self.selector.unregister(child.line)
+    def _stop_listening(self, child: LocalPlace) -> None:
+        if child.listening and child.connection is not None:
+            self.selector.unregister(child.connection)
             child.listening = False
 
-    def _hear_nursery(self) -> None:
+    def _hear_fork_server(self) -> None:
         try:
-            data = self.nursery.socket.recv(1 << 16)
+            data = self.fork_server.socket.recv(1 << 16)
         except (BlockingIOError, ConnectionResetError):
-            return  # what it said before it died is still to be read
+            return  # messages that it sent before it died are still to be read
         if not data:
-            self._nursery_died()
+            self._fork_server_died()
             return
         message = json.loads(data)
-        self.nursery.up, self._asked = True, None  # whatever it says is a sign of life: orders are obeyed one after the other
+        self.fork_server.up, self._asked = True, None  # any message is a sign of life: it obeys one order after the other
         if message["kind"] in ("up", "beat"):
             return
         child = self.children[message["place"]]
@@ -204,16 +205,16 @@ class LocalSupervisor(PlaceSupervisor[Child]):
             self._ended(child, -signal.SIGKILL, f"could not be forked: {message['why']}")
         elif message["kind"] == "spawned":
             child.pid = message["pid"]
-            with contextlib.suppress(ProcessLookupError):  # it has come and gone
+            with contextlib.suppress(ProcessLookupError):  # it has already ended
                 child.pidfd = os.pidfd_open(message["pid"])
         elif message["kind"] == "exit":
             self._ended(child, message["code"])
 
-    def _nursery_died(self) -> None:
-        """Its children die with it (PDEATHSIG). See that they are gone, start another one, and all of them again."""
-        self.selector.unregister(self.nursery.socket)
-        self.nursery.drop()  # with the other ends of the lines of those whom it never began with
-        orphans = [child for child in self.children.values() if child.line is not None]
+    def _fork_server_died(self) -> None:
+        """All places die with it (PDEATHSIG). Make sure that they are gone, start another fork server, and restart them."""
+        self.selector.unregister(self.fork_server.socket)
+        self.fork_server.drop()  # with the sockets of places that it had not started yet
+        orphans = [child for child in self.children.values() if child.connection is not None]
         for child in orphans:
             child.kill()
             if child.pid is not None:
@@ -223,9 +224,9 @@ class LocalSupervisor(PlaceSupervisor[Child]):
             child.wait(KILL_SECONDS)
         try:
             if not self.ending:
-                self.event("restart", "fork server", "the fork server died; it is replaced and all places are restarted")
-                self._revive_nursery()
-                self._meet_nursery()
+                self.event("restart", "fork server", "the fork server died; starting another one and restarting all places")
+                self._restart_fork_server()
+                self._connect_fork_server()
         except BaseException:
             self.ending = True
             raise
@@ -234,10 +235,10 @@ class LocalSupervisor(PlaceSupervisor[Child]):
                 self._ended(child, -signal.SIGKILL, "the fork server died", uncounted=True)
 
     # ------------------------------------------------------------------ deaths
-    def _ended(self, child: Child, code: int, cause: str = "", uncounted: bool = False) -> None:
-        """A place has ended and is reaped (or was never born): take its membership back, decide whether it comes again."""
-        self._hear_last_words(child)
-        lost = self._bury(child)
+    def _ended(self, child: LocalPlace, code: int, cause: str = "", uncounted: bool = False) -> None:
+        """A place has ended and is reaped (or could not be forked): remove its members, decide whether to restart it."""
+        self._read_last_messages(child)
+        lost = self._remove_members(child)
         if child.pidfd is not None:
             os.close(child.pidfd)
         child.pid = child.pidfd = None
@@ -245,15 +246,15 @@ class LocalSupervisor(PlaceSupervisor[Child]):
         self._restart(child, lost, code == 0, -code in OUTSIDE, cause or killed or child.summary or f"exit code {code}",
                       uncounted)
 
-    def _hear_last_words(self, child: Child) -> None:
-        if child.line is None:
+    def _read_last_messages(self, child: LocalPlace) -> None:
+        if child.connection is None:
             return
-        self._deafen(child)
+        self._stop_listening(child)
         while True:
             try:
-                data = child.line.recv(1 << 20)
+                data = child.connection.recv(1 << 20)
             except ConnectionResetError:
-                continue  # it died with something unread; what it said is still there
+                continue  # it died with something unread; its messages are still there
             except OSError:
                 break
             if not data:
@@ -261,18 +262,18 @@ class LocalSupervisor(PlaceSupervisor[Child]):
             message = json.loads(data)
             if message["kind"] != "ready":
                 self._take(child, message)
-        child.line.close()
-        child.line = None
+        child.connection.close()
+        child.connection = None
 
     # ------------------------------------------------------------------ ending
     def close(self) -> None:
-        """Stop every place: ask first, then kill; and give everything back."""
+        """Stop every place: ask first, then kill; and release everything."""
         self.ending = self.closing = True
         try:
             for child in self.children.values():
-                if child.line is not None:
+                if child.connection is not None:
                     with contextlib.suppress(OSError):  # already gone
-                        child.line.send(json.dumps({"op": "stop"}).encode())
+                        child.connection.send(json.dumps({"op": "stop"}).encode())
             self._await_deaths(STOP_SECONDS)
             for child in self.children.values():
                 child.kill()
@@ -280,39 +281,40 @@ class LocalSupervisor(PlaceSupervisor[Child]):
             for identity in list(self._waiting):
                 self._answered(identity, None, "the run is over")
         finally:
-            self._give_back()
+            self._release()
 
     def _await_deaths(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while any(child.line is not None for child in self.children.values()) and time.monotonic() < deadline:
-            if not self.nursery.up and not self._lent:
-                return  # it has not even begun; it is killed
+        while any(child.connection is not None for child in self.children.values()) and time.monotonic() < deadline:
+            if not self.fork_server.up and not self._lent:
+                return  # it has not started anything; it is killed
             self.turn()
 
-    def _give_back(self) -> None:
-        strays = [child for child in self.children.values() if child.line is not None]
+    def _release(self) -> None:
+        strays = [child for child in self.children.values() if child.connection is not None]
         for child in strays:
             child.kill()
         try:
             if not self._lent:
-                self.nursery.close()
-            elif strays or self.nursery.process.poll() is not None:
-                self.nursery.restart()  # whatever is left there belongs to nobody
+                self.fork_server.close()
+            elif strays or self.fork_server.process.poll() is not None:
+                self.fork_server.restart()  # kills all that is left there
             else:
-                self.nursery.forget()
+                self.fork_server.forget()
         finally:
             for child in strays:
-                child.line.close()  # type: ignore[union-attr]
+                if child.connection is not None:
+                    child.connection.close()
                 if child.pidfd is not None:
                     os.close(child.pidfd)
             self.selector.close()
-            self.medium.close()
+            self.allocator.close()
             self.program.release()
 
 
 def run_local(program: Program, session: Session, log_dir: Path, faults: Faults | None = None,
-              nursery: Nursery | None = None) -> str:
+              fork_server: ForkServerClient | None = None) -> str:
     """Run a program in processes of this machine until it is stopped; returns the reason."""
     if not sys.platform.startswith("linux"):
-        raise ShoalError("the local runtime needs Linux (memfd, pidfd, PDEATHSIG); use --runtime inline here")
-    return supervised(LocalSupervisor(program, session, log_dir, faults or Faults(), nursery), session)
+        raise ShoalError("--runtime local needs Linux (memfd, pidfd, PDEATHSIG); use --runtime inline")
+    return supervised(LocalSupervisor(program, session, log_dir, faults or Faults(), fork_server), session)

@@ -1,4 +1,4 @@
-"""What runs in a place: its roles' loop. Sleeps in one poll() over the wires' descriptors and the supervisor's socket."""
+"""What runs in a place: the loop of its roles. It sleeps in one poll() over the wires' descriptors and the supervisor's socket."""
 
 from __future__ import annotations
 
@@ -15,39 +15,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from shoal.core import Wait
 from shoal.runtime.control import ControlHandle
 from shoal.runtime.instance import Instance
 from shoal.runtime.program import Program
 
-__all__ = ["Birth", "Line", "PlaceProcess", "Voice", "report", "run_place"]
+__all__ = ["InstanceStart", "PlaceProcess", "SupervisorConnection", "SupervisorSocket", "report", "run_place"]
 
 HEARTBEAT_SECONDS = 0.5
-HEAR_SECONDS = 0.02      # how often a place that never waits looks at what the supervisor says
-SWITCH_SECONDS = 0.0005  # how long a thread may keep the interpreter from the others; five milliseconds would hold up a server
-THREAD_SECONDS = 4.0     # how long its threads may take to finish their steps when it is stopped
+HEAR_SECONDS = 0.02      # how often a place that never waits looks for commands of the supervisor
+SWITCH_SECONDS = 0.0005  # after which a thread gives way to others; Python's 5 ms would hold up a server
+THREAD_SECONDS = 4.0     # how long threads may take to finish their steps when the place is stopped
 
 
 @dataclass(frozen=True)
-class Birth:
-    """One instance that a place is to bring to life."""
+class InstanceStart:
+    """One instance that a place is to start."""
 
     node: str
     index: int
     incarnation: int
     newest: str | None
-    wishes: dict[str, Any]
+    kept_settings: dict[str, Any]
 
 
 def plain(value: Any) -> Any:
-    """NumPy's numbers and arrays, for JSON."""
-    if hasattr(value, "tolist"):
+    """Numbers and arrays of NumPy, for JSON."""
+    if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    raise TypeError(f"a {type(value).__name__} cannot be sent through the control handle; use numbers, strings, lists")
+    raise TypeError(f"a {type(value).__name__} cannot be sent through the control handle; use numbers, strings or lists")
 
 
-class Voice(Protocol):
-    """What a place and its supervisor say to each other: whole messages."""
+class SupervisorConnection(Protocol):
+    """Carries whole messages between a place and its supervisor."""
 
     fd: int  # readable when there is something to receive
 
@@ -55,8 +57,8 @@ class Voice(Protocol):
     def receive(self) -> dict[str, Any] | None: ...
 
 
-class Line:
-    """The socket to the supervisor: whole messages, safe to use from several threads, safe to be killed at."""
+class SupervisorSocket:
+    """The socket to the supervisor: whole messages; several threads may use it, and a kill at any moment tears none."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -77,7 +79,7 @@ class Line:
                     self._room.poll(1000)
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message; None when there is none; a stop when the supervisor is gone."""
+        """The next message; None when there is none; "stop" when the supervisor is gone."""
         try:
             data = self._socket.recv(1 << 20)
         except BlockingIOError:
@@ -88,12 +90,12 @@ class Line:
         return message
 
 
-class Loop:
+class RoleLoop:
     """Drives some of a place's roles in one thread. `rouse` wakes it from another thread."""
 
     def __init__(self, fds: tuple[int, ...] = ()) -> None:
         self.instances: list[Instance] = []
-        self.failed: str | None = None  # the role whose exception ended it
+        self.failed: str | None = None  # the role whose exception ended the loop
         self.stopping = False
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._own = {self.fd, *fds}
@@ -126,7 +128,7 @@ class Loop:
         os.eventfd_write(self.fd, 1)
 
     def sleep(self) -> None:
-        """Until something that a role waits for may have come, or it is time for a heartbeat."""
+        """Sleep until something that a role waits for may have come, or it is time for a heartbeat."""
         waits = [instance.wait for instance in self.instances if instance.wait is not None]
         wanted = {fd for wait in waits for fd in wait.fds}.union(self._own)
         for fd in wanted - self._registered:
@@ -145,35 +147,35 @@ class Loop:
 
 
 class PlaceProcess:
-    """A place in its own process: one loop for all roles, or one for each in a thread of its own."""
+    """A place in its own process: one loop for all roles, or a thread with a loop for each."""
 
-    def __init__(self, program: Program, place: str, line: Voice) -> None:
+    def __init__(self, program: Program, place: str, line: SupervisorConnection) -> None:
         self._program, self._line, self._threaded = program, line, program.places[place].threads
         self._replies: dict[str, dict[int, Any]] = {}
-        self._living: dict[str, tuple[Instance, Loop]] = {}
-        self._threads: dict[threading.Thread, Loop] = {}
+        self._living: dict[str, tuple[Instance, RoleLoop]] = {}
+        self._threads: dict[threading.Thread, RoleLoop] = {}
         self._failures: list[tuple[str | None, BaseException]] = []  # of threads: a role and its exception
-        self._main = Loop((line.fd,))
+        self._main = RoleLoop((line.fd,))
 
-    def _bear(self, birth: Birth) -> None:
-        name = f"{birth.node}-{birth.index}"
-        loop = Loop() if self._threaded else self._main
+    def _create(self, start: InstanceStart) -> None:
+        name = f"{start.node}-{start.index}"
+        loop = RoleLoop() if self._threaded else self._main
         replies: dict[int, Any] = {}
 
         def emit(message: dict[str, Any]) -> None:
             self._line.send({**message, "from": name})
 
-        control = ControlHandle(emit, replies, birth.incarnation)  # whatever the supervisor says rouses the loop
-        newest = Path(birth.newest) if birth.newest else None
+        control = ControlHandle(emit, replies, start.incarnation)  # its replies wake the loop
+        newest = Path(start.newest) if start.newest else None
         self._main.failed = name  # unless we come back
-        instance = Instance(self._program, birth.node, birth.index, birth.incarnation, emit, lambda: control, newest,
-                            birth.wishes)
+        instance = Instance(self._program, start.node, start.index, start.incarnation, emit, control, newest,
+                            start.kept_settings)
         self._main.failed = None
         loop.instances.append(instance)
         self._replies[name], self._living[name] = replies, (instance, loop)
 
     def rouse(self) -> None:
-        """Something may have come that a role waits for; from any thread."""
+        """Something that a role waits for may have come; may be called from any thread."""
         for loop in [self._main, *list(self._threads.values())]:
             loop.rouse()
 
@@ -183,26 +185,26 @@ class PlaceProcess:
         return self._failures[0][0] if self._failures else self._main.failed
 
     def _hear(self) -> bool:
-        """Take what the supervisor says; false when it says stop."""
+        """Take the messages of the supervisor; false when it says stop."""
         while (message := self._line.receive()) is not None:
             if message["op"] == "stop":
                 return False
             name = message["to"]
             if message["op"] == "start":
-                self._bear(Birth(**message["arguments"]))
+                self._create(InstanceStart(**message["arguments"]))
                 self._start_threads()
             elif message["op"] == "reply":
-                self._replies[name][message["id"]] = message["arguments"]["error"]
+                self._replies[name][message["id"]] = message["arguments"]
                 self._living[name][1].rouse()
             else:
                 self._living[name][0].commands.append(message)
                 self._living[name][1].rouse()
         return True
 
-    def run(self, births: list[Birth]) -> None:
+    def run(self, starts: list[InstanceStart]) -> None:
         try:
-            for birth in births:
-                self._bear(birth)
+            for start in starts:
+                self._create(start)
             if self._threaded:
                 self._run_threads()
             else:
@@ -224,7 +226,7 @@ class PlaceProcess:
                 if not self._hear():
                     return
             if not turned:
-                loop.sleep()  # roused at once if something has just been said
+                loop.sleep()  # wakes at once if a message has just come
 
     # ------------------------------------------------------------------ a thread for each role
     def _start_threads(self) -> None:
@@ -235,7 +237,7 @@ class PlaceProcess:
                 self._threads[thread] = loop
                 thread.start()
 
-    def _drive(self, loop: Loop) -> None:
+    def _drive(self, loop: RoleLoop) -> None:
         try:
             while loop.instances and not loop.stopping:
                 if not loop.turn():
@@ -260,18 +262,18 @@ class PlaceProcess:
             raise self._failures[0][1]
 
 
-def run_place(process: PlaceProcess, line: Voice, births: list[Birth]) -> int:
-    """The life of a place; returns its exit code."""
+def run_place(process: PlaceProcess, line: SupervisorConnection, starts: list[InstanceStart]) -> int:
+    """Run a place until its end; returns its exit code."""
     try:
-        process.run(births)
+        process.run(starts)
     except BaseException as failure:
-        report(line, process.failed or f"{births[0].node}-{births[0].index}", failure)
+        report(line, process.failed or f"{starts[0].node}-{starts[0].index}", failure)
         return 1
     return 0
 
 
-def report(line: Voice, name: str, failure: BaseException) -> None:
-    """Last words: into the log, and to the supervisor."""
+def report(line: SupervisorConnection, name: str, failure: BaseException) -> None:
+    """Write a traceback to the log, and send it to the supervisor."""
     text = "".join(traceback.format_exception(failure))
     with contextlib.suppress(OSError):  # a full disk
         sys.stderr.write(text)

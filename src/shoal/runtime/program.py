@@ -13,17 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from shoal.core import Role
 from shoal.errors import ProgramError
-from shoal.runtime.wires import Broadcast, Call, Group, Port, Shared, Stream, Wire
-from shoal.slots import Layout, Medium, Memory
-from shoal.telemetry import Stats
+from shoal.runtime.permits import Limit
+from shoal.runtime.wires import BroadcastWire, CallWire, GroupWire, Port, SharedWire, StreamWire, Wire
+from shoal.slots import Allocator, Layout, MemoryBlock
+from shoal.telemetry import Metric, Stats
 
-__all__ = ["CONTROL", "ControlPort", "Fabric", "Node", "Place", "Program", "Store"]
+__all__ = ["CONTROL", "ControlPort", "EndpointFactory", "Place", "Program", "RoleNode", "ScaleOptions", "SideWork",
+           "Store"]
 
+PRELOAD = ("numpy", "cloudpickle", "setproctitle", "torch", "shoal.runtime.place")
 W = TypeVar("W", bound=Wire)
 
 
@@ -34,8 +39,8 @@ class Store(Protocol):
     def load(self, path: Any) -> dict[str, Any]: ...
 
 
-class Fabric(Protocol):
-    """What makes endpoints in a place of a runtime that has no memory common to all places."""
+class EndpointFactory(Protocol):
+    """Creates the ends of wires where places share no memory (on a cluster)."""
 
     def endpoint(self, port: Port, member: int, incarnation: int) -> Any: ...
 
@@ -47,6 +52,30 @@ class ControlPort:
 CONTROL = ControlPort()
 
 
+@dataclass(frozen=True)
+class ScaleOptions:
+    """What an error tells the user to type when a cluster is too small; the application that draws the program declares it."""
+
+    senders: tuple[str, ...] = ()
+    """Options that set the number of the roles that only send or ask."""
+    members: tuple[str, ...] = ()
+    """Options that set the number of the members of a group, where nothing else can be lowered."""
+    threads: str = "fewer compute_threads"
+    no_gpu: str = "no GPU"
+
+
+@dataclass(frozen=True)
+class SideWork:
+    """Work beside that of the program, and how much of it one thread does before the other roles get their turn."""
+
+    counter: str
+    """What counts it."""
+    free: float
+    """So much of it is always done in one turn."""
+    share: float
+    """So much more for each unit of the program's own work (`work_counters`); beyond that, one step in every round."""
+
+
 @dataclass
 class Place:
     """A process (or a Ray actor). Its roles share one loop, or have a thread each; it dies and restarts as a unit."""
@@ -55,20 +84,21 @@ class Place:
     members: list[tuple[str, int]] = field(default_factory=list)  # (node, replica)
     threads: bool = False
     core: int | None = None
-    """Which of the cores that the program may use is its own; none: any."""
+    """The core that the place is kept on, counted among those that the program may use; None: any."""
 
 
 @dataclass
-class Node:
+class RoleNode:
     """One kind of role in the graph, with 1..most replicas."""
 
     name: str
-    role: Callable[..., Any]
+    role: Callable[..., Role]
     arguments: dict[str, Any]
     least: int
     start: int
     most: int
     compute_threads: int
+    private_bytes: int = 0
 
     @property
     def ports(self) -> dict[str, Port]:
@@ -76,17 +106,28 @@ class Node:
 
 
 class Program:
-    """The graph."""
+    """The graph.
 
-    def __init__(self, name: str, seed: int = 0, store: Store | None = None) -> None:
+    `work_counters`: the run has started up when one of these counters grows. `preload`: modules that all places import; on the
+    local runtime the fork server imports them once.
+    """
+
+    def __init__(self, name: str, seed: int = 0, store: Store | None = None, *, work_counters: tuple[str, ...] = ("steps",),
+                 preload: tuple[str, ...] = PRELOAD, options: ScaleOptions | None = None,
+                 metrics: tuple[Metric, ...] = ()) -> None:
         self.name, self.seed, self.store = name, seed, store
+        self.work_counters, self.preload, self.options = work_counters, preload, options or ScaleOptions()
+        self.metrics = metrics  # that roles may name beyond telemetry's registry
         self.resumed = 0  # grows with every resume: part of every seed
-        self.on_gpu = False  # whether those who learn or serve compute on one
-        self.nodes: dict[str, Node] = {}
+        self.limit: Limit | None = None  # of a counter, for all roles together: those that ask for permits keep to it
+        self.side_work: SideWork | None = None  # None: roles that keep their turn (core.KeepsTurn) keep it to the end of their work
+        self.starts_paused = False  # whether no role begins its first step before `Supervisor.start_steps`
+        self.on_gpu = False  # whether the roles that take from streams, serve or publish compute on one
+        self.nodes: dict[str, RoleNode] = {}
         self.wires: dict[str, Wire] = {}
         self.places: dict[str, Place] = {}
-        self.pages: Memory | None = None
-        self.fabric: Fabric | None = None  # of a runtime whose wires are more than memory
+        self.pages: MemoryBlock | None = None
+        self.endpoint_factory: EndpointFactory | None = None  # None: the memory of the wires is enough
         self._homes: dict[tuple[str, int], Place] = {}
         self._page_numbers: dict[tuple[str, int], int] = {}
         self._page_names: list[str] = []
@@ -96,34 +137,43 @@ class Program:
         if wire.name in self.wires:
             raise ProgramError(f"two wires are called {wire.name}; names are unique in a program")
         if wire.name in ("clock", "control"):
-            raise ProgramError(f"a wire cannot be called {wire.name}: that is what other waits are booked under")
+            raise ProgramError(f"a wire cannot be called {wire.name}: time spent in other waits is counted under that name")
         self.wires[wire.name] = wire
         return wire
 
-    def stream(self, name: str, layout: Layout, depth: int = 2, full: str = "block", paired: bool = False) -> Stream:
-        return self._wire(Stream(name, layout, depth, full, paired))
+    def stream(self, name: str, layout: Layout, depth: int = 2, full: str = "block", paired: bool = False) -> StreamWire:
+        return self._wire(StreamWire(name, layout, depth, full, paired))
 
-    def broadcast(self, name: str, layout: Layout) -> Broadcast:
-        return self._wire(Broadcast(name, layout))
+    def broadcast(self, name: str, layout: Layout) -> BroadcastWire:
+        return self._wire(BroadcastWire(name, layout))
 
-    def call(self, name: str, request: Layout, reply: Layout, depth: int = 2) -> Call:
-        return self._wire(Call(name, request, reply, depth))
+    def go_on_above(self, version: int) -> None:
+        """Let all broadcasts number what they publish above `version`: the program continues an earlier one."""
+        for wire in self.wires.values():
+            if isinstance(wire, BroadcastWire):
+                wire.begin_above = version
 
-    def group(self, name: str, nbytes: int) -> Group:
-        return self._wire(Group(name, nbytes))
+    def call(self, name: str, request: Layout, reply: Layout, depth: int = 2) -> CallWire:
+        return self._wire(CallWire(name, request, reply, depth))
 
-    def shared(self, name: str, layout: Layout) -> Shared:
-        return self._wire(Shared(name, layout))
+    def group(self, name: str, nbytes: int) -> GroupWire:
+        return self._wire(GroupWire(name, nbytes))
 
-    def add(self, name: str, role: Callable[..., Any], *, replicas: int | tuple[int, int, int] = 1,
-            place: str | Callable[[int], str] | None = None, compute_threads: int = 1, **arguments: Any) -> Node:
-        """Add a role. `replicas` is a number, or (least, start, most). `place` names a process to share."""
+    def shared(self, name: str, layout: Layout, instead: str = "") -> SharedWire:
+        """`instead`: what the user may type where processes cannot share memory (an option that draws no shared wire)."""
+        return self._wire(SharedWire(name, layout, instead))
+
+    def add(self, name: str, role: Callable[..., Role], *, replicas: int | tuple[int, int, int] = 1,
+            place: str | Callable[[int], str] | None = None, compute_threads: int = 1, private_bytes: int = 0,
+            **arguments: Any) -> RoleNode:
+        """Add a role. `replicas` is a number, or (least, start, most). `place` names a process to share. `private_bytes` is the
+        memory that each replica allocates for itself, where that is much."""
         least, start, most = (replicas, replicas, replicas) if isinstance(replicas, int) else replicas
         if not 0 <= least <= start <= most or most < 1:
             raise ProgramError(f"role {name}: replicas must be 0 <= least <= start <= most, not {least}, {start}, {most}")
         if name in self.nodes:
             raise ProgramError(f"two roles are called {name}; names are unique in a program")
-        node = Node(name, role, arguments, least, start, most, compute_threads)
+        node = RoleNode(name, role, arguments, least, start, most, compute_threads, private_bytes)
         self.nodes[name] = node
         for port in node.ports.values():
             if self.wires.get(port.wire.name) is not port.wire:
@@ -136,14 +186,14 @@ class Program:
         return node
 
     def threaded(self, place: str) -> None:
-        """Drive the roles of this place in one thread each: where one of them computes for long."""
+        """Give each role of this place a thread of its own: for places where one role computes for long."""
         if place not in self.places:
             raise ProgramError(f"there is no place {place}; there are {', '.join(self.places)}")
         self.places[place].threads = True
 
     def pin(self, node: str) -> None:
-        """Keep each replica that has a place for itself on a core of its own: a busy one whose threads take turns is otherwise
-        moved about while another core idles."""
+        """Keep each replica that is alone in its place on a core of its own: otherwise the system moves busy ones about while
+        another core idles."""
         for index in range(self.nodes[node].most):
             home = self._homes[node, index]
             home.core = index if len(home.members) == 1 else None
@@ -153,33 +203,38 @@ class Program:
         """Every (node, replica) there can be, in the order of drawing."""
         return [(node.name, index) for node in self.nodes.values() for index in range(node.most)]
 
+    def first_instances(self) -> list[tuple[str, int]]:
+        """Every (node, replica) that the run starts with."""
+        return [(node.name, index) for node in self.nodes.values() for index in range(node.start)]
+
     def place_of(self, node: str, index: int) -> Place:
         return self._homes[node, index]
 
-    def build(self, medium: Medium) -> None:
+    def build(self, allocator: Allocator) -> None:
         """Lay out all memory, for the most replicas there can be."""
         for wire in self.wires.values():
-            wire.build(medium)
-        self._page_names = Stats.names(f"wait_seconds/{name}" for name in (*self.wires, "clock", "control"))
+            wire.build(allocator)
+        waits = (f"wait_seconds/{name}" for name in (*self.wires, "clock", "control"))
+        self._page_names = Stats.names(waits, self.metrics)
         self._page_numbers = {instance: number for number, instance in enumerate(self.instances())}
-        self.pages = medium.memory(8 * len(self._page_names) * len(self._page_numbers))
+        self.pages = allocator.memory(8 * len(self._page_names) * len(self._page_numbers))
 
     def endpoint(self, port: Port, node: str, index: int, incarnation: int) -> Any:
-        """What an instance holds in the place of a port."""
+        """The end of a wire that an instance holds in place of a port."""
         member = port.wire.member_number(port.end, node, index)
-        if self.fabric is not None:
-            return self.fabric.endpoint(port, member, incarnation)
+        if self.endpoint_factory is not None:
+            return self.endpoint_factory.endpoint(port, member, incarnation)
         return port.wire.attach(port.end, member, incarnation)
 
     def release(self) -> None:
-        """Let all memory go: the run is over."""
+        """Release all memory: the run is over."""
         for wire in self.wires.values():
             wire.release()
         self.pages = None
 
     def stats(self, node: str, index: int) -> Stats:
         """The counters of one instance."""
-        return Stats(self._page_names, self.page(node, index))
+        return Stats(self._page_names, self.page(node, index), self.metrics)
 
     def page(self, node: str, index: int) -> np.ndarray:
         """The page of one instance; it outlives its incarnations, so totals never run backwards."""
@@ -210,19 +265,19 @@ class Program:
                     lines.append(f"      {arrow} {port.wire.name:<12} ({port.wire.kind}.{port.end}, as {argument})")
         lines += ["", "wires"]
         for wire in self.wires.values():
-            ends = "   ".join(f"{end}: {', '.join(dict.fromkeys(n for n, _ in wire.users(end))) or 'nobody'}" for end in wire.ends)
+            ends = "   ".join(f"{end}: {', '.join(dict.fromkeys(n for n, _ in wire.users(end))) or 'none'}" for end in wire.ends)
             lines.append(f"  {wire.name:<14} {wire.kind:<10} {ends}{_details(wire)}")
         return "\n".join(lines)
 
 
 def _title(role: Callable[..., Any]) -> str:
-    text = role.__doc__ or str(getattr(role, "__name__", role))
+    text = role.__doc__ or (role.__name__ if isinstance(role, type | FunctionType) else repr(role))
     return text.strip().splitlines()[0]
 
 
 def _details(wire: Wire) -> str:
-    if isinstance(wire, Stream):
+    if isinstance(wire, StreamWire):
         return f"   {wire.depth} slots of {wire.layout.nbytes:,} bytes per pair, when full: {wire.full}"
-    if isinstance(wire, Broadcast):
+    if isinstance(wire, BroadcastWire):
         return f"   {wire.layout.nbytes:,} bytes"
     return ""

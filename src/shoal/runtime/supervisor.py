@@ -1,4 +1,4 @@
-"""What all runtimes' supervisors do: membership, commands, checkpoints, counters, events. It computes nothing itself."""
+"""What the supervisors of all runtimes do: membership, commands, checkpoints, counters, events. They compute nothing themselves."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from shoal.errors import ConfigError, ProgramError, RoleFailed
-from shoal.runtime.answers import Done, Gone, after
+from shoal.errors import ProgramError, RoleFailed
+from shoal.options import Options, number
+from shoal.runtime.checkpointing import CheckpointRequest
 from shoal.runtime.instance import instance_name
-from shoal.runtime.program import Node, Program
-from shoal.runtime.saving import Saving
+from shoal.runtime.permits import Ask, Permits
+from shoal.runtime.program import Program, RoleNode
+from shoal.runtime.replies import NotRunning, OnReply, after_all
 
-__all__ = ["Faults", "Gone", "Session", "Supervisor", "supervised"]
+__all__ = ["Faults", "NotRunning", "Session", "Supervisor", "supervised"]
 
 
 class Session(Protocol):
-    """What drives a run from above: the experiment."""
+    """What drives a run from above: the experiment. The supervisor calls `tick` about ten times a second."""
 
     def begin(self, control: Supervisor) -> None: ...
     def tick(self, control: Supervisor) -> None: ...
@@ -32,55 +34,49 @@ class Session(Protocol):
 
 
 @dataclass(frozen=True)
-class Faults:
-    """When to give up."""
+class Faults(Options):
+    """When to replace a role, and when to give up the run."""
 
-    hang_seconds: float = 60.0
-    """Seconds without a sign of life after which a role is replaced."""
-    exceptions_per_minute: int = 3
-    """Exceptions of one role's own within a minute that end the run."""
-    deaths_without_step: int = 3
+    section = "faults"
+
+    hang_seconds: float = number(60.0, at_least=1, infinite=True)
+    """Seconds without a sign of life after which a role is killed and restarted."""
+    exceptions_per_minute: int = number(3, at_least=1)
+    """Exceptions of one role within a minute that end the run."""
+    deaths_without_step: int = number(3, at_least=1)
     """Failures of one role in a row, without a completed step between them, that end the run."""
-    start_seconds: float = 600.0
-    """Seconds that a role may take to start and to make its first step (compilation) before it counts as hung."""
-
-    def validate(self) -> None:
-        for name in ("exceptions_per_minute", "deaths_without_step"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"faults.{name}={getattr(self, name)} is not possible: the run would end without any; give "
-                                  f"--faults.{name.replace('_', '-')} 1 or more")
-        for name in ("hang_seconds", "start_seconds"):
-            if not getattr(self, name) >= 1:
-                raise ConfigError(f"faults.{name}={getattr(self, name)} is not possible: a role gives a sign of life every half "
-                                  f"second; give --faults.{name.replace('_', '-')} 1 or more (inf: wait for ever)")
+    start_seconds: float = number(600.0, at_least=1, infinite=True)
+    """Seconds that a role may take to start and to complete its first step (compilation) before it counts as hung."""
 
 
 class Supervisor(ABC):
-    """The control handle of a running program; what is abstract is what a runtime adds."""
+    """Controls a running program. A runtime implements the abstract methods."""
 
     def __init__(self, program: Program, session: Session) -> None:
         self.program, self.session = program, session
         self.reason: str | None = None
-        self.ending = False  # nothing is restarted any more, and nothing fails the run
+        self.ending = False  # if true, nothing is restarted and nothing fails the run
         self.running: dict[str, tuple[str, int]] = {}  # instance -> (node, replica): those that should be alive
         self.stateful: set[str] = set()
-        self.sharing: dict[str, bool] = {}  # node -> whether its replicas share one state, as they have said
+        self.sharing: dict[str, bool] = {}  # node -> whether its replicas share one state, once one of them has said so
         self._heard: set[str] = set()  # instances that have said that they are ready
-        self._members: set[tuple[str, int]] = set()  # those whom the wires count on
+        self._members: set[tuple[str, int]] = set()  # the instances that wires count as alive
         self._stats = {instance_name(n, i): program.stats(n, i) for n, i in program.instances()}
         self._events: deque[dict[str, Any]] = deque()
-        self._waiting: dict[int, tuple[str, Done]] = {}  # command id -> (instance, what to do with its answer)
-        self._unbalanced: set[str] = set()  # wires whose books were found not to balance
-        self._births: dict[str, list[Done]] = {}  # instance -> who waits until it is ready
-        self.absent: dict[str, bool] = {}  # instances that were not there at the last checkpoint, and whether that was said
-        self._paused: set[str] = set()  # these two outlive an instance's incarnations
+        self._waiting: dict[int, tuple[str, OnReply]] = {}  # command id -> (instance, what to do with its reply)
+        self._unbalanced: set[str] = set()  # wires that were found to have lost a slot
+        self._awaiting_start: dict[str, list[OnReply]] = {}  # instance -> callbacks for when it is ready
+        self.absent: dict[str, bool] = {}  # instances not running at the last checkpoint -> whether an event said so
+        first = [instance_name(n, i) for n, i in program.instances()] if program.starts_paused else []
+        self._paused = set(first)  # these two outlive an instance's incarnations
         self._values: dict[str, dict[str, Any]] = {}
         self._identity = itertools.count(1)
+        self.permits = Permits(program.limit)
 
     # ------------------------------------------------------------------ what a runtime adds
     @abstractmethod
     def _send(self, instance: str, command: dict[str, Any]) -> None:
-        """Pass a command on; one that cannot be is answered at once with Gone."""
+        """Pass a command to an instance; reply NotRunning at once if that is impossible."""
 
     @abstractmethod
     def _spawn(self, node: str, index: int) -> None:
@@ -88,11 +84,15 @@ class Supervisor(ABC):
 
     @abstractmethod
     def run(self) -> None:
-        """Go on until there is a reason to stop."""
+        """Run until there is a reason to stop."""
+
+    @abstractmethod
+    def wait(self, until: Callable[[], bool], seconds: float) -> None:
+        """Continue until `until()` is true, at most for `seconds`, whatever there may be a reason to stop for."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
 
     # ------------------------------------------------------------------ reading
     def snapshot(self) -> dict[str, dict[str, float]]:
@@ -101,25 +101,34 @@ class Supervisor(ABC):
     def total(self, counter: str) -> float:
         return sum(stats.get(counter) for stats in self._stats.values())
 
+    def counted(self) -> dict[str, float]:
+        """What every instance has counted of what the program limits."""
+        limit = self.program.limit
+        return {} if limit is None else {name: stats.get(limit.counter) for name, stats in self._stats.items()}
+
+    def starting(self) -> bool:
+        """Whether no role has done any of the program's work yet."""
+        return not any(self.total(counter) for counter in self.program.work_counters)
+
     def wires(self) -> dict[str, dict[str, float]]:
-        """The numbers of every wire, and whether its books have always balanced; one whose have not is reported once."""
+        """The numbers of every wire, and whether it never lost a slot; an event reports the first loss."""
         rows = {}
         for name, wire in self.program.wires.items():
             rows[name] = {**wire.numbers(), "conserved": float(wire.conserved() and name not in self._unbalanced)}
-            self._check_books(name, rows[name])
+            self._check_conserved(name, rows[name])
         return rows
 
-    def _check_books(self, wire: str, row: dict[str, float]) -> None:
+    def _check_conserved(self, wire: str, row: dict[str, float]) -> None:
         if not row["conserved"] and wire not in self._unbalanced:
             self._unbalanced.add(wire)
             self.event("unbalanced", wire, f"a slot was lost: written is not consumed + dropped + held ({row})")
 
     def surroundings(self) -> dict[str, float]:
-        """What a runtime knows beyond roles and wires: cores in use, nodes, object stores."""
+        """Numbers of the machines: cores in use, nodes, object stores."""
         return {}
 
     def room(self, role: str) -> float:
-        """How many more replicas of a role could be started now; a runtime that counts processors says."""
+        """How many more replicas of a role could be started now; infinite unless a runtime counts processors."""
         return math.inf
 
     def events(self) -> list[dict[str, Any]]:
@@ -134,48 +143,59 @@ class Supervisor(ABC):
     def stop(self, reason: str) -> None:
         self.reason = self.reason or reason
 
-    def command(self, instance: str, op: str, done: Done | None = None, **arguments: Any) -> None:
-        """Tell an instance something; it obeys between two steps."""
+    def command(self, instance: str, op: str, done: OnReply | None = None, **arguments: Any) -> None:
+        """Send an instance a command; it obeys between two steps."""
         identity = next(self._identity)
         self._waiting[identity] = (instance, done or (lambda result, error: None))
         self._send(instance, {"op": op, "id": identity, "arguments": arguments})
 
     def complete(self) -> bool:
-        """Whether everyone who should run has been ready once: from then on a checkpoint holds all there is."""
+        """Whether every instance that should run has been ready once: from then on checkpoints are complete."""
         return not self.unheard()
 
     def unheard(self) -> list[str]:
-        """Those who have not been ready once."""
+        """The instances that have not been ready yet."""
         return sorted(self.running.keys() - self._heard)
 
     def checkpoint(self, folder: Path) -> None:
-        """Every stateful role writes its file into `folder`; then the session is told."""
+        """Every stateful role writes its file into `folder`; then `session.saved` is called."""
         folder.mkdir(parents=True, exist_ok=True)
         if names := sorted(self.stateful & self.running.keys()):
-            Saving(self, folder).begin(names)
+            CheckpointRequest(self, folder).begin(names)
         else:
             self.session.saved(folder, False)
 
-    def pause(self, role: str, done: Done | None = None) -> None:
-        """Begin no other step, until `resume`. It holds for a restarted instance too, like `set`."""
+    def settle(self, seconds: float) -> None:
+        """Continue until every command is answered (a last checkpoint), at most for `seconds`."""
+        self.wait(lambda: not self._waiting, seconds)
+
+    def start_steps(self) -> None:
+        """Let roles begin that were kept back (`Program.starts_paused`)."""
+        for name in sorted(self._paused) if self.program.starts_paused else ():
+            self._paused.discard(name)
+            if name in self.running:
+                self.resume(name)
+
+    def pause(self, role: str, done: OnReply | None = None) -> None:
+        """Begin no other step until `resume`. Like `set`, it also applies to later incarnations."""
         self._tell(self._named(role), "pause", done, self._paused.add)
 
-    def resume(self, role: str, done: Done | None = None) -> None:
+    def resume(self, role: str, done: OnReply | None = None) -> None:
         self._tell(self._named(role), "resume", done, self._paused.discard)
 
-    def set(self, role: str, done: Done | None = None, **values: Any) -> None:
+    def set(self, role: str, done: OnReply | None = None, **values: Any) -> None:
         def keep(name: str) -> None:
             self._values.setdefault(name, {}).update(values)
 
         self._tell(self._named(role), "set", done, keep, values=values)
 
-    def _tell(self, names: list[str], op: str, done: Done | None, keep: Callable[[str], object], **arguments: Any) -> None:
-        """Tell several instances a wish that outlives them: one that is just being restarted will begin with it."""
-        all_done = after(len(names), done or (lambda result, error: None))
+    def _tell(self, names: list[str], op: str, done: OnReply | None, keep: Callable[[str], object], **arguments: Any) -> None:
+        """Send a setting to several instances; one that is just being restarted will start with it."""
+        all_done = after_all(len(names), done or (lambda result, error: None))
 
-        def told(name: str) -> Done:
+        def told(name: str) -> OnReply:
             def done(result: Any, error: str | None) -> None:
-                if not error or isinstance(error, Gone):
+                if not error or isinstance(error, NotRunning):
                     keep(name)
                     error = None
                 all_done(result, error)
@@ -185,15 +205,15 @@ class Supervisor(ABC):
         for name in names:
             self.command(name, op, told(name), **arguments)
 
-    def wishes(self, instance: str) -> dict[str, Any]:
-        """What an instance begins with."""
+    def kept_settings(self, instance: str) -> dict[str, Any]:
+        """The settings that an instance starts with."""
         return {"paused": instance in self._paused, "values": self._values.get(instance, {})}
 
-    def copy_state(self, source: str, target: str, done: Done | None = None) -> None:
+    def copy_state(self, source: str, target: str, done: OnReply | None = None) -> None:
         """The target takes over the source's state (parameters, optimiser moments, everything in `state()`)."""
         for name in (source, target):
             if name not in self.running:
-                raise ProgramError(f"{name} is not running; there are {', '.join(self.running)}")
+                raise ProgramError(f"{name} is not running; running are {', '.join(self.running)}")
         then = done or (lambda result, error: None)
         folder = tempfile.TemporaryDirectory(prefix="shoal-copy-")
 
@@ -209,9 +229,9 @@ class Supervisor(ABC):
 
         self.command(source, "checkpoint", written, folder=folder.name)
 
-    def scale(self, role: str, count: int, patience_seconds: float = 10.0, done: Done | None = None) -> None:
-        """Start replicas, or drain the newest ones, until `count` run. A role that waits within its step for something
-        that does not come within `patience_seconds` is given up there."""
+    def scale(self, role: str, count: int, patience_seconds: float = 10.0, done: OnReply | None = None) -> None:
+        """Start replicas, or drain the newest ones, until `count` run. A role that waits within its step for longer than
+        `patience_seconds` is ended there."""
         node = self._node(role)
         if not node.least <= count <= node.most:
             raise ProgramError(f"{role} may have {node.least} to {node.most} replicas, not {count}")
@@ -219,9 +239,9 @@ class Supervisor(ABC):
         more = [i for i in range(node.most) if i not in alive][: max(0, count - len(alive))]
         less = list(reversed(alive))[: max(0, len(alive) - count)]
         self.event("scale", role, f"{len(alive)} -> {count} replicas")
-        all_done = after(len(more) + len(less), done or (lambda result, error: None))
+        all_done = after_all(len(more) + len(less), done or (lambda result, error: None))
         for index in more:
-            self._births.setdefault(instance_name(role, index), []).append(all_done)
+            self._awaiting_start.setdefault(instance_name(role, index), []).append(all_done)
             self.enrol(role, index)
             self._spawn(role, index)
         for index in less:
@@ -233,12 +253,12 @@ class Supervisor(ABC):
         self._enlist(node, index, True)
 
     def _enlist(self, node: str, index: int, here: bool) -> None:
-        """Tell every wire of an instance that the graph has it now, or has it no more."""
+        """Tell every wire of an instance that the graph now has it, or no longer has it."""
         for port in self.program.nodes[node].ports.values():
             port.wire.enlist(port.end, port.wire.member_number(port.end, node, index), here)
 
-    def _drain(self, node: str, index: int, patience_seconds: float, then: Done) -> None:
-        """From now on the graph does without this instance; it ends between two steps."""
+    def _drain(self, node: str, index: int, patience_seconds: float, then: OnReply) -> None:
+        """Remove an instance from the graph; it ends between two steps."""
         name = instance_name(node, index)
         self.running.pop(name)
 
@@ -246,9 +266,9 @@ class Supervisor(ABC):
             self.membership(node, index, alive=False)
             self._paused.discard(name)
             self._values.pop(name, None)
-            for waiting in self._births.pop(name, []):
-                waiting(None, None)  # it never came to life, and is not wanted any more
-            if name in self.running:  # it has been asked for again in the meantime
+            for waiting in self._awaiting_start.pop(name, []):
+                waiting(None, None)  # it never started, and is no longer wanted
+            if name in self.running:  # it was added again in the meantime
                 self._spawn(node, index)
             else:
                 self._enlist(node, index, False)
@@ -258,7 +278,7 @@ class Supervisor(ABC):
 
     # ------------------------------------------------------------------ bookkeeping
     def membership(self, node: str, index: int, alive: bool) -> None:
-        """Tell every wire of an instance that it has come to life, or is dead and reaped."""
+        """Tell every wire of an instance that it has started, or is dead and reaped."""
         if alive == ((node, index) in self._members):
             return
         (self._members.add if alive else self._members.discard)((node, index))
@@ -275,12 +295,12 @@ class Supervisor(ABC):
             if message["stateful"]:
                 self.stateful.add(instance)
             self.sharing[instance.rpartition("-")[0]] = message["shares"]
-            for done in self._births.pop(instance, []):
+            for done in self._awaiting_start.pop(instance, []):
                 done(None, None)
         elif kind == "finish":
             self.stop(message["reason"])
         elif kind == "fatal":
-            if not self.ending:  # it may say so again while the run ends
+            if not self.ending:  # it may repeat this while the run ends
                 raise RoleFailed(f"{instance}: {message['text']}")
         elif kind == "note":
             self.event("note", instance, message["text"])
@@ -292,31 +312,38 @@ class Supervisor(ABC):
             self._waiting.pop(identity)[1](result, error)
 
     def forget(self, instance: str) -> None:
-        """A dead instance answers no more."""
+        """Reply to all commands of a dead instance."""
         for identity in [k for k, (name, _) in self._waiting.items() if name == instance]:
-            self._answered(identity, None, Gone(f"{instance} died"))
+            self._answered(identity, None, NotRunning(f"{instance} died"))
 
     def _requested(self, instance: str, message: dict[str, Any]) -> None:
-        """A coordinator's wish; it is answered when the wish has been carried out."""
+        """A request of a coordinator; the reply is sent when it has been carried out."""
+        requests: dict[str, Callable[..., None]] = {
+            "scale": self.scale, "pause": self.pause, "resume": self.resume, "set": self.set, "copy_state": self.copy_state}
         op, arguments, values = message["op"], message["arguments"], message["values"]
 
         def reply(result: Any, error: str | None) -> None:
-            self._send(instance, {"op": "reply", "id": message["id"], "arguments": {"error": error}})
+            self._send(instance, {"op": "reply", "id": message["id"], "arguments": {"error": error, "result": result}})
 
         try:
-            if op not in ("scale", "pause", "resume", "set", "copy_state"):
-                raise ProgramError(f"there is no wish {op}")
+            if op == "permit":
+                replicas = len(self._named(self.running[instance][0])) if instance in self.running else 1
+                units, counted, round_number = arguments
+                self.permits.ask(Ask(instance, units, counted, round_number, replicas, lambda allowed: reply(allowed, None)))
+                return
+            if op not in requests:
+                raise ProgramError(f"there is no control request {op!r}; there are {', '.join(requests)}")
             if op != "copy_state" and instance in self._named(arguments[0]):
-                getattr(self, op)(*arguments, **values)  # it cannot obey while it waits for the answer
+                requests[op](*arguments, **values)  # it cannot obey while it waits for the reply
                 reply(None, None)
             else:
-                getattr(self, op)(*arguments, done=reply, **values)
+                requests[op](*arguments, done=reply, **values)
         except ProgramError as error:
             reply(None, str(error))
 
-    def _node(self, role: str) -> Node:
+    def _node(self, role: str) -> RoleNode:
         if role not in self.program.nodes:
-            raise ProgramError(f"there is no role {role}; there are {', '.join(self.program.nodes)}")
+            raise ProgramError(f"there is no role {role}; the roles are {', '.join(self.program.nodes)}")
         return self.program.nodes[role]
 
     def _named(self, role: str) -> list[str]:
@@ -328,7 +355,7 @@ class Supervisor(ABC):
 
 
 def supervised(supervisor: Supervisor, session: Session) -> str:
-    """Run until somebody says stop; returns the reason. Whatever happens, the session is told and everything is given back."""
+    """Run until a reason to stop; returns it. Whatever happens, `session.end` is called and everything is released."""
     error: str | None = None
     try:
         supervisor.run()

@@ -1,4 +1,4 @@
-"""A Layout says how a tree of arrays lies in flat memory, and how several such trees are joined into one batch."""
+"""A Layout says where the arrays of a tree lie in flat memory, and how several such trees are joined into one batch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class Layout:
         offset = 0
         for path, field in leaves(fields):
             if not isinstance(field, Field):
-                raise TypeError(f"a layout's leaves are Fields, not {type(field).__name__} (at {'/'.join(path) or 'the root'})")
+                where = "/".join(path) or "the root"
+                raise TypeError(f"the leaves of a layout must be Fields, not {type(field).__name__} (at {where})")
             self._leaves.append((path, field, offset))
             offset += -(-field.nbytes // ALIGN) * ALIGN
         self.nbytes = max(offset, ALIGN)
@@ -87,7 +88,7 @@ class Layout:
         return self.views(np.zeros(self.nbytes, np.uint8))
 
     def joined(self, count: int) -> Layout:
-        """The layout of `count` slots side by side; scalars have no side, so every field needs an axis."""
+        """The layout of `count` slots side by side; every field needs an axis to join along."""
 
         def widen(field: Field) -> Field:
             shape = list(field.shape)
@@ -97,8 +98,7 @@ class Layout:
         return Layout(map_tree(widen, self.fields))
 
     def gather(self, into: Any, position: int, tree: Any, without: Collection[str] = ()) -> None:
-        """Copy one slot's tree, `without` some of its fields, to its place in a batch of the joined layout: the one copy on the
-        way to the learner."""
+        """Copy one slot's tree, `without` some of its fields, to its position in a batch of the joined layout."""
         for path, field, _ in self._leaves:
             if path and path[0] in without:
                 continue

@@ -9,10 +9,10 @@ __all__ = ["Wait", "any_of"]
 
 
 class Wait:
-    """A runtime resumes whoever awaits this when `ready()` is true or the deadline has passed.
+    """A runtime resumes the role that awaits this when `ready()` is true or the deadline has passed.
 
-    `ready` may do the bookkeeping of its wire (it is cheap and may be asked often); `fds` become readable when it is
-    worth asking again. `await wait` gives True, or False after the deadline. It may be awaited again.
+    `ready` is cheap, is called often, and may update the state of its wire; `fds` become readable when it is worth calling
+    again. `await wait` gives True, or False after the deadline. It may be awaited again.
     """
 
     __slots__ = ("deadline", "fds", "ready", "why", "wire")

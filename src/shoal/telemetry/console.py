@@ -10,10 +10,14 @@ from typing import IO, Any
 
 __all__ = ["Live", "Plain", "console", "progress"]
 
+PLAIN_WIDTH = 30  # of a plain line, for the algorithm's metrics: two of them
+FRAME_WIDTH = 20  # of the live table: its border, its names, and the space between
+LEARNING_LINES = 2
+
 
 def console(mode: str, stream: IO[str], title: str, goals: Mapping[str, Any],
             every_seconds: float) -> Live | Plain | None:
-    """The sink for a mode: live | plain | none, or auto (live on a terminal, plain otherwise)."""
+    """The output for a mode: live | plain | none, or auto (live on a terminal, plain otherwise)."""
     if mode == "none":
         return None
     if mode == "live" or (mode == "auto" and stream.isatty()):
@@ -48,12 +52,27 @@ def percent(value: float | None) -> str:
     return "-" if value is None or not math.isfinite(value) else f"{100 * value:.0f} %"
 
 
-def cluster(shot: Mapping[str, Any], before: str = "") -> str:
+def cluster(shot: Mapping[str, Any]) -> str:
     """For a run on several nodes: how many, what their object stores hold, what goes from process to process."""
     if "nodes" not in shot:
         return ""
-    return (f"{before}{shot['nodes']:.0f} node{'s' * (shot['nodes'] != 1)}   object store {number(shot['object_store_mb'])} MB   "
+    return (f"{shot['nodes']:.0f} node{'s' * (shot['nodes'] != 1)}   object store {number(shot['object_store_mb'])} MB   "
             f"{number(shot['carried_mb_per_second'])} MB/s in {number(shot['calls_per_second'], 0)} calls/s")
+
+
+def learning(shot: Mapping[str, Any], width: int, lines: int = 1) -> str:
+    """The algorithm's own metrics, in the order in which it declares them: as many as fit into `lines` of `width`."""
+    shown = [""]
+    for name, value in shot["losses"].items():
+        if not math.isfinite(value):
+            continue
+        word = f"{name} {value:.3g}"
+        if shown[-1] and len(shown[-1]) + 3 + len(word) > width:
+            if len(shown) == lines:
+                break
+            shown.append("")
+        shown[-1] += f"   {word}" if shown[-1] else word
+    return "\n".join(shown)
 
 
 def clock(seconds: float) -> str:
@@ -73,14 +92,21 @@ class Plain:
         self._stream.flush()
 
     def write(self, shot: Mapping[str, Any]) -> None:
-        if not (shot["env_steps"] or shot["learner_steps"]) or (time.monotonic() < self._next and not shot.get("last")):
+        name, what = ("env_steps", "env steps") if shot["env_steps"] else ("learner_steps", "updates")
+        begun = math.isfinite(shot[f"{name}_per_second"])  # a rate needs two readings after the first step
+        if not shot[name] or ((time.monotonic() < self._next or not begun) and not shot.get("last")):
             return
         self._next = time.monotonic() + self._every
-        name, what = ("env_steps", "env steps") if shot["env_steps"] else ("learner_steps", "updates")
-        self._line(f"{clock(shot['seconds']):>7}  {shot[name]:>11,} {what} ({number(shot[f'{name}_per_second'], 0)}/s)"
-                   f"  return {number(shot['train_return'])}  eval {number(shot['eval_return'])}"
-                   f"  learner idle {percent(shot['learner_idle'])}  lag {number(shot['policy_lag']['mean'])}"
-                   f"{cluster(shot, '  ')}  | {shot['verdict']}")
+        evaluating = f"evaluating {shot['evaluating']}" if shot["evaluating"] else ""
+        if evaluating and not shot["training"]:
+            self._line(f"{clock(shot['seconds']):>7}  {evaluating}")
+            return
+        learned = learning(shot, PLAIN_WIDTH)
+        words = [f"{clock(shot['seconds']):>7}", f"{shot[name]:>11,} {what} ({number(shot[f'{name}_per_second'], 0)}/s)",
+                 f"return {number(shot['train_return'])}", f"eval {number(shot['eval_return'])}", evaluating,
+                 f"learner idle {percent(shot['learner_idle'])}", f"lag {number(shot['policy_lag']['mean'])}", learned,
+                 cluster(shot)]
+        self._line(f"{'  '.join(word for word in words if word)}  | {shot['verdict']}")
 
     def event(self, event: Mapping[str, Any]) -> None:
         self._line(event_line(event))
@@ -104,8 +130,8 @@ class Live:
         self._title, self._goals = title, goals
         self._events: deque[str] = deque(maxlen=3)
         self._shot: Mapping[str, Any] | None = None
-        screen = Console(file=stream)
-        self._live = RichLive(console=screen, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        self._screen = Console(file=stream)
+        self._live = RichLive(console=self._screen, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         self._live.start()
         self._draw()
 
@@ -152,6 +178,10 @@ class Live:
             ("progress", ProgressBar(total=1.0, completed=share, width=40)),
             ("verdict", Text(shot["verdict"], style="yellow")),
         ]
+        if shot["evaluating"]:
+            rows.insert(1, ("evaluating", shot["evaluating"]))
+        if learned := learning(shot, self._screen.width - FRAME_WIDTH, LEARNING_LINES):
+            rows.insert(-4, ("learning", learned))
         if words := cluster(shot):
             rows.insert(-1, ("cluster", words))
         rows += [("", Text(line, style="dim")) for line in self._events]

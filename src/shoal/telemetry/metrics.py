@@ -1,4 +1,4 @@
-"""The registry of everything that is measured, and `Stats`: how a role writes it down.
+"""The registry of what roles measure, and `Stats`: how a role writes it down.
 
     role:       stats.add("env_steps", 32)   stats.observe("policy_lag", lags)   with stats.phase("env"): ...
     runtime:    one page of float64 words per role instance, in shared memory; it outlives the instance's incarnations
@@ -6,7 +6,10 @@
 
 Roles expose only cumulative numbers and gauges, never rates. A histogram is a sum, a count, a maximum and counts in
 buckets with fixed edges, so that the mean, the 95th percentile and the maximum of any stretch of time can be computed
-from two readings. docs/metrics.md is generated from REGISTRY (`python -m shoal.telemetry.glossary`).
+from two readings.
+
+What an algorithm measures it declares itself (`Algorithm.metrics`); an architecture of your own adds what its roles measure to
+`program.metrics`. Any other name raises. docs/metrics.md is generated from all that is declared (`make docs`).
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from shoal.errors import ProgramError, UnknownMetric
 
 __all__ = ["PHASES", "REGISTRY", "Distribution", "Metric", "Stats", "distribution", "mean"]
 
@@ -32,7 +38,7 @@ COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512,
 class Metric:
     """One thing that is measured.
 
-    counter: only grows; summed over instances and incarnations.     gauge: the newest value.
+    counter: only grows; summed over instances and incarnations.     gauge: the newest value, of the first instance that set it.
     mean: a sum and a count.     histogram: a sum, a count, a maximum and counts in buckets (`edges` are upper ends).
     """
 
@@ -41,6 +47,10 @@ class Metric:
     unit: str
     text: str
     edges: tuple[float, ...] = ()
+    summed: bool = False
+    """Gauges only: show the sum over all instances, such as the shards of a table, not the value of one."""
+    measured_by: str = ""
+    """The part of a program that measures it. Programs without that part do not show it; "" shows it always."""
 
     def words(self) -> list[str]:
         """The names of the float64 words that hold it."""
@@ -79,52 +89,49 @@ REGISTRY: tuple[Metric, ...] = (
            "it has not had since its restart."),
     Metric("gradients_outlying", "counter", "gradients", "Gradients that a learner kept back because their loss was an outlier."),
     Metric("gradient_age", "histogram", "versions", "Versions that the parameter server made while a gradient of replayed data "
-           "was computed.", LAGS),
+           "was computed.", LAGS, measured_by="parameter server"),
     Metric("weights_version", "gauge", "version", "The newest published version of the weights."),
     Metric("policy_lag", "histogram", "versions", "Version at consumption minus version at generation.", LAGS),
     Metric("data_age_seconds", "histogram", "s", "Time from generation to consumption, per decision.", SECONDS),
+    Metric("label_lag", "histogram", "versions", "Version at consumption minus the version that an item was relabelled with.", LAGS,
+           measured_by="relabelling"),
+    Metric("relabelled", "counter", "items", "Items that were computed anew and put into another table.",
+           measured_by="relabelling"),
     # replaying
     Metric("replay_inserts", "counter", "items", "Items that the replay table has taken in."),
     Metric("replay_samples", "counter", "items", "Items that it has handed out; the same one may be drawn often."),
-    Metric("replay_size", "gauge", "items", "Items in the table now."),
-    Metric("replay_bytes", "gauge", "bytes", "Bytes of their data, as they are stored: images compressed."),
-    Metric("replay_checkpoint_bytes", "gauge", "bytes", "Size of the table in the last checkpoint; 0 where it is not saved."),
-    Metric("insert_blocked_seconds", "counter", "s", "Time in which actors' items waited for the rate limiter."),
+    Metric("replay_size", "gauge", "items", "Items in the table now.", summed=True, measured_by="replay"),
+    Metric("replay_bytes", "gauge", "bytes", "Bytes of their data, as they are stored: images compressed.", summed=True,
+           measured_by="replay"),
+    Metric("replay_checkpoint_bytes", "gauge", "bytes", "Size of the table in the last checkpoint; 0 where it is not saved.",
+           summed=True, measured_by="replay"),
+    Metric("insert_blocked_seconds", "counter", "s", "Time in which actors' items waited for the rate limiter.",
+           measured_by="replay"),
     Metric("sample_blocked_seconds", "counter", "s", "Time in which a learner's batch waited for the rate limiter or for the "
-           "first items."),
+           "first items.", measured_by="replay"),
+    Metric("uncounted_samples", "counter", "items", "Items that a table has handed to readers that do not count: its rate limiter "
+           "does not see them."),
     Metric("priority_updates", "counter", "items", "Priorities that a learner changed."),
     Metric("priority_updates_late", "counter", "items", "Priorities that came for items which had left the table; they touch "
            "nothing."),
-    Metric("demo_size", "gauge", "items", "Items in the table of demonstrations."),
-    Metric("demo_bytes", "gauge", "bytes", "Bytes of their data."),
+    Metric("demo_size", "gauge", "items", "Items in the table of demonstrations.", summed=True, measured_by="demonstrations"),
+    Metric("demo_bytes", "gauge", "bytes", "Bytes of their data.", summed=True, measured_by="demonstrations"),
     Metric("demo_samples", "counter", "items", "Items drawn from the demonstrations."),
     Metric("demo_priority_updates", "counter", "items", "Priorities of demonstrations that a learner changed."),
-    Metric("loss", "gauge", "", "The whole loss of the last update."),
-    Metric("policy_loss", "gauge", "", "The policy-gradient term of the last update."),
-    Metric("value_loss", "gauge", "", "The value term of the last update, before its weight."),
-    Metric("entropy", "gauge", "nats", "Mean entropy of the policy in the last update."),
-    Metric("approx_kl", "gauge", "nats", "Divergence from the policy that acted: mean(rho - 1 - log rho)."),
-    Metric("clip_fraction", "gauge", "share", "Share of decisions whose ratio was clipped in the last update."),
-    Metric("grad_norm", "gauge", "", "Norm of the last gradient, before clipping."),
-    Metric("learning_rate", "gauge", "", "Step size of the last update."),
-    Metric("explained_variance", "gauge", "share", "1 - Var(target - value) / Var(target) in the last update."),
-    Metric("td_error", "gauge", "", "Mean size of the temporal-difference errors of the last update."),
-    Metric("q_mean", "gauge", "reward", "Mean q-value of the actions in the last batch."),
-    Metric("q_max", "gauge", "reward", "Largest of them."),
-    Metric("target_mean", "gauge", "reward", "Mean of what they were moved towards."),
-    Metric("importance_min", "gauge", "share", "Smallest importance weight in the last batch; the largest is 1."),
-    Metric("mean_rho", "gauge", "ratio", "Mean ratio of the learner's policy to the one that acted; 1 on-policy."),
+    Metric("log_episodes", "counter", "episodes", "Recorded episodes that log readers have put into a table; each again and "
+           "again.", measured_by="log readers"),
     # evaluating
     Metric("eval_return", "gauge", "reward", "Mean return of the last evaluation, of one published version."),
     Metric("eval_std", "gauge", "reward", "Standard deviation of the returns of the last evaluation."),
     Metric("eval_episodes", "gauge", "episodes", "Episodes in the last evaluation."),
     Metric("eval_version", "gauge", "version", "Weights version of the last evaluation."),
+    Metric("eval_episodes_planned", "gauge", "episodes", "Episodes of the evaluation that is under way; 0 where none is."),
+    Metric("eval_episodes_played", "gauge", "episodes", "Those of them that have ended."),
     Metric("eval_env_steps", "counter", "decisions", "Decisions spent on evaluation; they are not env_steps."),
     Metric("evaluations", "counter", "count", "Completed evaluations."),
 )
 
 KINDS = {metric.name: metric for metric in REGISTRY}
-EDGES = {metric.name: np.array(metric.edges) for metric in REGISTRY if metric.edges}
 
 
 class _Phase:
@@ -146,21 +153,41 @@ class _Phase:
         stats.nested = self._nested + elapsed
 
 
-class Stats:
-    """One role instance's page of float64 words. Every method is a dictionary lookup and a few additions."""
+class _Index(dict[str, int]):
+    """Where each word lies; a name that is not declared raises."""
 
-    def __init__(self, names: Sequence[str], array: np.ndarray) -> None:
+    def __missing__(self, name: str) -> int:
+        raise UnknownMetric(f"there is no metric {name.removesuffix('/sum')!r}; declare it: in `metrics` of the algorithm, in "
+                            "program.metrics where an architecture of your own adds its roles, or, for a role inside the package, "
+                            "in REGISTRY of shoal/telemetry/metrics.py")
+
+
+class Stats:
+    """One role instance's page of float64 words. Every method is a dictionary lookup and a few additions.
+
+    `metrics` are those that the program has beyond the registry.
+    """
+
+    def __init__(self, names: Sequence[str], array: np.ndarray, metrics: Iterable[Metric] = ()) -> None:
         self._names = list(names)
-        self._index = {name: i for i, name in enumerate(self._names)}
-        self.words = memoryview(array)  # plain floats in and out: three times as fast as a NumPy scalar
+        self._index = _Index((name, i) for i, name in enumerate(self._names))
+        self._edges = {metric.name: metric.edges for metric in (*REGISTRY, *metrics) if metric.edges}
+        self._edge_arrays = {name: np.array(edges) for name, edges in self._edges.items()}
+        self.words: Any = array.data  # plain floats in and out: three times as fast as a NumPy scalar
         self.nested = 0.0
         self._phases = {phase: _Phase(self, self._index[f"phase_seconds/{phase}"]) for phase in PHASES}
 
     @staticmethod
-    def names(extra: Iterable[str] = ()) -> list[str]:
-        """All words of a page: the registry's, one per phase, and `extra` ones such as wait_seconds/<wire>."""
-        registered = [word for metric in REGISTRY for word in metric.words()]
-        return [*registered, *(f"phase_seconds/{p}" for p in PHASES), *extra]
+    def names(extra: Iterable[str] = (), metrics: Iterable[Metric] = ()) -> list[str]:
+        """All words of a page: the registry's and those of `metrics`, one per phase, and `extra` ones such as
+        wait_seconds/<wire>."""
+        declared = set(KINDS)
+        for metric in metrics:
+            if metric.name in declared:
+                raise ProgramError(f"the metric {metric.name} is declared twice; give it another name")
+            declared.add(metric.name)
+        words = [word for metric in (*REGISTRY, *metrics) for word in metric.words()]
+        return [*words, *(f"phase_seconds/{p}" for p in PHASES), *extra]
 
     def __contains__(self, name: str) -> bool:
         return name in self._index or f"{name}/sum" in self._index
@@ -176,7 +203,7 @@ class Stats:
         self.words[self._index[name]] = x
 
     def get(self, name: str) -> float:
-        return self.words[self._index[name]]
+        return float(self.words[self._index[name]])
 
     def maximum(self, name: str, x: float) -> None:
         i = self._index[name]
@@ -186,11 +213,11 @@ class Stats:
     def observe(self, name: str, values: np.ndarray | float) -> None:
         """Add one value, or an array of them, to a `mean` or a `histogram`."""
         start, words = self._index[f"{name}/sum"], self.words
-        edges = KINDS[name].edges
+        edges = self._edges.get(name)
         if isinstance(values, float | int):
             words[start] += values
             words[start + 1] += 1
-            if edges:
+            if edges is not None:
                 words[start + 2] = max(words[start + 2], values)
                 words[start + 3 + bisect_left(edges, values)] += 1
             return
@@ -199,9 +226,9 @@ class Stats:
             return
         words[start] += float(values.sum())
         words[start + 1] += values.size
-        if edges:
+        if edges is not None:
             words[start + 2] = max(words[start + 2], float(values.max()))
-            counts = np.bincount(np.searchsorted(EDGES[name], values))
+            counts = np.bincount(np.searchsorted(self._edge_arrays[name], values))
             for bucket in np.flatnonzero(counts).tolist():
                 words[start + 3 + bucket] += int(counts[bucket])
 
@@ -236,22 +263,21 @@ def mean(now: Mapping[str, float], before: Mapping[str, float] | None, name: str
     return total / count if count > 0 else math.nan
 
 
-def distribution(now: Mapping[str, float], before: Mapping[str, float] | None, name: str) -> Distribution:
+def distribution(now: Mapping[str, float], before: Mapping[str, float] | None, metric: Metric) -> Distribution:
     """Mean, 95th percentile and maximum of a histogram between two readings.
 
     The percentile of seconds interpolates inside its bucket; that of whole numbers is the bucket's upper end. The
     maximum is that of the whole run, or less where the buckets show that it lay outside this stretch.
     """
-    before = before or {}
-    edges = KINDS[name].edges
-    counts = [now.get(word, 0.0) - before.get(word, 0.0) for word in KINDS[name].words()[3:]]
+    before, name, edges = before or {}, metric.name, metric.edges
+    counts = [now.get(word, 0.0) - before.get(word, 0.0) for word in metric.words()[3:]]
     total = sum(counts)
     if total <= 0:
         return Distribution()
     top = now.get(f"{name}/max", 0.0)
     highest = max(i for i, n in enumerate(counts) if n > 0)
     top = min(top, edges[highest]) if highest < len(edges) else top
-    p95 = _percentile(edges, counts, 0.95, top, whole=KINDS[name].unit != "s")
+    p95 = _percentile(edges, counts, 0.95, top, whole=metric.unit != "s")
     return Distribution(total, mean(now, before, name), min(p95, top), top)
 
 

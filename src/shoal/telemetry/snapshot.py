@@ -2,8 +2,8 @@
 
     reading   what the runtime reports at one moment: per role instance every word of its page, per wire its counters
     Window    the readings of the last minute, and the one at the first environment step
-    snapshot  one plain dictionary, derived from two readings; the console, metrics.jsonl, TensorBoard, summary.json and
-              the live page all show this one
+    snapshot  one plain dictionary, derived from two readings; the console, metrics.jsonl, TensorBoard and
+              summary.json all show this one
 
 Everything is a difference between two readings divided by the time between them, so nothing can drift or be reset.
 """
@@ -12,18 +12,22 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.telemetry.metrics import KINDS, PHASES, REGISTRY, distribution, mean
+from shoal.telemetry.metrics import PHASES, REGISTRY, Metric, distribution, mean
 
-__all__ = ["COUNTERS", "Reading", "Window", "group_of"]
+__all__ = ["COUNTERS", "SHOWN_AS", "Reading", "Window", "group_of"]
 
 COUNTERS = tuple(metric.name for metric in REGISTRY if metric.kind == "counter" and metric.unit != "s")
-LOSSES = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "learning_rate",
-          "explained_variance", "mean_rho", "td_error", "q_mean", "q_max", "target_mean", "importance_min")
-HISTOGRAMS = ("policy_lag", "data_age_seconds", "publish_to_use_seconds", "inference_batch")
+SHOWN_AS = {
+    "busy_seconds": "`busy` of each role in `roles`", "alive": "`instances` of each role in `roles`",
+    "incarnation": "`restarts`, summed", "heartbeat": "nothing; the supervisor reads it to find instances that hang",
+    "episode_return": "`train_return`", "episode_length": "`train_length`",
+}
+"""Metrics of the registry that a snapshot does not have under their own names, and where to find them instead."""
+LATEST = ("eval_return", "eval_std", "eval_episodes", "eval_version", "weights_version")  # read in a way of their own
 WIRE_COUNTERS = {"written", "dropped", "consumed", "torn", "retries", "asked", "late", "batches", "answered",
                  "discarded"}
 RECENT_EPISODES = 100
@@ -52,19 +56,30 @@ class Reading:
                 else:
                     self.sums[name] = self.sums.get(name, 0.0) + value
 
-    def gauge(self, name: str, witness: str) -> float:
-        """The value of a gauge at the first instance that has done what the gauge speaks of; NaN without one."""
-        for page in self.roles.values():
-            if page.get(witness, 0.0) > 0:
-                return page.get(name, math.nan)
-        return math.nan
+    def evaluated(self, name: str) -> float:
+        """A gauge of the first evaluator that has evaluated; NaN without one."""
+        return next((page[name] for page in self.roles.values() if page.get("eval_episodes", 0.0) > 0), math.nan)
+
+    def lives(self, instance: str) -> bool:
+        return self.roles.get(instance, {}).get("alive", 0.0) > 0
 
 
 class Window:
-    """Readings of the last `seconds`, the one at the first environment step, and the recent episodes' returns."""
+    """Readings of the last `seconds`, the one at the first environment step, and the recent episodes' returns.
 
-    def __init__(self, seconds: float = 60.0, rate_seconds: float = 10.0) -> None:
+    `algorithm_metrics` and `role_metrics` are what the program's algorithm and its roles declare beyond the registry.
+    """
+
+    def __init__(self, seconds: float = 60.0, rate_seconds: float = 10.0, *, algorithm_metrics: Sequence[Metric] = (),
+                 role_metrics: Sequence[Metric] = ()) -> None:
         self._seconds, self._rate_seconds = seconds, rate_seconds
+        self._algorithm_metrics, self._role_metrics = tuple(algorithm_metrics), tuple(role_metrics)
+        self._registry = [metric for metric in REGISTRY if metric.name not in SHOWN_AS and metric.name not in LATEST]
+        declared = (*self._registry, *self._algorithm_metrics, *self._role_metrics)
+        self._counters = [metric for metric in declared if metric.kind == "counter"]
+        self._histograms = [metric for metric in declared if metric.kind == "histogram"]
+        self.counters = tuple(metric.name for metric in self._counters)
+        self._writers: dict[tuple[str, ...], str] = {}  # gauges -> the instance that they are read from
         self._readings: deque[Reading] = deque()
         self._returns: deque[tuple[float, dict[str, float]]] = deque()  # (episodes so far, their sums)
         self._occupancy: dict[str, tuple[float, float]] = {}  # wire -> (seconds seen, occupied share times seconds)
@@ -108,10 +123,11 @@ class Window:
         with `whole_run`, everything since the first environment step."""
         now = self._readings[-1]
         origin = self.first or self._readings[0]
-        recent = origin if whole_run else self._back(self._rate_seconds)
-        before = origin if whole_run else max(origin, self._back(self._seconds), key=lambda reading: reading.time)
+        recent = origin if whole_run else self._since(origin, self._rate_seconds)
+        before = origin if whole_run else self._since(origin, self._seconds)
         elapsed = now.time - before.time
-        shot: dict[str, Any] = {name: int(now.sums.get(name, 0)) for name in COUNTERS}
+        since = None if whole_run or before is origin else before.sums
+        shot: dict[str, Any] = self._declared(now, since)
         shot["window_seconds"] = elapsed
         shot["weights_version"] = int(max((page.get("weights_version", 0) for page in now.roles.values()), default=0))
         for name in ("env_steps", "env_frames", "learner_steps"):
@@ -119,20 +135,64 @@ class Window:
         shot["train_return"] = mean(now.sums, self._recent(), "episode_return")
         shot["train_length"] = mean(now.sums, self._recent(), "episode_length")
         for name in ("eval_return", "eval_std", "eval_episodes", "eval_version"):
-            shot[name] = now.gauge(name, "eval_episodes")
-        for name in HISTOGRAMS:
-            shown = distribution(now.sums, None if whole_run or before is origin else before.sums, name)
-            shot[name] = {"mean": shown.mean, "p95": shown.p95, "max": shown.max}
+            shot[name] = now.evaluated(name)
         env_steps = now.sums.get("env_steps", 0.0)
         shot["samples_per_insert"] = now.sums.get("samples_consumed", 0.0) / env_steps if env_steps else math.nan
         shot["bytes_per_env_step"] = _bytes_per_env_step(now, before)
         shot["bytes_per_second"] = _moved(now, before) / elapsed if elapsed > 0 else math.nan
         shot["learner_idle"] = _idle(now, before, elapsed)
-        shot["losses"] = {name: now.gauge(name, "learner_steps") for name in LOSSES}
         shot["roles"] = {role: _role(now, before, elapsed, names) for role, names in _living(now.roles).items()}
         shot["wires"] = self._wires(now, before, elapsed, whole_run)
         shot["slots"] = _slots(now.wires)
         return shot
+
+    def _since(self, origin: Reading, seconds: float) -> Reading:
+        """The reading `seconds` ago, but none from before the first environment step."""
+        return max(origin, self._back(seconds), key=lambda reading: reading.time)
+
+    def _declared(self, now: Reading, since: Mapping[str, float] | None) -> dict[str, Any]:
+        """What is declared, by kind. An algorithm's gauges and means are its `losses`, those of a program's own roles are its
+        `role_metrics`; everything else has its own name."""
+        measured = {metric.measured_by for metric in self._registry if any(now.sums.get(word) for word in metric.words())} | {""}
+        shot: dict[str, Any] = {}
+        for metric in self._counters:
+            if metric.measured_by in measured:
+                total = now.sums.get(metric.name, 0.0)
+                shot[metric.name] = total if metric.unit == "s" else int(total)
+        for metric in self._histograms:
+            if metric.measured_by in measured:
+                shown = distribution(now.sums, since, metric)
+                shot[metric.name] = {"mean": shown.mean, "p95": shown.p95, "max": shown.max}
+        shot |= self._values(now, since, [metric for metric in self._registry if metric.measured_by in measured])
+        together = tuple(metric.name for metric in self._algorithm_metrics if metric.kind == "gauge")
+        shot["losses"] = self._values(now, since, self._algorithm_metrics, together)
+        if self._role_metrics:
+            shot["role_metrics"] = self._values(now, since, self._role_metrics)
+        return shot
+
+    def _values(self, now: Reading, since: Mapping[str, float] | None, metrics: Iterable[Metric],
+                together: tuple[str, ...] = ()) -> dict[str, float]:
+        """The gauges and the means among `metrics`; gauges that are written `together` are read from one instance."""
+        values: dict[str, float] = {}
+        for metric in metrics:
+            if metric.kind == "mean":
+                values[metric.name] = mean(now.sums, since, metric.name)
+            elif metric.kind == "gauge":
+                values[metric.name] = now.sums.get(metric.name, 0.0) if metric.summed \
+                    else self._gauge(now, metric.name, together or (metric.name,))
+        return values
+
+    def _gauge(self, now: Reading, name: str, together: tuple[str, ...]) -> float:
+        """A gauge of the first instance that has set it, or one of those written `together` with it, for as long as that
+        instance lives. Pages begin with 0, so it counts as set once it is not 0; NaN until then."""
+        writer = self._writers.get(together)
+        if writer is None or not now.lives(writer):
+            wrote = [instance for instance, page in now.roles.items() if any(page.get(word) for word in together)]
+            writer = next((instance for instance in wrote if now.lives(instance)), writer or next(iter(wrote), None))
+        if writer is None:
+            return math.nan
+        self._writers[together] = writer
+        return now.roles.get(writer, {}).get(name, math.nan)
 
     def _recent(self) -> dict[str, float] | None:
         episodes, sums = self._returns[0]
@@ -160,7 +220,7 @@ class Window:
 
 
 def _slots(wires: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """The books of all streams: written = consumed + dropped + held, but for slots that moved while they were read."""
+    """The totals of all streams: written = consumed + dropped + held, but for slots that moved while they were read."""
     streams = [counters for counters in wires.values() if counters.get("slots")]
     totals = {name: int(sum(counters[name] for counters in streams)) for name in ("written", "consumed", "dropped")}
     held = int(sum(counters["occupied"] for counters in streams))
@@ -203,7 +263,7 @@ def _waits(page: Mapping[str, float]) -> list[str]:
 
 
 def _idle(now: Reading, before: Reading, elapsed: float) -> float:
-    """The share of wall time in which those who learn did not compute."""
+    """The share of wall time in which the learners did not compute."""
     first = next((name for name, page in now.roles.items() if page.get("learner_steps", 0) > 0), None)
     if first is None or elapsed <= 0:
         return math.nan
@@ -223,6 +283,3 @@ def _role(now: Reading, before: Reading, elapsed: float, names: list[str]) -> di
         "phases": {phase: share for phase, share in phases.items() if share > 0},
         "waits": {wire: share for wire, share in waits.items() if share > 0},
     }
-
-
-assert set(HISTOGRAMS) <= set(KINDS) and set(LOSSES) <= set(KINDS)

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from shoal.telemetry.outputs import Thinning
+
 __all__ = ["TensorBoard"]
 
 GROUPS = {
@@ -17,16 +19,17 @@ GROUPS = {
     "learner_steps_per_second": "speed/learner_steps", "learner_idle": "speed/learner_idle",
     "samples_per_insert": "data/samples_per_insert", "learner_steps": "progress/learner_steps",
     "seconds": "progress/seconds", "restarts": "progress/restarts", "bytes_per_second": "data/bytes_per_second",
+    "replay_size": "data/replay_size", "replay_bytes": "data/replay_bytes",
     "nodes": "cluster/nodes", "object_store_mb": "cluster/object_store_mb", "calls_per_second": "cluster/calls_per_second",
     "carried_mb_per_second": "cluster/carried_mb_per_second",
 }
 
 
 class TensorBoard:
-    """One event file in the run directory; the x-axis is env_steps."""
+    """One event file in the run directory, with the snapshots that metrics.jsonl has; the x-axis is env_steps."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._thinning = folder, Thinning()
         self._file: IO[bytes] | None = None
 
     def _open(self) -> None:
@@ -42,6 +45,8 @@ class TensorBoard:
         self._record(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write(self, shot: Mapping[str, Any]) -> None:
+        if not self._thinning.due(shot):
+            return
         if self._file is None:
             self._open()
         values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars(shot)]
@@ -66,6 +71,7 @@ def scalars(shot: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """The finite numbers of a snapshot, with TensorBoard tags."""
     named = {tag: shot.get(name) for name, tag in GROUPS.items()}
     named |= {f"loss/{name}": value for name, value in shot.get("losses", {}).items()}
+    named |= {f"role/{name}": value for name, value in shot.get("role_metrics", {}).items()}
     for name in ("policy_lag", "data_age_seconds", "publish_to_use_seconds"):
         named |= {f"data/{name}_{part}": value for part, value in shot.get(name, {}).items()}
     for role, numbers in shot.get("roles", {}).items():

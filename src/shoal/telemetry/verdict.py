@@ -2,9 +2,9 @@
 
 The theoretical limit of a distributed RL system is a learner that always finds its next batch ready. So the first
 question is whether the learner waits; if it does, what the actors wait for says why; if it does not, whether the actors
-wait for it says whether there are too many of them. Handing weights over is nobody's work: where it takes the time of the
-learner or of the actors, that is what the run waits for; unless all cores are taken, for then whoever wakes others up by
-publishing loses its core to them, and the time that this takes is theirs.
+wait for it says whether there are too many of them. Where handing weights over takes the time of the learner or of the actors,
+the run waits for that; unless all cores are taken: a learner that wakes others by publishing then loses its core to them, and
+what looks like publishing is their work.
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ def verdict(shot: Mapping[str, Any], seconds: float, runtime: str = "local", cor
         shares = {name: _percent(role["busy"] * role["instances"]) for name, role in shot["roles"].items()}
         turns = ", ".join(f"{name} {share}" for name, share in shares.items())
         return f"one thread: {turns}; --runtime local lets them run at once"
-    if "demonstrations" in shot["roles"]:
+    if slow := _slow_relabelling(shot):
+        return slow
+    if not shot["env_steps"]:
         return f"offline: nobody acts; the learner computed {_percent(1 - idle)} of the time"
     actors = {name: role for name, role in shot["roles"].items() if _acts(role)}
     blocked, weights, calls = (_longest(actors, shot["wires"], kind) for kind in ("stream", "broadcast", "call"))
-    limited = "replay" in shot["roles"] and "inference" not in shot["roles"]  # then actors call a table that holds them back
+    replays = shot["replay_inserts"] > 0 or shot.get("relabelled", 0) > 0
+    limited = replays and not _infers(shot)  # then actors call a table that holds them back
     if limited:
         blocked, calls = blocked + calls, 0.0
     span = "of the last minute" if shot["window_seconds"] >= 59 else f"of the last {shot['window_seconds']:.0f} s"
@@ -69,8 +72,23 @@ def verdict(shot: Mapping[str, Any], seconds: float, runtime: str = "local", cor
     return f"balanced: the learner idled {_percent(idle)} and the actors were held up {_percent(blocked)} {span}{taken}{also}"
 
 
+def _slow_relabelling(shot: Mapping[str, Any]) -> str:
+    """Where the learner waits for items that are computed anew between two tables; empty where it does not."""
+    busy = max((role["busy"] for role in shot["roles"].values() if "inference" in role["phases"] and not _acts(role)
+                and "evaluate" not in role["phases"]), default=0.0)
+    if not shot.get("relabelled", 0) or shot["learner_idle"] < IDLE or busy < shot["learner_idle"] / 2:
+        return ""
+    return (f"relabel-bound: the learner idled {_percent(shot['learner_idle'])} while items were computed anew ({_percent(busy)} "
+            "of an updater's time); more --architecture.updaters, or more --architecture.train-samples-per-insert")
+
+
 def _acts(role: Mapping[str, Any]) -> bool:
     return "env" in role["phases"] and "evaluate" not in role["phases"]
+
+
+def _infers(shot: Mapping[str, Any]) -> bool:
+    """Whether actors ask a server for their actions."""
+    return math.isfinite(shot["inference_batch"]["mean"])
 
 
 def _kind(wire: Mapping[str, Any]) -> str:
@@ -93,13 +111,12 @@ def _publishing(roles: Mapping[str, Any]) -> float:
 
 def _lock_step(shot: Mapping[str, Any]) -> bool:
     """No lag at all: actors and the learner take turns, and waiting for weights is how they do it."""
-    return shot["policy_lag"]["max"] == 0
+    return bool(shot["policy_lag"]["max"] == 0)
 
 
 def _used(shot: Mapping[str, Any]) -> float:
-    """Cores in use, by whomever: as the kernel counts, else by what roles say, who also count as busy while they sleep in a
-    step."""
-    counted = shot.get("cores_busy", math.nan)
+    """Cores in use by all programs, as the kernel counts them; else by what roles say, which also call sleeping in a step busy."""
+    counted = float(shot.get("cores_busy", math.nan))
     return counted if math.isfinite(counted) else sum(role["busy"] * role["instances"] for role in shot["roles"].values())
 
 

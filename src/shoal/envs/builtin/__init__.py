@@ -1,1 +1,1 @@
-"""shoal's own small environments, compiled with Numba. catalog.py lists them, kernels.py holds their rules."""
+"""shoal's own small environments, compiled with Numba. catalog.py lists them, env_kernels.py holds their rules."""

@@ -13,14 +13,15 @@
 | shoal/PointGrasp-v0 | move a gripper over an object and close: continuous, 3 actions | 1.4 % success | 0.894 |
 | shoal/CartPolePOMDP-v0 | CartPole-v1 without velocities: float32[2] = position, angle | about 22 | 500 |
 
-All take `max_episode_steps` (truncates); CartPolePOMDP's is 500. CartPole-v1 itself is compiled too: envs.make uses it.
-"""  # noqa: E501
+All take `max_episode_steps` (truncates); CartPolePOMDP's is 500. CartPole-v1 has a compiled version too: envs.make(..., backend="compiled").
+"""  # noqa: E501  a table
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -28,20 +29,20 @@ from gymnasium import spaces
 
 from shoal.errors import ConfigError
 
-__all__ = ["CATALOG", "Plan", "plan", "register"]
+__all__ = ["CATALOG", "BuiltinSpec", "builtin_spec", "register"]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """All that the compiled driver needs to know of one environment."""
+class BuiltinSpec:
+    """All that the compiled back-end needs to know about one environment."""
 
     name: str
-    start: str  # kernels.<start>_reset
-    step: str  # kernels.<step>_step
-    observation_space: spaces.Box
-    action_space: gym.Space
+    reset: str  # key of kernels.RESETS
+    step: str  # key of kernels.STEPS
+    observation_space: spaces.Box[Any]
+    action_space: gym.Space[Any]
     state_size: int
-    state_dtype: type
+    state_dtype: type[np.generic]
     params: np.ndarray
     max_episode_steps: int | None = None
     executes: bool = False  # fills Step.executed_action
@@ -62,7 +63,7 @@ def _catch(
     columns: int = 5,
     ball_column: int | None = None,
     reward_scale: float = 1.0,
-) -> Plan:
+) -> BuiltinSpec:
     _need(observation in ("features", "pixels"), f"observation={observation!r}: use 'features' or 'pixels'")
     _need(rows >= 2 and columns >= 1, f"rows={rows}, columns={columns}: Catch needs at least 2 rows and 1 column")
     _need(
@@ -72,97 +73,92 @@ def _catch(
     board = spaces.Box(0, 255, (1, rows, columns), np.uint8) if pixels else _unit(rows * columns)
     column = -1 if ball_column is None else ball_column
     params = [rows, columns, column, reward_scale, 255 if pixels else 1, 1, 0, 0, columns]
-    return _plan("shoal/Catch-v0", "catch", "catch", board, spaces.Discrete(3), 3, params)
+    return _spec("shoal/Catch-v0", "catch", "catch", board, spaces.Discrete(3), 3, params)
 
 
-def _pixel_catch(crop: str = "none") -> Plan:
+def _pixel_catch(crop: str = "none") -> BuiltinSpec:
     _need(crop in ("none", "centre"), f"crop={crop!r}: use 'none' (28 x 28) or 'centre' (24 x 24)")
     side, cut = (28, 0) if crop == "none" else (24, 2)
     board = spaces.Box(0, 255, (1, side, side), np.uint8)
     params = [10, 5, -1, 1.0, 255, 2, 4 - cut, 9 - cut, side]
-    return _plan("shoal/PixelCatch-v0", "catch", "catch", board, spaces.Discrete(3), 3, params)
+    return _spec("shoal/PixelCatch-v0", "catch", "catch", board, spaces.Discrete(3), 3, params)
 
 
-def _risky(m: int = 5) -> Plan:
+def _risky(m: int = 5) -> BuiltinSpec:
     _need(m >= 1, f"m={m}: the chain needs at least one state")
-    return _plan("shoal/RiskyChain-v0", "onehot", "risky", _unit(m + 1), spaces.Discrete(3), 1, [m])
+    return _spec("shoal/RiskyChain-v0", "onehot", "risky", _unit(m + 1), spaces.Discrete(3), 1, [m])
 
 
-def _lure(length: int = 4, lure: float = 0.1) -> Plan:
+def _lure(length: int = 4, lure: float = 0.1) -> BuiltinSpec:
     _need(length >= 1, f"length={length}: the chain needs at least one state")
-    return _plan("shoal/LureChain-v0", "onehot", "lure", _unit(length), spaces.Discrete(2), 1, [length, lure])
+    return _spec("shoal/LureChain-v0", "onehot", "lure", _unit(length), spaces.Discrete(2), 1, [length, lure])
 
 
-def _cliff(length: int = 8) -> Plan:
+def _cliff(length: int = 8) -> BuiltinSpec:
     _need(length >= 1, f"length={length}: the cliff needs at least one state")
-    return _plan("shoal/BlindCliffwalk-v0", "onehot", "lure", _unit(length), spaces.Discrete(2), 1, [length, 0.0])
+    return _spec("shoal/BlindCliffwalk-v0", "onehot", "lure", _unit(length), spaces.Discrete(2), 1, [length, 0.0])
 
 
-def _sea(size: int = 10, mapping_seed: int = 42) -> Plan:
+def _sea(size: int = 10, mapping_seed: int = 42) -> BuiltinSpec:
     _need(size >= 2, f"size={size}: the sea needs at least 2 rows")
     mapping = np.random.default_rng(mapping_seed).integers(0, 2, size * size)
     params = [size, 0.01 / size, *mapping]
-    return _plan("shoal/DeepSea-v0", "onehot", "sea", _unit(size * size), spaces.Discrete(2), 1, params)
+    return _spec("shoal/DeepSea-v0", "onehot", "sea", _unit(size * size), spaces.Discrete(2), 1, params)
 
 
 def _cue_space() -> spaces.Box:
-    return spaces.Box(np.float32([-1, 0, 0]), np.float32([1, 1, 1]), dtype=np.float32)
+    return spaces.Box(np.array([-1, 0, 0], np.float32), np.ones(3, np.float32), dtype=np.float32)
 
 
-def _tmaze(length: int = 8) -> Plan:
+def _tmaze(length: int = 8) -> BuiltinSpec:
     _need(length >= 1, f"length={length}: the corridor needs at least one step")
-    return _plan("shoal/TMaze-v0", "cue", "tmaze", _cue_space(), spaces.Discrete(2), 2, [length], executes=True)
+    return _spec("shoal/TMaze-v0", "cue", "tmaze", _cue_space(), spaces.Discrete(2), 2, [length], executes=True)
 
 
-def _cue_lure(length: int = 12, lure: float = 0.1) -> Plan:
+def _cue_lure(length: int = 12, lure: float = 0.1) -> BuiltinSpec:
     _need(length >= 1, f"length={length}: the corridor needs at least one step")
-    return _plan("shoal/CueLure-v0", "cue", "cuelure", _cue_space(), spaces.Discrete(2), 2, [length, lure])
+    return _spec("shoal/CueLure-v0", "cue", "cuelure", _cue_space(), spaces.Discrete(2), 2, [length, lure])
 
 
-def _grasp() -> Plan:
-    seen = spaces.Box(np.float32([-1, -1, -1, -1, 0]), np.ones(5, np.float32), dtype=np.float32)
+def _grasp() -> BuiltinSpec:
+    seen = spaces.Box(np.array([-1, -1, -1, -1, 0], np.float32), np.ones(5, np.float32), dtype=np.float32)
     hand = spaces.Box(-1.0, 1.0, (3,), np.float32)
-    return _plan("shoal/PointGrasp-v0", "grasp", "grasp", seen, hand, 5, [0.0], state_dtype=np.float64)
+    return _spec("shoal/PointGrasp-v0", "grasp", "grasp", seen, hand, 5, [0.0], state_dtype=np.float64)
 
 
-def _cartpole(sutton_barto_reward: bool = False) -> Plan:
-    high = np.array([4.8, np.inf, 24 * 2 * math.pi / 360, np.inf], np.float32)
+def _cartpole(sutton_barto_reward: bool = False) -> BuiltinSpec:
+    return _cartpole_seen_as("CartPole-v1", [4.8, np.inf, 24 * 2 * math.pi / 360, np.inf], [0, float(sutton_barto_reward)])
+
+
+def _cartpole_pomdp() -> BuiltinSpec:
+    return _cartpole_seen_as("shoal/CartPolePOMDP-v0", [4.8, 24 * 2 * math.pi / 360], [1, 0])
+
+
+def _cartpole_seen_as(name: str, bounds: list[float], params: list[float]) -> BuiltinSpec:
+    high = np.array(bounds, np.float32)
     box = spaces.Box(-high, high, dtype=np.float32)
-    return _plan(
-        "CartPole-v1",
-        "cartpole",
-        "cartpole",
-        box,
-        spaces.Discrete(2),
-        4,
-        [0, float(sutton_barto_reward)],
-        state_dtype=np.float64,
-        limit=500,
+    return _spec(name, "cartpole", "cartpole", box, spaces.Discrete(2), 4, params, state_dtype=np.float64, limit=500)
+
+
+def _spec(
+    name: str,
+    reset: str,
+    step: str,
+    observation_space: spaces.Box[Any],
+    action_space: gym.Space[Any],
+    state_size: int,
+    params: list[float],
+    *,
+    state_dtype: type[np.generic] = np.int64,
+    limit: int | None = None,
+    executes: bool = False,
+) -> BuiltinSpec:
+    return BuiltinSpec(
+        name, reset, step, observation_space, action_space, state_size, state_dtype, np.asarray(params, np.float64), limit, executes
     )
 
 
-def _cartpole_pomdp() -> Plan:
-    high = np.array([4.8, 24 * 2 * math.pi / 360], np.float32)
-    box = spaces.Box(-high, high, dtype=np.float32)
-    return _plan(
-        "shoal/CartPolePOMDP-v0",
-        "cartpole",
-        "cartpole",
-        box,
-        spaces.Discrete(2),
-        4,
-        [1, 0],
-        state_dtype=np.float64,
-        limit=500,
-    )
-
-
-def _plan(name, start, step, seen, actions, size, params, *, state_dtype=np.int64, limit=None, executes=False) -> Plan:
-    params = np.asarray(params, np.float64)
-    return Plan(name, start, step, seen, actions, size, state_dtype, params, limit, executes)
-
-
-CATALOG: dict[str, Callable[..., Plan]] = {
+CATALOG: dict[str, Callable[..., BuiltinSpec]] = {
     "CartPole-v1": _cartpole,
     "shoal/BlindCliffwalk-v0": _cliff,
     "shoal/CartPolePOMDP-v0": _cartpole_pomdp,
@@ -177,8 +173,8 @@ CATALOG: dict[str, Callable[..., Plan]] = {
 }
 
 
-def plan(name: str, kwargs: dict) -> Plan:
-    """The plan of a built-in environment with these options; ConfigError for one it does not have."""
+def builtin_spec(name: str, kwargs: dict[str, Any]) -> BuiltinSpec:
+    """The spec of a built-in environment with these options; ConfigError for an option it does not have."""
     try:
         return CATALOG[name](**kwargs)
     except TypeError as error:
@@ -194,8 +190,8 @@ def register() -> None:
         if name.startswith("shoal/") and name not in gym.registry:
             gym.register(
                 name,
-                entry_point="shoal.envs.builtin.driver:SingleEnv",
-                vector_entry_point="shoal.envs.builtin.driver:CompiledVectorEnv",
+                entry_point="shoal.envs.builtin.compiled:CompiledSingleEnv",
+                vector_entry_point="shoal.envs.builtin.compiled:CompiledVectorEnv",
                 max_episode_steps=500 if name == "shoal/CartPolePOMDP-v0" else None,
                 kwargs={"builtin": name},
             )

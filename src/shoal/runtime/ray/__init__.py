@@ -1,18 +1,18 @@
-"""The Ray runtime: the same program on a cluster. Places are Ray actors; wires are carried by Ray's calls and object store.
+"""The Ray runtime: the same program on a cluster. Places are Ray actors; Ray's calls and object store carry the wires.
 
-    fabric      a place's own copy of every wire, and its endpoints
-    ferries     what one side of a wire writes is carried to the copy of the other side
-    post        the messages between places, batched
-    gloo        the group wire: torch.distributed, formed anew when its members change
-    host        the Ray actor that a place is
-    supervisor  the driver: starts, hears, restarts, keeps checkpoints
-    connection  to a cluster: joined or started, and let go of
-    cluster     placement groups, and what is to be known of nodes
-    resources   what a program asks of it, and the words for what is missing
-    pulse       whether it lives
-    guard       ends what one of our own would leave behind
+    ray_supervisor  the driver: starts places, takes their reports, restarts them, holds checkpoints
+    wire_totals     the numbers of wires, added up over places
+    host            the Ray actor of a place
+    place_wires     a place's own copy of every wire, and its ends
+    place_memory    the memory and the channels of that copy
+    links           carry what one side of a wire writes to the copy of the other side
+    messenger       messages between places, in batches
+    connection      joins or starts a cluster, and leaves it
+    cluster         placement groups, nodes, actors
+    resources       what a program asks of a cluster, and the error texts where the cluster has less
+    liveness        whether the cluster is alive
 
-Nothing here is imported before somebody asks for `--runtime ray`, except `config`.
+Nothing here is imported before a run asks for `--runtime ray`, except `ray_config`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from shoal.errors import ConfigError
 from shoal.runtime.program import Program
-from shoal.runtime.ray.config import RayConfig
+from shoal.runtime.ray.ray_config import RayConfig
 from shoal.runtime.supervisor import Faults, Session
 
 __all__ = ["RayConfig", "connected", "run_ray"]
@@ -36,7 +36,7 @@ def run_ray(program: Program, session: Session, log_dir: Path, faults: Faults | 
     """Run a program on a Ray cluster until it is stopped; returns the reason."""
     config = config or RayConfig()
     _import_ray(config)
-    from shoal.runtime.ray.supervisor import RaySupervisor
+    from shoal.runtime.ray.ray_supervisor import RaySupervisor
     from shoal.runtime.supervisor import supervised
 
     return supervised(RaySupervisor(program, session, log_dir, faults or Faults(), config), session)
@@ -44,19 +44,19 @@ def run_ray(program: Program, session: Session, log_dir: Path, faults: Faults | 
 
 @contextlib.contextmanager
 def connected(config: RayConfig, cpus: float) -> Iterator[Callable[[Program], int] | None]:
-    """One connection for several runs, one after the other. Gives what says how many actors of a program the cluster has room
-    for; None: it is one of our own, with `cpus` CPUs, or as many as a run asks for."""
+    """One connection for several runs in turn. Yields a function that says how many of the roles that only send or ask a program
+    may have on the cluster; None for a cluster that is started here, with `cpus` CPUs or as many as a run asks for."""
     _import_ray(config)
     from shoal.runtime.ray import connection
-    from shoal.runtime.ray.resources import beside
+    from shoal.runtime.ray.resources import replicas_that_fit
 
     with connection.connected(config, cpus) as found:
-        yield None if found is None else lambda program: beside(program, config, found)
+        yield None if found is None else lambda program: replicas_that_fit(program, config, found)
 
 
 def _import_ray(config: RayConfig) -> None:
     if "ray" not in sys.modules:  # these are read at its import
-        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # whatever Ray would print here, the run's own events say better
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # the run's own events say it better than Ray
         if config.joined is None:
             os.environ.setdefault("RAY_AUTH_MODE", "token")  # from Ray 2.59 on it is the default of a local cluster
     try:

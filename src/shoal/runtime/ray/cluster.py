@@ -1,4 +1,4 @@
-"""The cluster under a run: asked for what the program needs, looked at, and given back."""
+"""A run's part of a Ray cluster: reserves what the program needs, starts actors, looks at nodes, releases everything."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from shoal.errors import ConfigError
 from shoal.runtime.program import Program
 from shoal.runtime.ray import connection
-from shoal.runtime.ray.config import RayConfig
 from shoal.runtime.ray.host import LOG, Host, scratch, sweep, tail
-from shoal.runtime.ray.pulse import Pulse
-from shoal.runtime.ray.resources import GRAIN, Demand, Size, counted, demands, missing, sizes, too_large
+from shoal.runtime.ray.liveness import ClusterWatch
+from shoal.runtime.ray.ray_config import RayConfig
+from shoal.runtime.ray.resources import GRAIN, Demand, Size, demands, missing, plural, sizes, too_large
 
-__all__ = ["Cluster"]
+__all__ = ["RayCluster"]
 
 T = TypeVar("T")
 
-THREADS = {"live": "life", "deliver": "post", "tell": "post", "listen": "line"}  # of a host: each group of methods has one
+THREADS = {"live": "life", "deliver": "messages", "tell": "messages", "listen": "reports"}  # method of a Host -> its thread
 PLACEMENT_SECONDS = 30.0
 RELEASE_SECONDS = 5.0
 TAIL_SECONDS = 5.0
 SWEEP_SECONDS = 10.0
 LOOK_SECONDS = 5.0   # between two looks at the object stores
-STORE_SECONDS = 1.0  # which one may take
+STORE_SECONDS = 1.0  # that such a look may take
 LIST_SECONDS = 0.5   # between two looks at the list of nodes
 
 
-class Cluster:
+class RayCluster:
     """A connection to a Ray cluster for the time of one run."""
 
     def __init__(self, program: Program, config: RayConfig, names: Iterable[str]) -> None:
@@ -47,9 +47,9 @@ class Cluster:
         self._bundles: dict[str, tuple[PlacementGroup, int]] = {}
         self._looked = time.monotonic(), 0.0, 0.0  # when, and the calls and bytes until then
         self._seen: dict[str, float] = {}
-        self._listed: tuple[float, set[str]] = (0.0, set())  # the nodes that Ray takes for alive, and when it was asked
-        self._homes: set[str] = set()  # nodes that places have lived on
-        self.pulse: Pulse | None = None
+        self._listed: tuple[float, set[str]] = (0.0, set())  # when Ray was asked, and the nodes that it takes for alive
+        self._used_nodes: set[str] = set()  # nodes that places have run on
+        self.watch: ClusterWatch | None = None
         self.address = ""
         wanted = [self.demands[name] for name in names]
         self._own = not ray.is_initialized()
@@ -60,27 +60,29 @@ class Cluster:
             self.address = ray.util.get_node_ip_address()
             self._check(wanted)
             self._place(wanted)
-            self.pulse = Pulse(ray.get_runtime_context().gcs_address)
+            self.watch = ClusterWatch(ray.get_runtime_context().gcs_address)
         except BaseException:
             self.close()
             raise
 
     # ------------------------------------------------------------------ resources
     def _check(self, wanted: list[Demand]) -> None:
-        """Say at once what is missing, instead of waiting for ever. What another run has just given back comes a moment later."""
+        """Raise if something is missing, instead of waiting for ever; what another run just released comes a moment later."""
         begun = time.monotonic()
         while True:
             have, free, found = size(ray.cluster_resources()), size(ray.available_resources()), nodes()
             each = self.config.cpus_per_place
-            lacking = missing(wanted, have, have, len(found), each) or too_large(wanted, [size(one["Resources"]) for one in found])
-            if not (words := lacking or missing(wanted, have, free, len(found), each)):
+            options = self.program.options
+            lacking = (missing(wanted, have, have, len(found), each, options)
+                       or too_large(wanted, [size(one["Resources"]) for one in found], options))
+            if not (words := lacking or missing(wanted, have, free, len(found), each, options)):
                 return
             if time.monotonic() - begun >= max(self.config.wait_seconds, 0.0 if lacking else RELEASE_SECONDS):
                 raise ConfigError(words)
             time.sleep(0.2)
 
     def _place(self, wanted: list[Demand]) -> None:
-        """Placement groups: those of whom there are many are spread, the shards of a server among themselves, the others packed."""
+        """Create placement groups: places that only send or ask are spread, shards of a server too, all others are packed."""
         for kind in ((True, True), (True, False), (False, False)):
             mine = [demand for demand in wanted if (demand.spread, demand.shard) == kind]
             if not mine:
@@ -90,16 +92,17 @@ class Cluster:
             for number, demand in enumerate(mine):
                 self._bundles[demand.place] = (group, number)
             deadline = time.monotonic() + PLACEMENT_SECONDS + self.config.wait_seconds
-            while not group.wait(1):  # s, in which nobody hears Ctrl-C
+            while not group.wait(1):  # s, during which Ctrl-C has no effect
                 if time.monotonic() < deadline:
                     continue
                 there = ", ".join(str(size(node["Resources"])) for node in nodes())
-                raise ConfigError(f"the cluster has CPUs enough, but not together: no nodes (of {there}) hold these places "
-                                  f"at once: {sizes(mine)}; use fewer --actors or --learner-threads")
+                ways = [f"fewer {flag}" for flag in self.program.options.senders] + [self.program.options.threads]
+                raise ConfigError(f"the cluster has enough CPUs, but not on the same nodes: its nodes ({there}) cannot hold these "
+                                  f"places at once: {sizes(mine)}; use {' or '.join(ways)}")
 
     # ------------------------------------------------------------------ actors
     def start(self, place: str, incarnation: int) -> Any:
-        """A new actor for a place: in its bundle, or (a place that came later) where there is room."""
+        """Create the actor of a place: in its bundle or, for a place that was added later, where CPUs are free."""
         demand = self.demands[place]
         strategy: Any = "SPREAD"
         if place in self._bundles:
@@ -108,12 +111,12 @@ class Cluster:
         return HOST.options(num_cpus=demand.cpus, num_gpus=demand.gpus, scheduling_strategy=strategy, max_restarts=0,
                             max_task_retries=0).remote(self.session, place, incarnation)
 
-    def live_on(self, node: str) -> None:
-        """A place has come to life there."""
-        self._homes.add(node)
+    def used(self, node: str) -> None:
+        """A place has started on this node."""
+        self._used_nodes.add(node)
 
     def listed(self, node: str) -> bool:
-        """Whether Ray takes a node for alive: it takes some seconds to know of a death."""
+        """Whether Ray takes a node for alive: it notices a death only after some seconds."""
         when, found = self._listed
         if time.monotonic() - when > LIST_SECONDS:
             found = self._ask(lambda: {entry["NodeID"] for entry in nodes()}, found)
@@ -121,7 +124,7 @@ class Cluster:
         return node in found
 
     def reachable(self, node: str) -> bool:
-        """Whether a node lives, also where Ray does not know yet: one that is gone takes no connection."""
+        """Whether a node is alive, even if Ray has not noticed its death: a dead one accepts no connection."""
         for entry in self._nodes():
             if entry["NodeID"] == node:
                 where = entry["NodeManagerAddress"], entry["NodeManagerPort"]
@@ -131,26 +134,30 @@ class Cluster:
 
     @property
     def gone(self) -> bool:
-        """The cluster itself has died."""
-        return self.pulse is not None and self.pulse.gone
+        """Whether the cluster itself has died."""
+        return self.watch is not None and self.watch.gone
 
     @property
     def head(self) -> str:
-        return self.pulse.address if self.pulse is not None else ""
+        return self.watch.address if self.watch is not None else ""
+
+    @property
+    def why_gone(self) -> str:
+        return self.watch.why if self.watch is not None else ""
 
     def answers(self) -> bool:
-        """Whether the cluster is there at this moment."""
-        return self.pulse is None or self.pulse.beats()
+        """Whether the cluster accepts connections at this moment."""
+        return self.watch is None or self.watch.reachable()
 
     def _nodes(self) -> list[dict[str, Any]]:
-        nobody: list[dict[str, Any]] = []
-        return self._ask(nodes, nobody)
+        none: list[dict[str, Any]] = []
+        return self._ask(nodes, none)
 
     def _ask(self, question: Callable[[], T], otherwise: T) -> T:
-        return question() if self.pulse is None else self.pulse.ask(question, otherwise)
+        return question() if self.watch is None else self.watch.ask(question, otherwise)
 
     def read_tail(self, node: str, life: str, offset: int) -> bytes:
-        """The end of the log of a place that was killed, from its node if that lives."""
+        """The end of the log of a killed place, from its node if that is alive."""
         if (scratch(self.session, life) / LOG).exists():
             return tail(self.session, life, offset)
         if not self.reachable(node):
@@ -164,8 +171,8 @@ class Cluster:
         return self._ask(there, b"")
 
     def room(self, places: list[str]) -> float:
-        """How many of these places, none of which runs, could be started now: those with a bundle of their own, and as many
-        others as there are CPUs free."""
+        """How many of these places, none of which runs, could be started now: all that have a bundle, and as many others as fit
+        into the free CPUs."""
         others = [self.demands[place] for place in places if place not in self._bundles]
         kept = sum(place in self._bundles for place in places)
         cpus = max((demand.cpus for demand in others), default=0.0)
@@ -173,13 +180,13 @@ class Cluster:
         return kept + min(len(others), fits)
 
     def waits_for(self) -> str:
-        """For a place that is not placed: what there is."""
+        """What a place that waits for CPUs waits for, in words."""
         free, found = self._ask(free_now, Size(0.0, 0.0)), self._nodes()
-        return f"the cluster has {free} free on {counted(len(found), 'node')}"
+        return f"the cluster has {free} free on {plural(len(found), 'node')}"
 
     def surroundings(self, calls: float, moved: float) -> dict[str, float]:
-        """How many nodes there are, what their object stores hold, and how much goes from place to place: of the calls and bytes so
-        far, what came since the last look."""
+        """The number of nodes, what their object stores hold, and the calls and bytes per second between places since the last
+        look, computed from the totals so far."""
         now, (before, old_calls, old_moved) = time.monotonic(), self._looked
         elapsed = now - before
         if not self._seen or elapsed >= LOOK_SECONDS:
@@ -192,22 +199,22 @@ class Cluster:
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # the cluster may be gone
-            self._ask(self._give_back, None)
+            self._ask(self._release, None)
         sweep(self.session)
         gone = self.gone or not self.answers()
-        if self.pulse is not None:
-            self.pulse.close()
+        if self.watch is not None:
+            self.watch.close()
         if gone:
             connection.abandon()
         elif self._own:
             connection.disconnect()
 
-    def _give_back(self) -> None:
-        """The bundles; and the folders on the nodes of other machines that places have lived on."""
+    def _release(self) -> None:
+        """Release the bundles, and remove the folders on other machines that places have run on."""
         for group in self._groups:
             with contextlib.suppress(Exception):
                 remove_placement_group(group)
-        far = [one["NodeID"] for one in nodes() if one["NodeID"] in self._homes and one["NodeManagerAddress"] != self.address]
+        far = [one["NodeID"] for one in nodes() if one["NodeID"] in self._used_nodes and one["NodeManagerAddress"] != self.address]
         swept = [SWEEP.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(self.session)
                  for node in far]
         if swept:
@@ -228,14 +235,14 @@ def free_now() -> Size:
 
 
 def store_bytes() -> float:
-    """What all object stores hold; NaN where the cluster does not say."""
+    """Bytes in all object stores; NaN where the cluster does not say."""
     from ray._private.internal_api import get_memory_info_reply
     from ray._private.state import state
 
     try:
         reply = get_memory_info_reply(state, timeout_seconds=STORE_SECONDS)
         return float(reply.store_stats.object_store_bytes_used)
-    except Exception:  # a node that is just dying: the next look will tell
+    except Exception:  # a node is just dying: the next look will succeed
         return math.nan
 
 

@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster: joined or started, with Ray's noise kept away, and let go of."""
+"""Joins or starts a Ray cluster, keeps Ray's own output away, and leaves the cluster again."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ray._private import worker
 from ray.exceptions import RayError
 
 from shoal.errors import ConfigError
-from shoal.runtime.guard import Guard
-from shoal.runtime.ray.config import RayConfig, set_defaults
-from shoal.runtime.ray.pulse import knock
+from shoal.runtime.cleanup import CleanupProcess
+from shoal.runtime.ray.liveness import check_reachable
+from shoal.runtime.ray.ray_config import RayConfig, abandoned, set_defaults
 
 __all__ = ["abandon", "connect", "connected", "disconnect", "remember"]
 
-CLOSE_SECONDS = 20.0  # what Ray may take to let go of a cluster that is not there any more: it takes five
+CLOSE_SECONDS = 20.0  # that Ray may take to leave a cluster that is gone; it usually takes five
 
-guard: Guard | None = None  # of the cluster that was started here
+cleanup: CleanupProcess | None = None  # of the cluster that was started here
 
 
 def connect(config: RayConfig, cpus: float) -> None:
-    """Join the cluster, or start one here: with so many CPUs, since processes share cores here as on the local runtime."""
+    """Join the cluster, or start one on this machine with this many CPUs: its processes share cores as on the local runtime."""
     set_defaults()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True,
@@ -41,45 +41,45 @@ def connect(config: RayConfig, cpus: float) -> None:
     try:
         with silence():
             if address:
-                knock(address)
+                check_reachable(address)
                 ray.init(address=address, **quiet)
             else:
                 start_here(num_cpus=max(math.ceil(cpus), len(os.sched_getaffinity(0))), include_dashboard=False,
                            object_store_memory=config.object_store_mb * 1_000_000, **quiet)
     except (OSError, RuntimeError, ValueError, RayError) as error:
-        where = f"--ray.address {address} cannot be joined" if address else "a local Ray cluster cannot be started"
-        raise ConfigError(f"{where}: {reason(error)}; {way_in(address)}. Without --ray.address a cluster is started on this "
+        where = f"cannot join --ray.address {address}" if address else "cannot start a Ray cluster on this machine"
+        raise ConfigError(f"{where}: {reason(error)}; {way_in(address)}. Without --ray.address, a cluster is started on this "
                           "machine") from None
     finally:
         if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():  # Ray takes SIGTERM for itself; it is the run's
+            for number, handler in handlers.items():  # Ray installs a handler for SIGTERM; the run needs its own
                 signal.signal(number, handler)
 
 
 def start_here(**settings: Any) -> None:
-    """A cluster of our own; it does not outlive this process."""
-    global guard
-    guard = Guard()
+    """Start a cluster on this machine that does not outlive this process."""
+    global cleanup
+    cleanup = CleanupProcess()
     try:
-        with guard.marking():
+        with cleanup.marking_children():
             ray.init(address="local", **settings)
     except BaseException:
-        leave_nothing()
+        clean_up()
         raise
 
 
 def remember(folder: Path) -> None:
-    """A folder that is to go with the cluster that was started here, if it was."""
-    if guard is not None:
-        guard.remember(folder)
+    """Remove this folder with the cluster, if the cluster was started here."""
+    if cleanup is not None:
+        cleanup.remember(folder)
 
 
-def leave_nothing() -> None:
-    """Of a cluster that was started here."""
-    global guard
-    if guard is not None:
-        guard.close()
-        guard = None
+def clean_up() -> None:
+    """Clean up after a cluster that was started here."""
+    global cleanup
+    if cleanup is not None:
+        cleanup.close()
+        cleanup = None
 
 
 def reason(error: Exception) -> str:
@@ -89,17 +89,17 @@ def reason(error: Exception) -> str:
 
 
 def way_in(address: str | None) -> str:
-    """What to look at where a cluster cannot be joined."""
+    """What to check when a cluster cannot be joined."""
     mode, keys = os.environ.get("RAY_AUTH_MODE"), token()
     if address and mode is None and keys:
-        return f"there is a token here ({keys}), but RAY_AUTH_MODE is not set; if it asks for one, `export RAY_AUTH_MODE=token`"
+        return f"this machine has a token ({keys}), but RAY_AUTH_MODE is not set; try `export RAY_AUTH_MODE=token`"
     if address and mode == "token" and not keys:
-        return "RAY_AUTH_MODE is token and there is none here: copy ~/.ray/auth_token from the head, or set RAY_AUTH_TOKEN"
-    return "is it running (`ray status`), and is RAY_AUTH_MODE the same on both sides?"
+        return "RAY_AUTH_MODE is token, but this machine has none: copy ~/.ray/auth_token from the head, or set RAY_AUTH_TOKEN"
+    return "check that it is running (`ray status`) and that RAY_AUTH_MODE is the same on both sides"
 
 
 def token() -> str:
-    """Where Ray would find its token; nothing where there is none."""
+    """Where Ray would find its token; empty where there is none."""
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         if os.environ.get(name):
             return name
@@ -107,30 +107,31 @@ def token() -> str:
 
 
 def disconnect() -> None:
-    """And stop the cluster, if it was started here."""
+    """Leave the cluster, and stop it if it was started here."""
     try:
         if ray.is_initialized():
             with silence():
                 ray.shutdown()
     finally:
-        leave_nothing()
+        clean_up()
 
 
 def abandon() -> None:
-    """Let go of a cluster that is not there any more; Ray may wait for it, and would once more when this process ends."""
-    letting_go = threading.Thread(target=ray.shutdown, name="lets go of Ray", daemon=True)
+    """Leave a cluster that is gone; Ray may wait for it, and would wait again when this process ends."""
+    leaving = threading.Thread(target=ray.shutdown, name="leaves Ray", daemon=True)
+    abandoned.set()
     with silence():
-        letting_go.start()
-        letting_go.join(CLOSE_SECONDS)
-    if letting_go.is_alive():
+        leaving.start()
+        leaving.join(CLOSE_SECONDS)
+    if leaving.is_alive():
         atexit.unregister(worker.shutdown)
-    leave_nothing()
+    clean_up()
 
 
 @contextlib.contextmanager
 def connected(config: RayConfig, cpus: float) -> Iterator[float | None]:
-    """One connection for several runs, one after the other. Gives the CPUs of the cluster; None: it is one of our own, which has as
-    many as are asked for."""
+    """One connection for several runs in turn. Yields the CPUs of the cluster; None for a cluster that is started here, which has
+    as many as a run asks for."""
     own = not ray.is_initialized()
     if own:
         connect(config, cpus)
@@ -143,7 +144,7 @@ def connected(config: RayConfig, cpus: float) -> Iterator[float | None]:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """What Ray's native code says while it connects and disconnects goes past Python's streams."""
+    """Hide what Ray's native code prints while it connects and disconnects; it bypasses Python's streams."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:

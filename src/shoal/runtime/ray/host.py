@@ -1,9 +1,9 @@
-"""The Ray actor that a place is: its roles' loop in one thread, its post and its talk with the driver in others.
+"""The Ray actor of a place: its roles' loop runs in one thread, its messenger and its talk with the driver in others.
 
-    live      the loop, from birth to end; what it returns are the last words
-    deliver   a call of another place's post
-    tell      the supervisor's words: commands for the roles, members of wires, where other places are
-    listen    what the place has to say since the last time: answers, counters, its log, files of a checkpoint
+    live      runs the loop from start to end; returns the last report
+    deliver   takes messages of another place's messenger
+    tell      takes what the supervisor says: commands for the roles, members of wires, where other places are
+    listen    returns what is new: replies, counters, log, files of a checkpoint
 """
 
 from __future__ import annotations
@@ -23,25 +23,28 @@ import cloudpickle
 import numpy as np
 import ray
 
-from shoal.runtime.place import Birth, PlaceProcess, report, run_place
-from shoal.runtime.ray.fabric import Fabric
-from shoal.runtime.ray.post import Message, Post
+from shoal.runtime.cleanup import become_subreaper, end_descendants
+from shoal.runtime.instance import split_name
+from shoal.runtime.log_limit import cut_log
+from shoal.runtime.place import InstanceStart, PlaceProcess, report, run_place
+from shoal.runtime.ray.messenger import Message, Messenger
+from shoal.runtime.ray.place_wires import PlaceWires
 
 __all__ = ["LOG", "Host", "scratch", "sweep", "tail"]
 
 LOG = "log"
 LOG_BYTES = 1 << 18       # of it in one report
 LAST_BYTES = 1 << 24      # of it at the end; of more than this its last part
-SWITCH_SECONDS = 0.001    # between the role's thread and the others; Python's own 5 ms would be added to every message
+SWITCH_SECONDS = 0.001    # after which a thread gives way; Python's default of 5 ms would be added to every message
 
 
 def scratch(session: str, life: str = "") -> Path:
-    """Where the places of a run keep files on their own node: a log until the driver has it, checkpoints on their way."""
+    """Where the places of a run keep files on their own node: logs until the driver has them, files of a checkpoint."""
     return Path(tempfile.gettempdir()) / f"shoal-{session}" / life
 
 
-class Voice:
-    """A place's end of its talk with the driver (place.Voice)."""
+class DriverMailbox:
+    """What a place says to the driver and hears from it (a place.SupervisorConnection)."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -56,7 +59,7 @@ class Voice:
             self._spoken.notify()
 
     def ship(self, path: str, data: np.ndarray) -> None:
-        """A file that the driver is to write."""
+        """Send a file that the driver will write."""
         with self._spoken:
             self._files[path] = data
 
@@ -70,7 +73,7 @@ class Voice:
         os.eventfd_write(self.fd, 1)
 
     def gather(self, seconds: float) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
-        """What was said; waits at most `seconds` for something."""
+        """What was sent since the last time; waits at most `seconds` for something."""
         with self._spoken:
             if not self._said:
                 self._spoken.wait(seconds)
@@ -79,17 +82,17 @@ class Voice:
         return said, files
 
 
-class Freight:
-    """A store whose files lie with the driver: what is saved here is shipped there, what is loaded came from there."""
+class DriverStore:
+    """A store whose files are the driver's: saving sends a file there; files to load were sent from there."""
 
-    def __init__(self, store: Any, voice: Voice, folder: Path) -> None:
-        self._store, self._voice, self._folder = store, voice, folder
+    def __init__(self, store: Any, mailbox: DriverMailbox, folder: Path) -> None:
+        self._store, self._mailbox, self._folder = store, mailbox, folder
 
     def save(self, path: Path, state: Any) -> None:
         own = self._folder / path.name
         try:
             self._store.save(own, state)
-            self._voice.ship(str(path), np.fromfile(own, np.uint8))
+            self._mailbox.ship(str(path), np.fromfile(own, np.uint8))
         finally:
             own.unlink(missing_ok=True)
 
@@ -98,7 +101,7 @@ class Freight:
 
 
 def unpack(folder: Path, files: dict[str, Any]) -> None:
-    """Files of the driver, written where a store can read them."""
+    """Write files that the driver has sent to a folder from which a store can load them."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         np.asarray(data).tofile(folder / name)
@@ -110,11 +113,11 @@ class Host:
         self._folder = scratch(session, f"{place}-{incarnation}")
         self._folder.mkdir(parents=True, exist_ok=True)
         self._node, self._address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
-        self._voice = Voice()
-        self._post = Post(place, incarnation, self._receive)
-        self._fabric: Fabric | None = None
+        self._mailbox = DriverMailbox()
+        self._messenger = Messenger(place, incarnation, self._receive)
+        self._wires: PlaceWires | None = None
         self._early: list[tuple[Message, Any]] = []  # what came before the wires were laid out
-        self._early_words: list[Any] = []
+        self._early_statuses: list[Any] = []
         self._lock = threading.Lock()
         self._pages: dict[str, np.ndarray] = {}
         self._logged = 0
@@ -122,16 +125,17 @@ class Host:
 
     # ------------------------------------------------------------------ the loop
     def live(self, order: dict[str, Any], program: bytes) -> dict[str, Any]:
-        """Bring the place to life and drive it until its end."""
+        """Start the place and run it until its end."""
+        become_subreaper()  # what environments start, even daemons, stays below this process, and ends with the place
         self._write_log()
-        births = [Birth(**birth) for birth in order["births"]]
+        starts = [InstanceStart(**start) for start in order["starts"]]
         try:
             process = self._prepare(order, program)
         except BaseException as failure:
-            report(self._voice, f"{births[0].node}-{births[0].index}", failure)
-            return self._last_words(1)
-        code = run_place(process, self._voice, self._with_files(births, order["files"]))
-        return self._last_words(code)
+            report(self._mailbox, f"{starts[0].node}-{starts[0].index}", failure)
+            return self._last_report(1)
+        code = run_place(process, self._mailbox, self._with_files(starts, order["files"]))
+        return self._last_report(code)
 
     def _prepare(self, order: dict[str, Any], blob: bytes) -> PlaceProcess:
         type(self).__name__ = order["title"]  # after every call Ray names the process by its actor's class
@@ -141,33 +145,32 @@ class Host:
         program = cloudpickle.loads(blob)
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(order["threads"])
-        program.store = Freight(program.store, self._voice, self._folder) if program.store is not None else None
-        fabric = Fabric(program, self._place, self._address, self._post.send)
-        process = PlaceProcess(program, self._place, self._voice)
-        fabric.medium.wake = process.rouse
+        program.store = DriverStore(program.store, self._mailbox, self._folder) if program.store is not None else None
+        wires = PlaceWires(program, self._place, self._address, self._messenger.send)
+        process = PlaceProcess(program, self._place, self._mailbox)
+        wires.allocator.wake = process.rouse
         for name, page in order["pages"].items():
-            node, index = name.rsplit("-", 1)
-            self._pages[name] = program.page(node, int(index))
+            self._pages[name] = program.page(*split_name(name))
             self._pages[name][:] = page
         self._connect(order["peers"])
         with self._lock:
-            self._fabric = fabric
-            fabric.told(order["words"])
-            fabric.told(self._early_words)
+            self._wires = wires
+            wires.told(order["statuses"])
+            wires.told(self._early_statuses)
             early, self._early = self._early, []
             for message, payload in early:
-                fabric.receive(message, payload)
+                wires.receive(message, payload)
         if self._incarnation > 0:
-            fabric.await_greetings()
+            wires.await_greetings()
         return process
 
-    def _with_files(self, births: list[Birth], files: dict[str, Any]) -> list[Birth]:
-        """Births that begin from a checkpoint find their files on this node."""
+    def _with_files(self, starts: list[InstanceStart], files: dict[str, Any]) -> list[InstanceStart]:
+        """Write the files of a checkpoint to this node, for the instances that start from them."""
         if not files:
-            return births
+            return starts
         folder = self._folder / "newest"
         unpack(folder, files)
-        return [Birth(b.node, b.index, b.incarnation, str(folder) if b.newest else None, b.wishes) for b in births]
+        return [InstanceStart(b.node, b.index, b.incarnation, str(folder) if b.newest else None, b.kept_settings) for b in starts]
 
     def _write_log(self) -> None:
         fd = os.open(self._folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -179,7 +182,8 @@ class Host:
             setattr(sys, name, stream)
         faulthandler.enable(sys.stderr)  # a crash in native code leaves its stack there
 
-    def _last_words(self, code: int) -> dict[str, Any]:
+    def _last_report(self, code: int) -> dict[str, Any]:
+        end_descendants()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
                 stream.flush()
@@ -187,29 +191,29 @@ class Host:
         shutil.rmtree(self._folder, ignore_errors=True)
         return last
 
-    # ------------------------------------------------------------------ the post
+    # ------------------------------------------------------------------ messages of other places
     def deliver(self, sender: str, incarnation: int, number: int, headers: list[Any], *payloads: Any) -> None:
-        self._post.arrive(sender, incarnation, number, headers, payloads)
+        self._messenger.arrive(sender, incarnation, number, headers, payloads)
 
     def _receive(self, message: Message, payload: Any) -> None:
-        fabric = self._fabric
-        if fabric is None:
+        wires = self._wires
+        if wires is None:
             with self._lock:
-                if self._fabric is None:
+                if self._wires is None:
                     self._early.append((message, payload))
                     return
-                fabric = self._fabric
-        fabric.receive(message, payload)
+                wires = self._wires
+        wires.receive(message, payload)
 
     # ------------------------------------------------------------------ the driver's
-    def tell(self, messages: list[dict[str, Any]], words: list[Any], peers: dict[str, Any]) -> None:
+    def tell(self, messages: list[dict[str, Any]], statuses: list[Any], peers: dict[str, Any]) -> None:
         self._connect(peers)
-        if words:
+        if statuses:
             with self._lock:
-                if self._fabric is None:
-                    self._early_words += words
+                if self._wires is None:
+                    self._early_statuses += statuses
                 else:
-                    self._fabric.told(words)
+                    self._wires.told(statuses)
         for message in messages:
             if message["op"] == "load":
                 unpack(self._folder, message.pop("files"))
@@ -217,48 +221,52 @@ class Host:
             elif message["op"] == "start":
                 self._seed(message)
         if messages:
-            self._voice.hear(messages)
+            self._mailbox.hear(messages)
 
     def _seed(self, message: dict[str, Any]) -> None:
-        """An instance that begins in a living place goes on with the counters and the state that the driver has."""
-        assert self._fabric is not None
+        """An instance that starts in a running place continues with the counters and the state that the driver has."""
+        assert self._wires is not None
         arguments = message["arguments"]
         if files := message.pop("files"):
             unpack(self._folder / "newest", files)
             arguments["newest"] = str(self._folder / "newest")
-        page = self._pages[message["to"]] = self._fabric.program.page(arguments["node"], arguments["index"])
+        page = self._pages[message["to"]] = self._wires.program.page(arguments["node"], arguments["index"])
         page[:] = message.pop("page")
 
     def _connect(self, peers: dict[str, Any]) -> None:
         for place, (handle, incarnation) in peers.items():
-            self._post.connect(place, handle, incarnation)
+            self._messenger.connect(place, handle, incarnation)
 
     def listen(self, seconds: float) -> dict[str, Any]:
         return self._report(seconds)
 
     def _report(self, seconds: float, whole: bool = False) -> dict[str, Any]:
-        said, files = self._voice.gather(seconds)
-        fabric = self._fabric
+        said, files = self._mailbox.gather(seconds)
+        wires = self._wires
         return {"said": said, "files": files, "log": self._read_log(whole), "node": self._node, "pid": os.getpid(),
                 "address": self._address,
                 "pages": {name: page.copy() for name, page in self._pages.items()},
-                "wires": fabric.numbers() if fabric is not None else {}, "post": (self._post.calls, self._post.bytes)}
+                "logged": self._logged,
+                "wires": wires.numbers() if wires is not None else {}, "traffic": (self._messenger.calls, self._messenger.bytes)}
 
     def _read_log(self, whole: bool) -> bytes:
-        """What was written since the last time: some of it, or to the end."""
-        with self._reading, contextlib.suppress(OSError), open(self._folder / LOG, "rb") as file:  # its end may be told meanwhile
+        """What was logged since the last time: a part of it, or all (`whole`)."""
+        with self._reading, contextlib.suppress(OSError), open(self._folder / LOG, "rb") as file:  # the folder may be gone
             if whole:
                 text = rest(file, self._logged)
             else:
                 file.seek(self._logged)
                 text = file.read(LOG_BYTES)
             self._logged = file.tell()
+            if not whole and os.fstat(file.fileno()).st_size > LAST_BYTES:  # it is written faster than it is read
+                cut_log(self._folder / LOG, LAST_BYTES // 4)
+                self._logged = 0
             return text
         return b""
 
 
 def rest(file: BinaryIO, offset: int) -> bytes:
-    """A log from here to its end; of a very long one the last part, with a word on what is left out."""
+    """A log from `offset` to its end; of a very long one the last part, after a line that says how much is left out."""
     left = os.fstat(file.fileno()).st_size - offset - LAST_BYTES
     file.seek(offset + max(0, left))
     note = f"\n[shoal] {left} bytes are left out here\n".encode() if left > 0 else b""
@@ -266,7 +274,7 @@ def rest(file: BinaryIO, offset: int) -> bytes:
 
 
 def tail(session: str, life: str, offset: int) -> bytes:
-    """What a place that was killed had written and nobody had read yet; on its node."""
+    """What a killed place had logged and not reported yet; runs on its node."""
     text, folder = b"", scratch(session, life)
     with contextlib.suppress(OSError), open(folder / LOG, "rb") as file:
         text = rest(file, offset)
@@ -275,5 +283,5 @@ def tail(session: str, life: str, offset: int) -> bytes:
 
 
 def sweep(session: str) -> None:
-    """Remove what places left on this machine that were killed at the end of a run; all others remove it themselves."""
+    """Remove what killed places left on this machine; places that end by themselves remove their own files."""
     shutil.rmtree(scratch(session), ignore_errors=True)

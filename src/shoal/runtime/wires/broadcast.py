@@ -1,10 +1,9 @@
 """**broadcast**: one -> many, latest wins, versioned.
 
-Three buffers; version v lies in buffer v modulo 3, and one word of the wire names the newest whole version. So there
-is a single moment at which a value becomes current: a publisher that dies before it leaves the old value, and its
-successor writes the same version anew. Each buffer also carries its version before and after its data: a reader copies
-into its private memory and looks at both again; if the publisher came round in the meantime it reads once more
-(counted). The version never decreases, whoever publishes.
+There are three buffers; version v lies in buffer v modulo 3, and one word of the wire names the newest whole version. So a
+value becomes current at a single moment: a publisher that dies earlier leaves the old value, and its successor writes the
+same version again. Each buffer also carries its version before and after its data: a reader copies the data and checks both
+words; if the publisher came round in the meantime, it reads once more (counted). The version never decreases.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from shoal.core import Wait
-from shoal.runtime.wires.base import Port, Wire, int64_words
-from shoal.slots import Channel, Layout, Medium, fence
+from shoal.core import Publisher, Reader, Wait
+from shoal.runtime.wires.wire import Port, Wire, int64_words
+from shoal.slots import Allocator, Channel, Layout, fence
 
-__all__ = ["Broadcast"]
+__all__ = ["BroadcastWire"]
 
 VERSION = 0                                    # the wire's header
 BEFORE, AFTER, STAMP = range(3)                # a buffer's header; STAMP is the time in nanoseconds
@@ -26,12 +25,13 @@ RETRIES, PULLS = range(2)                      # a reader's line
 BUFFERS, HEADER = 3, 64
 
 
-class Broadcast(Wire):
+class BroadcastWire(Wire):
     kind, ends = "broadcast", ("publisher", "reader")
 
     def __init__(self, name: str, layout: Layout) -> None:
         super().__init__(name)
         self.layout = layout
+        self.begin_above = 0  # of a resumed program: the newest version that the earlier parts have published
         self.channels: list[Channel] = []
 
     @property
@@ -42,30 +42,27 @@ class Broadcast(Wire):
     def reader(self) -> Port:
         return self.port("reader")
 
-    def lay_out(self, medium: Medium) -> None:
+    def lay_out(self, allocator: Allocator) -> None:
         self.check_ends(publisher=1, reader=1)
         readers = self.members("reader")
-        self.memory = medium.memory(HEADER + BUFFERS * (HEADER + self.layout.nbytes) + HEADER * readers)
-        self.channels = [medium.channel(1) for _ in range(readers)]
+        self.memory = allocator.memory(HEADER + BUFFERS * (HEADER + self.layout.nbytes) + HEADER * readers)
+        self.channels = [allocator.channel(1) for _ in range(readers)]
 
     def header(self) -> np.ndarray:
-        assert self.memory is not None
-        return int64_words(self.memory.array(), 0, 8)
+        return int64_words(self.array(), 0, 8)
 
     def buffer(self, number: int) -> tuple[np.ndarray, Any]:
-        assert self.memory is not None
         offset = HEADER + number * (HEADER + self.layout.nbytes)
-        return int64_words(self.memory.array(), offset, 8), self.layout.views(self.memory.array(), offset + HEADER)
+        return int64_words(self.array(), offset, 8), self.layout.views(self.array(), offset + HEADER)
 
     def lines(self) -> np.ndarray:
         """[readers, 8]: each reader's own line, in which it counts its pulls and how often it had to read again."""
-        assert self.memory is not None
         readers = self.members("reader")
         start = HEADER + BUFFERS * (HEADER + self.layout.nbytes)
-        return int64_words(self.memory.array(), start, 8 * readers).reshape(readers, 8)
+        return int64_words(self.array(), start, 8 * readers).reshape(readers, 8)
 
     def attach(self, end: str, member: int, incarnation: int) -> Publisher | Reader:
-        return Publisher(self) if end == "publisher" else Reader(self, member)
+        return BroadcastPublisher(self) if end == "publisher" else BroadcastReader(self, member)
 
     def numbers(self) -> dict[str, float]:
         if not self._kept:
@@ -75,39 +72,45 @@ class Broadcast(Wire):
                 "bytes": self.layout.nbytes, "bytes_moved": int(lines[:, PULLS].sum()) * self.layout.nbytes}
 
 
-class Publisher:
-    """The writing end. Several roles may hold one (a learner and its successor); only one may use it at a time."""
+def write_version(header: np.ndarray, buffer: tuple[np.ndarray, Any], layout: Layout, version: int, value: Any,
+                  stamp: int | None = None) -> None:
+    """Write a value into the buffer of its version, then make it current. It is as old as its stamp says, or new."""
+    words, data = buffer
+    words[AFTER] = -1  # a reader of the value of three versions ago will notice
+    words[BEFORE] = version
+    fence()
+    layout.copy(data, value)
+    words[STAMP] = time.monotonic_ns() if stamp is None else stamp
+    fence()
+    words[AFTER] = version
+    fence()
+    header[VERSION] = version  # the moment at which it becomes current
 
-    def __init__(self, wire: Broadcast) -> None:
-        self.name, self._layout = wire.name, wire.layout
+
+class BroadcastPublisher:
+    """The writing end. Several roles may hold one (a role and its successor); only one may use it at a time."""
+
+    def __init__(self, wire: BroadcastWire) -> None:
+        self.name, self._layout, self._begin_above = wire.name, wire.layout, wire.begin_above
         self._header, self._channels = wire.header(), wire.channels
         self._buffers = [wire.buffer(number) for number in range(BUFFERS)]
 
     @property
     def version(self) -> int:
-        return int(self._header[VERSION])
+        return max(int(self._header[VERSION]), self._begin_above)
 
     def publish(self, tree: Any) -> int:
         version = self.version + 1
-        words, data = self._buffers[version % BUFFERS]
-        words[AFTER] = -1  # whoever still reads the value of three versions ago will notice
-        words[BEFORE] = version
-        fence()
-        self._layout.copy(data, tree)
-        words[STAMP] = time.monotonic_ns()
-        fence()
-        words[AFTER] = version
-        fence()
-        self._header[VERSION] = version  # the moment at which it becomes current
+        write_version(self._header, self._buffers[version % BUFFERS], self._layout, version, tree)
         for channel in self._channels:
             channel.put(version)
         return version
 
 
-class Reader:
+class BroadcastReader:
     """The reading end."""
 
-    def __init__(self, wire: Broadcast, member: int) -> None:
+    def __init__(self, wire: BroadcastWire, member: int) -> None:
         self.name, self._layout = wire.name, wire.layout
         self._header, self._channel = wire.header(), wire.channels[member]
         self._buffers = [wire.buffer(number) for number in range(BUFFERS)]
@@ -124,7 +127,7 @@ class Reader:
             if self.version > version:
                 return True
             self._channel.get()  # forget old wake-ups, so that the next one is noticed ...
-            return self.version > version  # ... and look once more: it may have come in between
+            return self.version > version  # ... and look once more: a version may have come in between
 
         return Wait(ready, self.name, f"{self.name} newer than version {version}", self._channel.fds)
 

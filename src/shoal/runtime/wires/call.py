@@ -5,10 +5,10 @@ alone writes the identity of the REPLY, so no word has two writers:
 
     closed --client: identity, OPEN--> asked --server: REPLY = identity--> answered --client: not OPEN--> closed
 
-An identity holds the client's incarnation and is never used again. So a reply meant for a client that died, or for a
-request that timed out, is recognised and dropped. A server may keep a request and answer later, in any order; a
-server's successor finds in the headers what is asked and not answered, and answers that. Clients are dealt to the
-servers that the graph has now, or say themselves whom they ask; the requests of a server that leaves are dealt to the others.
+An identity holds the client's incarnation and is never used again. So a reply to a client that died, or to a request that
+timed out, is recognised and dropped. A server may keep a request and answer it later, in any order; a server's successor
+finds in the headers what was asked and not answered, and answers that. Clients are distributed over the servers that the
+graph has, unless they name one; when a server leaves, its open requests are distributed over the others.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from shoal.core import Wait
+from shoal.core import Call, Server, Wait
 from shoal.errors import ProgramError, Timeout, WireError
-from shoal.runtime.wires.base import Port, Wire, int64_words
-from shoal.slots import Channel, Layout, Medium, fence, map_tree
+from shoal.runtime.wires.wire import Port, Wire, int64_words
+from shoal.slots import Allocator, Channel, Layout, fence, map_tree
 
-__all__ = ["INCARNATION_SHIFT", "Call"]
+__all__ = ["INCARNATION_SHIFT", "CallWire"]
 
 IDENTITY, OPEN, SERVER, REPLY = range(4)             # a slot's header
 ASKED, LATE, TIMEOUTS = range(3)                     # a client's counters
@@ -33,13 +33,13 @@ HEADER = 64
 INCARNATION_SHIFT = 40
 
 
-class Call(Wire):
+class CallWire(Wire):
     kind, ends = "call", ("client", "server")
 
     def __init__(self, name: str, request: Layout, reply: Layout, depth: int = 2) -> None:
         super().__init__(name)
         if depth < 1:
-            raise ProgramError(f"call {name}: depth is at least 1, not {depth}")
+            raise ProgramError(f"call {name}: depth must be at least 1, not {depth}")
         self.request, self.reply, self.depth = request, reply, depth
         self.slot_bytes = HEADER + request.nbytes + reply.nbytes
         self.asked: list[Channel] = []
@@ -53,17 +53,16 @@ class Call(Wire):
     def server(self) -> Port:
         return self.port("server")
 
-    def lay_out(self, medium: Medium) -> None:
+    def lay_out(self, allocator: Allocator) -> None:
         self.check_ends(client=1, server=1)
         clients, servers = self.members("client"), self.members("server")
-        self.memory = medium.memory(clients * self.depth * self.slot_bytes + HEADER * (clients + servers))
-        self.asked = [medium.channel(2 * clients * self.depth) for _ in range(servers)]
-        self.answered = [medium.channel(2 * self.depth) for _ in range(clients)]
+        self.memory = allocator.memory(clients * self.depth * self.slot_bytes + HEADER * (clients + servers))
+        self.asked = [allocator.channel(2 * clients * self.depth) for _ in range(servers)]
+        self.answered = [allocator.channel(2 * self.depth) for _ in range(clients)]
 
     def slots(self, client: int) -> list[tuple[np.ndarray, Any, Any]]:
         """A client's slots: header, request, reply."""
-        assert self.memory is not None
-        memory, slots = self.memory.array(), []
+        memory, slots = self.array(), []
         for number in range(self.depth):
             start, request, reply = self.slot_offsets(client * self.depth + number)
             slots.append((int64_words(memory, start, 8), self.request.views(memory, request), self.reply.views(memory, reply)))
@@ -76,87 +75,85 @@ class Call(Wire):
 
     def counters(self) -> tuple[np.ndarray, np.ndarray]:
         """[clients, 8] and [servers, 8]."""
-        assert self.memory is not None
         clients, servers = self.members("client"), self.members("server")
-        words = int64_words(self.memory.array(), clients * self.depth * self.slot_bytes, 8 * (clients + servers))
+        words = int64_words(self.array(), clients * self.depth * self.slot_bytes, 8 * (clients + servers))
         return words[: 8 * clients].reshape(clients, 8), words[8 * clients :].reshape(servers, 8)
 
-    def attach(self, end: str, member: int, incarnation: int) -> Client | Server:
-        return Client(self, member, incarnation) if end == "client" else Server(self, member)
+    def attach(self, end: str, member: int, incarnation: int) -> Call | Server:
+        return CallClient(self, member, incarnation) if end == "client" else CallServer(self, member)
 
     # ------------------------------------------------------------------ the supervisor's
-    def _books(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _views(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The counters, and the headers of all slots [clients * depth, words]."""
         if not self._kept:
-            assert self.memory is not None
             slots = self.members("client") * self.depth
-            words = int64_words(self.memory.array(), 0, slots * self.slot_bytes // 8)
-            self._kept["books"] = (*self.counters(), words.reshape(slots, self.slot_bytes // 8))
-        books: tuple[np.ndarray, np.ndarray, np.ndarray] = self._kept["books"]
-        return books
+            words = int64_words(self.array(), 0, slots * self.slot_bytes // 8)
+            self._kept["views"] = (*self.counters(), words.reshape(slots, self.slot_bytes // 8))
+        views: tuple[np.ndarray, np.ndarray, np.ndarray] = self._kept["views"]
+        return views
 
     def enlist(self, end: str, member: int, here: bool) -> None:
         if end != "server":
             return
-        _, servers, slots = self._books()
+        _, servers, slots = self._views()
         servers[member, HERE] = here
         others = np.flatnonzero(servers[:, HERE])
         if here or not len(others):
             return
-        for place, words in enumerate(slots):  # what it leaves unanswered is dealt to the others
+        for place, words in enumerate(slots):  # the requests that it leaves unanswered go to the others
             if words[OPEN] and words[SERVER] == member and words[REPLY] != words[IDENTITY]:
                 words[SERVER] = others[place % len(others)]
                 self.asked[int(words[SERVER])].put(place, int(words[IDENTITY]))
 
     def numbers(self) -> dict[str, float]:
-        clients, servers, _ = self._books()
+        clients, servers, _ = self._views()
         asked, late, timeouts = (int(n) for n in clients[:, :3].sum(0))
         batches, answered = (int(n) for n in servers[:, :2].sum(0))
         moved = asked * self.request.nbytes + answered * self.reply.nbytes
         return {"asked": asked, "late": late, "timeouts": timeouts, "batches": batches, "answered": answered, "bytes_moved": moved}
 
 
-class Pending:
-    """A request that is on its way."""
+class CallPending:
+    """A request that was sent."""
 
-    def __init__(self, client: Client, number: int, identity: int) -> None:
+    def __init__(self, client: CallClient, number: int, identity: int) -> None:
         self._client, self._number, self._identity = client, number, identity
 
     def answered(self) -> Wait:
-        """Ready when the reply is in: for a client that waits for other things as well."""
+        """Ready when the reply has come: for a client that waits for other things as well."""
         return self._client._answer(self._number, self._identity)
 
     async def result(self, timeout: float | None = None) -> Any:
-        """The reply, as a copy; the slot is free again."""
+        """A copy of the reply; the slot is free again."""
         result = map_tree(np.copy, await self.look(timeout))
         self.done()
         return result
 
     async def look(self, timeout: float | None = None) -> Any:
-        """The reply where it lies, to be read until `done`."""
+        """The reply in its slot, valid until `done`."""
         return await self._client._reply(self._number, self._identity, timeout)
 
     def done(self) -> None:
-        """Give the slot of a reply back."""
+        """Free the slot of a reply."""
         self._client._close(self._number)
 
 
-class Draft:
+class CallDraft:
     """A free slot whose request is written in place."""
 
-    def __init__(self, client: Client, number: int) -> None:
+    def __init__(self, client: CallClient, number: int) -> None:
         self.data = client._slots[number][1]
         self._client, self._number = client, number
 
-    def send(self, to: int | None = None) -> Pending:
-        """To the server that is the client's, or to the one that is named."""
+    def send(self, to: int | None = None) -> CallPending:
+        """Send it to this client's server, or to server number `to`."""
         return self._client._send(self._number, to)
 
 
-class Client:
+class CallClient:
     """The asking end."""
 
-    def __init__(self, wire: Call, member: int, incarnation: int) -> None:
+    def __init__(self, wire: CallWire, member: int, incarnation: int) -> None:
         self.name, self.depth, self._member, self._wire = wire.name, wire.depth, member, wire
         self._answered = wire.answered[member]
         self._slots = wire.slots(member)
@@ -164,16 +161,16 @@ class Client:
         self._counter = clients[member]
         self._identity = max(incarnation << INCARNATION_SHIFT, *(int(words[IDENTITY]) for words, _, _ in self._slots))
         self._free = deque(range(wire.depth))
-        self._lost: set[int] = set()  # slots whose request timed out: free again once the late reply is in
-        self._replies: dict[int, int] = {}  # slot -> identity of the reply that is in
+        self._lost: set[int] = set()  # slots whose request timed out: free again when the late reply comes
+        self._replies: dict[int, int] = {}  # slot -> identity of the reply that has come
         for words, _, _ in self._slots:
-            words[OPEN] = 0  # a predecessor's questions are void
+            words[OPEN] = 0  # the requests of a predecessor are void
 
     def _collect(self) -> None:
         for number, identity in self._answered.get():
             words = self._slots[number][0]
             if not words[OPEN] or words[IDENTITY] != identity or words[REPLY] != identity:
-                continue  # for a predecessor, or said twice
+                continue  # for a predecessor, or sent twice
             if number in self._lost:
                 self._lost.discard(number)
                 self._counter[LATE] += 1
@@ -189,14 +186,14 @@ class Client:
         self._collect()
         return bool(self._free)
 
-    async def slot(self, timeout: float | None = None) -> Draft:
+    async def slot(self, timeout: float | None = None) -> CallDraft:
         why = f"a free request slot of {self.name}"
         if not await Wait(self._has_free, self.name, why, self._answered.fds, _deadline(timeout)):
             self._counter[TIMEOUTS] += 1
             raise Timeout(f"{self.name}: no free request slot within {timeout} s; {self._wire.depth} requests are unanswered")
-        return Draft(self, self._free.popleft())
+        return CallDraft(self, self._free.popleft())
 
-    def _send(self, number: int, to: int | None = None) -> Pending:
+    def _send(self, number: int, to: int | None = None) -> CallPending:
         self._identity += 1
         server = self._server() if to is None else to
         words = self._slots[number][0]
@@ -205,10 +202,10 @@ class Client:
         words[OPEN] = 1
         self._counter[ASKED] += 1
         self._wire.asked[server].put(self._member * self._wire.depth + number, self._identity)
-        return Pending(self, number, self._identity)
+        return CallPending(self, number, self._identity)
 
     def _server(self) -> int:
-        """The server that is this client's: dealt by number among those that are there."""
+        """This client's server: clients are distributed by number over the servers that the graph has."""
         here = [k for k, words in enumerate(self._servers) if words[HERE]] or range(len(self._servers))
         return here[self._member % len(here)]
 
@@ -229,7 +226,7 @@ class Client:
         return self._slots[number][2]
 
     async def ask(self, request: Any, timeout: float | None = None) -> Any:
-        """Ask and wait for the reply; `timeout` is for both, a free slot and the reply."""
+        """Send a request and wait for the reply; `timeout` covers both the free slot and the reply."""
         deadline = _deadline(timeout)
         draft = await self.slot(timeout)
         self._wire.request.copy(draft.data, request)
@@ -240,23 +237,23 @@ def _deadline(timeout: float | None) -> float | None:
     return None if timeout is None else time.monotonic() + timeout
 
 
-class Request:
-    """One question in the server's hands."""
+class CallRequest:
+    """One request, at the server."""
 
-    def __init__(self, server: Server, place: int, identity: int) -> None:
+    def __init__(self, server: CallServer, place: int, identity: int) -> None:
         self._words, self.data, self._reply = server._slots[place]
         self._server, self._place, self._identity = server, place, identity
         self.client, self._answered = place // server._wire.depth, False
 
     @property
     def void(self) -> bool:
-        """Whether nobody waits for the reply any more: the client was replaced, or another server has answered."""
+        """Whether no client waits for the reply any more: the client was restarted, or another server has answered."""
         words = self._words
         return not words[OPEN] or int(words[IDENTITY]) != self._identity or int(words[REPLY]) == self._identity
 
     @property
     def answer(self) -> Any:
-        """The memory that the reply is read from: whoever fills it in place passes it to `reply`, and nothing is copied."""
+        """The memory that the reply is read from: fill it in place and pass it to `reply`, and nothing is copied."""
         return self._reply
 
     def reply(self, tree: Any) -> None:
@@ -266,10 +263,10 @@ class Request:
         self._server._answer(self, tree)
 
 
-class Server:
+class CallServer:
     """The answering end. Each request is seen by one server, once."""
 
-    def __init__(self, wire: Call, member: int) -> None:
+    def __init__(self, wire: CallWire, member: int) -> None:
         self.name, self._wire = wire.name, wire
         self._channel = wire.asked[member]
         self._counter = wire.counters()[1][member]
@@ -294,12 +291,12 @@ class Server:
             self._hear(place, identity)
         return bool(self._pending)
 
-    async def take(self, most: int) -> list[Request]:
-        """Whatever is pending, at least one and at most `most` requests."""
+    async def take(self, most: int) -> list[CallRequest]:
+        """The pending requests: at least one, at most `most`."""
         if most < 1:
             raise WireError(f"{self.name}: take at least 1 request, not {most}")
         wait = self.asked()
-        requests: list[Request] = []
+        requests: list[CallRequest] = []
         while not requests:
             await wait
             requests = self.pending(most)
@@ -309,17 +306,17 @@ class Server:
         """Ready when there is a request to take: for a server that waits for other things as well."""
         return Wait(self._any, self.name, f"a request on {self.name}", self._channel.fds)
 
-    def pending(self, most: int) -> list[Request]:
-        """Whatever is pending now, at most `most` requests, perhaps none."""
-        requests: list[Request] = []
+    def pending(self, most: int) -> list[CallRequest]:
+        """The requests that are pending now: perhaps none, at most `most`."""
+        requests: list[CallRequest] = []
         while self._any() and len(requests) < most:
-            request = Request(self, *self._pending.popleft())
+            request = CallRequest(self, *self._pending.popleft())
             if not request.void:
                 requests.append(request)
         self._counter[BATCHES] += bool(requests)
         return requests
 
-    def _answer(self, request: Request, tree: Any) -> None:
+    def _answer(self, request: CallRequest, tree: Any) -> None:
         # A client may be replaced at any moment of this: then its successor's request in the same slot has another
         # identity, and this server writes its reply after this one.
         if request.void:

@@ -1,4 +1,4 @@
-"""**group**: synchronous all-reduce among members (learners), re-formed when one dies or joins.
+"""**group**: synchronous all-reduce among members, re-formed when one dies or joins.
 
 Each member has two buffers, used in turn. In round r a member writes its vector, announces r, waits until every member
 has announced r, and adds the vectors up in the order of rank: every member computes the same bits. A buffer is written
@@ -9,22 +9,23 @@ epoch changed raises GroupChanged: the interrupted update is discarded and `sync
 Others may already write for the new epoch while a member still adds up the old one; it looks at the epoch once more
 when it has read everything, so what it returns was never torn.
 
-On one machine this replaces torch.distributed: a death is noticed at once instead of after a socket's time-out, the
-wait is pollable like every other, and the result is the same on every member and from run to run.
+On one machine this replaces torch.distributed: a death is noticed at once instead of after a socket's timeout, a wait is
+pollable like all others, and the result is the same on every member and from run to run.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
 
-from shoal.core import Wait
+from shoal.core import GroupMember, Wait
 from shoal.errors import GroupChanged, WireError
-from shoal.runtime.wires.base import Port, Wire, int64_words
-from shoal.slots import Channel, Medium, fence
+from shoal.runtime.wires.wire import Port, Wire, int64_words
+from shoal.slots import Allocator, Channel, fence
 
-__all__ = ["Group", "Ranks"]
+__all__ = ["GroupWire", "RankedMember"]
 
 EPOCH, SIZE = range(2)                           # the group's header, followed by the ranks
 MEMBER_ROUND, MEMBER_DISCARDED, MEMBER_BYTES = range(3)  # the round holds its epoch; a size for each of the two buffers
@@ -33,7 +34,7 @@ HEADER = 64
 ROUND_BITS = 40
 
 
-class Group(Wire):
+class GroupWire(Wire):
     kind, ends = "group", ("member",)
 
     def __init__(self, name: str, nbytes: int) -> None:
@@ -41,29 +42,26 @@ class Group(Wire):
         self.nbytes = -(-nbytes // 64) * 64
         self.channels: list[Channel] = []
 
-    def lay_out(self, medium: Medium) -> None:
+    def lay_out(self, allocator: Allocator) -> None:
         self.check_ends(member=1)
         most = self.members("member")
         self.ranks_bytes = -(-8 * (2 + most) // 64) * 64
-        self.memory = medium.memory(self.ranks_bytes + most * (HEADER + 2 * self.nbytes))
-        self.channels = [medium.channel(1) for _ in range(most)]
+        self.memory = allocator.memory(self.ranks_bytes + most * (HEADER + 2 * self.nbytes))
+        self.channels = [allocator.channel(1) for _ in range(most)]
 
     @property
     def member(self) -> Port:
         return self.port("member")
 
     def header(self) -> np.ndarray:
-        assert self.memory is not None
-        return int64_words(self.memory.array(), 0, 2 + self.members("member"))
+        return int64_words(self.array(), 0, 2 + self.members("member"))
 
     def words(self, member: int) -> np.ndarray:
-        assert self.memory is not None
-        return int64_words(self.memory.array(), self.ranks_bytes + member * (HEADER + 2 * self.nbytes), 8)
+        return int64_words(self.array(), self.ranks_bytes + member * (HEADER + 2 * self.nbytes), 8)
 
     def buffers(self, member: int) -> list[np.ndarray]:
-        assert self.memory is not None
         start = self.ranks_bytes + member * (HEADER + 2 * self.nbytes) + HEADER
-        memory = self.memory.array()
+        memory = self.array()
         return [memory[start + k * self.nbytes : start + (k + 1) * self.nbytes] for k in range(2)]
 
     def membership(self, end: str, member: int, alive: bool) -> None:
@@ -80,8 +78,8 @@ class Group(Wire):
         for channel in self.channels:
             channel.put(-1)
 
-    def attach(self, end: str, member: int, incarnation: int) -> Member:
-        return Member(self, member)
+    def attach(self, end: str, member: int, incarnation: int) -> GroupMember:
+        return MemoryGroupMember(self, member)
 
     def numbers(self) -> dict[str, float]:
         if not self._kept:
@@ -92,8 +90,8 @@ class Group(Wire):
         return {"epoch": int(header[EPOCH]), "members": int(header[SIZE]), "discarded": discarded, "bytes_moved": moved}
 
 
-class Ranks:
-    """What a member of any group knows of its place in it: the members in the order of their seniority."""
+class RankedMember(ABC):
+    """What the members of all kinds of groups have in common: they know the members in the order of seniority."""
 
     def __init__(self, name: str, member: int) -> None:
         self.name, self._me = name, member
@@ -113,13 +111,40 @@ class Ranks:
         """Whether this member's state is the one that counts (it publishes and is checkpointed)."""
         return bool(self._ranks) and self._ranks[0] == self._me
 
+    @abstractmethod
+    def changed(self) -> bool:
+        """Whether members died or joined since the last `sync`."""
 
-class Member(Ranks):
-    """One member's end."""
+    @abstractmethod
+    async def _add_up(self, vector: np.ndarray) -> np.ndarray:
+        """The sum over all members."""
 
-    address = "127.0.0.1"  # where others reach this machine: they are on it
+    @abstractmethod
+    def _count_discarded(self) -> None:
+        """The update that a sum was part of is lost."""
 
-    def __init__(self, wire: Group, member: int) -> None:
+    async def sum(self, vector: np.ndarray) -> np.ndarray:
+        if self.size == 1 and not self.changed():
+            return vector
+        try:
+            return await self._add_up(vector)
+        except GroupChanged:
+            self._count_discarded()
+            raise
+
+    async def mean(self, vector: np.ndarray) -> np.ndarray:
+        total = await self.sum(vector)
+        if self.size > 1:
+            total /= self.size
+        return total
+
+
+class MemoryGroupMember(RankedMember):
+    """One member's end, in shared memory."""
+
+    address = "127.0.0.1"  # the other members are on this machine
+
+    def __init__(self, wire: GroupWire, member: int) -> None:
         super().__init__(wire.name, member)
         self._wire = wire
         self._header = wire.header()
@@ -155,7 +180,7 @@ class Member(Ranks):
         return self._me in self._header[2 : 2 + int(self._header[SIZE])]
 
     async def _exchange(self, vector: np.ndarray, combine: Callable[[list[np.ndarray]], np.ndarray]) -> np.ndarray:
-        """What `combine` makes of everybody's vector of this round, in the order of rank."""
+        """What `combine` makes of all members' vectors of this round, in the order of rank."""
         if vector.nbytes > self._wire.nbytes:
             raise WireError(f"{self.name}: a vector of {vector.nbytes} bytes does not fit into {self._wire.nbytes}")
         self._check("before")
@@ -175,7 +200,7 @@ class Member(Ranks):
         self._check("in")
         if any(int(self._words[rank][MEMBER_BYTES + half]) != flat.nbytes for rank in self._ranks):
             self._check("in")
-            raise WireError(f"{self.name}: members bring vectors of different sizes")
+            raise WireError(f"{self.name}: members sent vectors of different sizes")
         shape = vector.shape
         result = combine([self._buffers[rank][half][: flat.nbytes].view(flat.dtype).reshape(shape) for rank in self._ranks])
         mine[MEMBER_MOVED] += flat.nbytes * (len(self._ranks) - 1)
@@ -192,20 +217,11 @@ class Member(Ranks):
         reached = (self._epoch << ROUND_BITS) + self._round
         return self.changed() or all(int(self._words[rank][MEMBER_ROUND]) >= reached for rank in self._ranks)
 
-    async def sum(self, vector: np.ndarray) -> np.ndarray:
-        if self.size == 1 and not self.changed():
-            return vector
-        try:
-            return await self._exchange(vector, added)
-        except GroupChanged:
-            self._words[self._me][MEMBER_DISCARDED] += 1  # the update that this was part of
-            raise
+    async def _add_up(self, vector: np.ndarray) -> np.ndarray:
+        return await self._exchange(vector, added)
 
-    async def mean(self, vector: np.ndarray) -> np.ndarray:
-        total = await self.sum(vector)
-        if self.size > 1:
-            total /= self.size
-        return total
+    def _count_discarded(self) -> None:
+        self._words[self._me][MEMBER_DISCARDED] += 1
 
 
 def added(vectors: list[np.ndarray]) -> np.ndarray:

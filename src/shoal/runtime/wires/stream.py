@@ -6,110 +6,57 @@ A lane has one producer and one consumer, so every transition of a slot's state 
 
     FREE --producer--> WRITING --producer--> FULL --consumer--> READING --consumer--> FREE
 
-The states in the headers are the truth; what travels through a channel is a hint that is checked against them. So
-whoever is killed, between any two instructions, can be replaced (after it has been reaped) by a successor that reads
-the headers:
+The states in the headers are the truth; what travels through a channel is a hint that is checked against them. So a role
+that is killed, between any two instructions, can be replaced (after it has been reaped) by a successor that reads the
+headers:
   * a producer's successor takes back its WRITING slots (a half-written slot was never announced) and announces its
     FULL ones again (the number may have died with its predecessor);
   * a consumer's successor takes up what was READING or FULL, and gives the FREE ones back again.
-With full="drop_oldest" the producer takes its own oldest number back out of the channel: reading a pipe is atomic,
-so either it or the consumer has the slot, never both; therefore nothing is announced twice there. A number that died
-with its holder leaves a FULL slot older than the last one taken: the producer takes that back, and counts it as dropped.
+With full="drop_oldest" the producer takes its own oldest number back out of the channel: reading a pipe is atomic, so either
+the producer or the consumer has the slot, never both. So nothing is announced twice there: a number that died with its
+holder leaves a FULL slot older than the last one taken, which the producer takes back and counts as dropped.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from shoal.core import Wait
+from shoal.core import DirectCopy, Sink, Source, Wait
 from shoal.errors import ProgramError, WireError
-from shoal.runtime.wires.base import Port, Wire, int64_words
-from shoal.slots import Channel, Layout, Medium, fence, leaves
+from shoal.runtime.wires.lanes import (
+    CONSUMED,
+    DROPPED,
+    FREE,
+    FULL,
+    HEADER,
+    INCARNATION,
+    OWNER,
+    READING,
+    SEQUENCE,
+    SINK_LIVE,
+    SOURCE_HERE,
+    SOURCE_LIVE,
+    STATE,
+    TAKEN,
+    TORN,
+    WRITING,
+    WRITTEN,
+    Lane,
+    LaneTable,
+    holds,
+    tallied,
+)
+from shoal.runtime.wires.wire import Port, Wire
+from shoal.slots import Allocator, Channel, Layout, fence, leaves
 
-__all__ = ["Stream"]
-
-FREE, WRITING, FULL, READING = range(4)
-OWNER, INCARNATION, SEQUENCE, STATE = range(4)                       # a slot's header
-# A lane's header: the first three words are the producer's, the next two the consumer's, the rest the supervisor's.
-WRITTEN, DROPPED, TORN, CONSUMED, TAKEN, SINK_LIVE, SOURCE_LIVE, SOURCE_HERE = range(8)
-HEADER = 64
-DOUBT_SECONDS = 2.0
-SEQUENCE_BITS = 24
-LAST = (1 << SEQUENCE_BITS) - 1
-
-
-def tallied(word: int, sequence: int) -> int:
-    """A count and the last sequence that it holds, in one word: so that a successor never counts a slot again."""
-    if holds(word, sequence):
-        return word
-    return ((word >> SEQUENCE_BITS) + 1) << SEQUENCE_BITS | sequence & LAST
-
-
-def holds(word: int, sequence: int) -> bool:
-    return bool(word) and word & LAST == sequence & LAST
-
-
-class Lane:
-    """The memory of one (producer, consumer) pair, seen from either side."""
-
-    def __init__(self, stream: Stream, producer: int, consumer: int) -> None:
-        number = producer * stream.members("source") + consumer
-        offset = number * stream.lane_bytes
-        assert stream.memory is not None
-        memory = stream.memory.array()
-        self.producer = producer
-        self.words = int64_words(memory, offset, 8)
-        self.headers = [int64_words(memory, offset + HEADER * (1 + k), 8) for k in range(stream.depth)]
-        self.slots = [stream.layout.views(memory, stream.slot_offset(producer, consumer, k)) for k in range(stream.depth)]
-        self.full, self.free = stream.channels[number]
+__all__ = ["StreamWire"]
 
 
-class Books:
-    """The supervisor's view of all lanes: every word at once, without an object per slot."""
-
-    def __init__(self, stream: Stream) -> None:
-        assert stream.memory is not None
-        sinks, sources = stream.members("sink"), stream.members("source")
-        words = stream.memory.array().view(np.int64).reshape(sinks * sources, stream.lane_bytes // 8)
-        self.words = words[:, :8]
-        self.states = words[:, 8 + STATE : 8 * (1 + stream.depth) : 8]  # [lanes, depth]
-        self.lanes = self.words.reshape(sinks, sources, 8)
-        self._since = np.full(len(words), np.inf)
-
-    def counts(self) -> np.ndarray:
-        """[lanes, 8], the tallies unpacked."""
-        words = self.words.copy()
-        words[:, [DROPPED, CONSUMED]] >>= SEQUENCE_BITS
-        return words
-
-    def held(self) -> np.ndarray:
-        held: np.ndarray = (self.states >= FULL).sum(1)  # FULL or READING
-        return held
-
-    def balance(self) -> bool:
-        """written = consumed + dropped + held, in each lane whose two ends live (a successor mends its own words).
-
-        A slot's state and its count are written one just after the other, and not at the moment of our reading: a
-        difference is a fault only if it never vanishes for two seconds.
-        """
-        before = self.counts()
-        held = self.held()
-        steady = (before == self.counts()).all(1)
-        gap = before[:, WRITTEN] - before[:, CONSUMED] - before[:, DROPPED] - held
-        alive = (before[:, SINK_LIVE] != 0) & (before[:, SOURCE_LIVE] != 0)
-        now = time.monotonic()
-        self._since[~alive | (steady & (gap == 0))] = np.inf
-        doubted = alive & steady & (gap != 0)
-        self._since[doubted] = np.minimum(self._since[doubted], now)
-        return not bool((now - self._since[doubted] > DOUBT_SECONDS).any())
-
-
-class Stream(Wire):
+class StreamWire(Wire):
     kind, ends = "stream", ("sink", "source")
 
     def __init__(self, name: str, layout: Layout, depth: int = 2, full: str = "block", paired: bool = False) -> None:
@@ -135,21 +82,21 @@ class Stream(Wire):
     def source(self) -> Port:
         return self.port("source")
 
-    def lay_out(self, medium: Medium) -> None:
+    def lay_out(self, allocator: Allocator) -> None:
         self.check_ends(sink=1, source=1)
         if self.paired and self.members("sink") < self.members("source"):
             raise ProgramError(f"stream {self.name}: {self.members('sink')} producers cannot serve {self.members('source')} "
-                               "consumers in pairs; there must be at least as many of them")
+                               "consumers in pairs; use at least as many producers as consumers")
         lanes = self.members("sink") * self.members("source")
-        self.memory = medium.memory(lanes * self.lane_bytes)
-        self.channels = [(medium.channel(2 * self.depth), medium.channel(2 * self.depth)) for _ in range(lanes)]
+        self.memory = allocator.memory(lanes * self.lane_bytes)
+        self.channels = [(allocator.channel(2 * self.depth), allocator.channel(2 * self.depth)) for _ in range(lanes)]
 
     def attach(self, end: str, member: int, incarnation: int) -> Sink | Source:
         if end == "sink":
             consumers = [c for c in range(self.members("source")) if self.joins(member, c)]
-            return Sink(self, [Lane(self, member, c) for c in consumers], incarnation)
+            return StreamSink(self, [Lane(self, member, c) for c in consumers], incarnation)
         producers = [p for p in range(self.members("sink")) if self.joins(p, member)]
-        return Source(self, [Lane(self, p, member) for p in producers])
+        return StreamSource(self, [Lane(self, p, member) for p in producers])
 
     def joins(self, producer: int, consumer: int) -> bool:
         return not self.paired or producer % self.members("source") == consumer
@@ -160,44 +107,44 @@ class Stream(Wire):
         return lane + HEADER * (1 + self.depth) + number * self.layout.nbytes
 
     # ------------------------------------------------------------------ the supervisor's
-    def books(self) -> Books:
+    def table(self) -> LaneTable:
         if not self._kept:
-            self._kept["books"] = Books(self)
-        books: Books = self._kept["books"]
-        return books
+            self._kept["table"] = LaneTable(self)
+        table: LaneTable = self._kept["table"]
+        return table
 
     def enlist(self, end: str, member: int, here: bool) -> None:
-        """Producers serve only consumers that are there; what was announced to one that left waits for its return."""
+        """Producers serve only consumers that the graph has; what was announced to one that left waits for its return."""
         if end == "source":
-            self.books().lanes[:, member, SOURCE_HERE] = here
+            self.table().lanes[:, member, SOURCE_HERE] = here
             for _, free in self.channels[member :: self.members("source")]:
                 free.put(-1)  # a producer that waits for a free slot looks again
 
     def membership(self, end: str, member: int, alive: bool) -> None:
         consumers = self.members("source")
         if end == "source":
-            self.books().lanes[:, member, SOURCE_LIVE] = alive
+            self.table().lanes[:, member, SOURCE_LIVE] = alive
             return
-        self.books().lanes[member, :, SINK_LIVE] = alive
+        self.table().lanes[member, :, SINK_LIVE] = alive
         for full, _ in self.channels[member * consumers : (member + 1) * consumers]:
             full.put(-1)  # a barrier that waits for this producer looks again
 
     def numbers(self, lanes: np.ndarray | slice = slice(None)) -> dict[str, float]:
-        """Of all lanes, or of some."""
-        books = self.books()
-        words = books.counts()[lanes].sum(0)
-        return {"slots": books.states.size, "occupied": int(books.held()[lanes].sum()), "written": int(words[WRITTEN]),
+        """The numbers of all lanes, or of some."""
+        table = self.table()
+        words = table.counts()[lanes].sum(0)
+        return {"slots": table.states.size, "occupied": int(table.held()[lanes].sum()), "written": int(words[WRITTEN]),
                 "dropped": int(words[DROPPED]), "consumed": int(words[CONSUMED]), "torn": int(words[TORN]),
                 "slot_bytes": self.layout.nbytes, "bytes_moved": int(words[WRITTEN]) * self.layout.nbytes}
 
     def conserved(self) -> bool:
-        return self.books().balance()
+        return self.table().balance()
 
 
-class Slot:
+class StreamSlot:
     """One slot in the producer's hands."""
 
-    def __init__(self, sink: Sink, lane: Lane, number: int) -> None:
+    def __init__(self, sink: StreamSink, lane: Lane, number: int) -> None:
         self.data = lane.slots[number]
         self._sink, self._lane, self._number = sink, lane, number
 
@@ -205,10 +152,10 @@ class Slot:
         self._sink._send(self._lane, self._number)
 
 
-class Sink:
+class StreamSink:
     """The producing end."""
 
-    def __init__(self, stream: Stream, lanes: list[Lane], incarnation: int) -> None:
+    def __init__(self, stream: StreamWire, lanes: list[Lane], incarnation: int) -> None:
         self.name, self._drop, self._lanes = stream.name, stream.full == "drop_oldest", lanes
         self._free: list[deque[int]] = [deque() for _ in lanes]
         self._turn = lanes[0].producer % len(lanes)  # producers begin with different consumers
@@ -218,7 +165,7 @@ class Sink:
         self._wait = Wait(self._collect, self.name, f"a free slot of {self.name}", fds)
 
     def _recover(self, lane: Lane, free: deque[int], incarnation: int) -> None:
-        """Take up a lane as a predecessor left it (or as it was made: all zero, all FREE)."""
+        """Take over a lane as a predecessor left it (or as it was created: all zero, all FREE)."""
         for header in lane.headers:
             header[OWNER], header[INCARNATION] = lane.producer, incarnation
             if header[STATE] == WRITING:
@@ -240,7 +187,7 @@ class Sink:
         return [k for k, lane in enumerate(self._lanes) if lane.words[SOURCE_HERE]] or list(range(len(self._lanes)))
 
     def _collect(self) -> bool:
-        """Take up the numbers that consumers gave back; true when there is a slot to write into."""
+        """Take the numbers that consumers gave back; true when there is a slot to write into."""
         for lane, free in zip(self._lanes, self._free, strict=True):
             for number, _ in lane.free.get():
                 # A number may come twice after a restart; the header and our own list decide.
@@ -270,7 +217,7 @@ class Sink:
         lane.headers[number][STATE] = FREE
         self._free[lane_number].append(number)
 
-    async def slot(self) -> Slot:
+    async def slot(self) -> StreamSlot:
         """A slot to write into: a free one of the next consumer, or of the one after it."""
         await self._wait
         here = self._here()
@@ -278,7 +225,7 @@ class Sink:
         self._turn = (k + 1) % len(self._lanes)
         number = self._free[k].popleft()
         self._lanes[k].headers[number][STATE] = WRITING
-        return Slot(self, self._lanes[k], number)
+        return StreamSlot(self, self._lanes[k], number)
 
     def _send(self, lane: Lane, number: int) -> None:
         header = lane.headers[number]
@@ -292,15 +239,15 @@ class Sink:
         lane.full.put(number, sequence)
 
 
-class Source:
+class StreamSource:
     """The consuming end."""
 
     STAGES = 3
 
-    def __init__(self, stream: Stream, lanes: list[Lane]) -> None:
-        self.name, self._layout, self._lanes = stream.name, stream.layout, lanes
-        # A blocking stream's numbers are collected ahead; a dropping one's stay in the channel until the moment they
-        # are read, so that the producer can still take its oldest back.
+    def __init__(self, stream: StreamWire, lanes: list[Lane]) -> None:
+        self.name, self._layout, self.lanes = stream.name, stream.layout, lanes
+        # Numbers of a blocking stream are collected ahead; those of a dropping one stay in the channel until they are read, so
+        # that the producer can still take its oldest back.
         self._ahead = stream.full == "block"
         self._ready: list[deque[tuple[int, int]]] = [deque() for _ in lanes]  # per lane: (slot, sequence)
         self._turn = 0
@@ -308,7 +255,7 @@ class Source:
         self._lent: list[tuple[Lane, int, int]] = []  # slots that are being copied
         self._fds = [fd for lane in lanes for fd in lane.full.fds]
         self.last_members: list[int] = []  # the producers of the last batch, in its order
-        self.direct: Any = None  # who copies some fields of a batch elsewhere, straight from the slots (a GPU): see pinning.Direct
+        self.direct: DirectCopy | None = None
         for lane, ready in zip(lanes, self._ready, strict=True):
             mine = (READING, FULL) if self._ahead else (READING,)
             found = [(k, int(header[SEQUENCE])) for k, header in enumerate(lane.headers) if header[STATE] in mine]
@@ -321,8 +268,8 @@ class Source:
     def _look(self) -> list[bool]:
         """Which lanes have (or, of a dropping stream, seem to have) a slot to read."""
         if not self._ahead:
-            return [bool(ready) or lane.full.waiting() for lane, ready in zip(self._lanes, self._ready, strict=True)]
-        for lane, ready in zip(self._lanes, self._ready, strict=True):
+            return [bool(ready) or lane.full.waiting() for lane, ready in zip(self.lanes, self._ready, strict=True)]
+        for lane, ready in zip(self.lanes, self._ready, strict=True):
             for number, sequence in lane.full.get():
                 if self._announced(lane, number, sequence) and (number, sequence) not in ready:
                     ready.append((number, sequence))
@@ -330,12 +277,12 @@ class Source:
 
     @staticmethod
     def _announced(lane: Lane, number: int, sequence: int) -> bool:
-        """Whether a number from the channel still says the truth (after a restart one may come twice)."""
+        """Whether a number from the channel is still true (after a restart one may come twice)."""
         return number >= 0 and lane.headers[number][STATE] == FULL and int(lane.headers[number][SEQUENCE]) == sequence
 
     def _claim(self, lane_number: int) -> bool:
-        """Have the next slot of a lane at hand; false when there was only an empty hint."""
-        lane, ready = self._lanes[lane_number], self._ready[lane_number]
+        """Have the next slot of a lane ready; false when the channel held no true number."""
+        lane, ready = self.lanes[lane_number], self._ready[lane_number]
         while not self._ahead and not ready and (token := lane.full.pop()) is not None:
             if self._announced(lane, *token):
                 ready.append(token)
@@ -347,14 +294,14 @@ class Source:
     def _each(self) -> bool:
         """Whether every living producer has a slot (and a dead one may have left one)."""
         look = self._look()
-        needed = [k for k, lane in enumerate(self._lanes) if lane.words[SINK_LIVE] or look[k]]
+        needed = [k for k, lane in enumerate(self.lanes) if lane.words[SINK_LIVE] or look[k]]
         if not needed or not all(look[k] for k in needed):
             return False
-        claimed = [self._claim(k) for k in needed]  # all of them: an empty hint is used up by being looked at
-        return any(claimed) and all(c or not self._lanes[k].words[SINK_LIVE] for k, c in zip(needed, claimed, strict=True))
+        claimed = [self._claim(k) for k in needed]  # all of them: looking uses up a number that is not true
+        return any(claimed) and all(c or not self.lanes[k].words[SINK_LIVE] for k, c in zip(needed, claimed, strict=True))
 
     def _stage(self, count: int) -> Any:
-        """One of three staging buffers in turn, so that two earlier batches stay valid."""
+        """The next of three staging buffers: two earlier batches stay valid."""
         if self.direct is not None:
             self.direct.begin(count)
         stages = self._stages.setdefault(count, deque())
@@ -365,7 +312,7 @@ class Source:
         return stages[-1]
 
     def _gather(self, lane_number: int, stage: Any, position: int) -> None:
-        lane = self._lanes[lane_number]
+        lane = self.lanes[lane_number]
         number, sequence = self._ready[lane_number].popleft()
         header = lane.headers[number]
         header[STATE] = READING
@@ -387,7 +334,7 @@ class Source:
 
     def _discard(self, outlived: Callable[[Any], bool]) -> None:
         self._look()
-        for lane_number, (lane, ready) in enumerate(zip(self._lanes, self._ready, strict=True)):
+        for lane_number, (lane, ready) in enumerate(zip(self.lanes, self._ready, strict=True)):
             while self._claim(lane_number) and outlived(lane.slots[ready[0][0]]):
                 number, sequence = ready.popleft()
                 lane.headers[number][STATE] = READING
@@ -395,8 +342,8 @@ class Source:
                 self._release(lane, number, sequence)
 
     def _settle(self) -> None:
-        """Wait for the copies that are under way and give their slots back, in the order they were taken."""
-        if self._lent:
+        """Wait for copies that are under way, then give their slots back in the order they were taken."""
+        if self._lent and self.direct is not None:
             self.direct.wait()
             for lent in self._lent:
                 self._release(*lent)
@@ -408,7 +355,7 @@ class Source:
         return sum(len(ready) for ready in self._ready) >= count > 0
 
     async def take(self, count: int) -> Any:
-        """`count` slots side by side, the lanes that have one in turns; each is freed as soon as it is copied."""
+        """`count` slots side by side, from the lanes in turns; each slot is freed as soon as it is copied."""
         if count < 1:
             raise WireError(f"{self.name}: take at least 1 slot, not {count}")
         self._settle()
@@ -416,25 +363,26 @@ class Source:
         wait = Wait(self._any, self.name, f"{count} full slots of {self.name}", self._fds)
         members: list[int] = []
         if self._ahead:
-            self._look()  # once a batch, also while something is ready: or a lane that has much is emptied before the others' turn
+            self._look()  # even if something is ready: otherwise a lane that has much is emptied before the others' turn
         while len(members) < count:
             if self._lent and not self._any():
-                self._settle()  # or nobody could fill the slots that are still missing
+                self._settle()  # otherwise no producer could fill the slots that are still missing
             await wait
-            for step in range(len(self._lanes)):
-                lane_number = (self._turn + step) % len(self._lanes)
+            for step in range(len(self.lanes)):
+                lane_number = (self._turn + step) % len(self.lanes)
                 if self._claim(lane_number):
                     self._gather(lane_number, stage, len(members))
                     members.append(lane_number)
-                    self._turn = (lane_number + 1) % len(self._lanes)
+                    self._turn = (lane_number + 1) % len(self.lanes)
                     break
-        self.last_members = [self._lanes[k].producer for k in members]
+        self.last_members = [self.lanes[k].producer for k in members]
         return stage if self.direct is None else {**stage, **self.direct.finish()}
 
     async def take_each(self, outlived: Callable[[Any], bool] | None = None) -> Any:
-        """One slot from every living producer, in the order of the producers: a barrier that goes on without the dead.
+        """One slot from every living producer, in the order of the producers: a barrier that continues without the dead.
 
-        A slot that is `outlived` is given back unread, and counted as consumed: a producer's successor may have sent one too many.
+        A slot for which `outlived` is true is given back unread and counted as consumed: a producer's successor may have sent one
+        too many.
         """
         self._settle()
 
@@ -448,5 +396,5 @@ class Source:
         stage = self._stage(len(members))
         for position, lane_number in enumerate(members):
             self._gather(lane_number, stage, position)
-        self.last_members = [self._lanes[k].producer for k in members]
+        self.last_members = [self.lanes[k].producer for k in members]
         return stage if self.direct is None else {**stage, **self.direct.finish()}

@@ -1,0 +1,81 @@
+"""How fast is this tree against another one? Both train in turns on one machine, and the ratio of their medians counts.
+
+    python -m benchmarks.against TREE [--rounds 5] [--seconds 10] [--only pong] [--write FILE]
+
+TREE is a checkout of the other commit. Numbers of actors are fixed, so that neither side calibrates; there are no evaluations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from shoal.bench import machine
+
+__all__ = ["CASES", "main"]
+
+ROOT = Path(__file__).resolve().parents[1]
+CASES = {
+    "impala_throughput CartPole-v1": ("impala_throughput", "CartPole-v1", "--actors", "2", "--architecture.batch-slots", "2"),
+    "ppo_throughput CartPole-v1": ("ppo_throughput", "CartPole-v1", "--actors", "2"),
+    "impala Pong": ("impala", "ALE/Pong-v5", "--actors", "{cores}"),
+    "ppo Pong": ("ppo", "ALE/Pong-v5", "--actors", "{cores}"),
+    "apex CartPole-v1": ("apex", "CartPole-v1", "--actors", "2"),
+    "seed Pong": ("seed", "ALE/Pong-v5", "--actors", "{cores}"),
+}
+
+
+def rate(tree: Path, words: tuple[str, ...], seconds: float) -> float:
+    """Env steps per second of a run from this tree."""
+    cores = str(max(2, len(os.sched_getaffinity(0)) // 2))
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        command = [sys.executable, "-m", "shoal.cli", "train", *(word.replace("{cores}", cores) for word in words),
+                   "--run-dir", str(run), "--max-seconds", f"{seconds:g}", "--console.mode", "none", "--no-tensorboard",
+                   "--no-eval.enabled", "--device", "cpu"]
+        extra = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path and not path.startswith(str(ROOT))]
+        env = {**os.environ, "PYTHONPATH": ":".join([str(tree / "src"), *extra])}
+        done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder, check=False, timeout=seconds + 240)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-800:])
+        return float(json.loads((run / "summary.json").read_text())["env_steps_per_second"])
+
+
+def measure(name: str, before: Path, rounds: int, seconds: float) -> dict[str, Any]:
+    rates: dict[str, list[float]] = {"before": [], "after": []}
+    for number in range(rounds):
+        turns = [("before", before), ("after", ROOT)]
+        for side, tree in turns if number % 2 == 0 else reversed(turns):
+            rates[side].append(rate(tree, CASES[name], seconds))
+    ratio = statistics.median(rates["after"]) / statistics.median(rates["before"])
+    return {"case": name, "ratio": round(ratio, 3), **{side: [round(one, 1) for one in found] for side, found in rates.items()}}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.against", description=__doc__.splitlines()[0])
+    parser.add_argument("tree", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--write", type=Path)
+    options = parser.parse_args()
+    rows = []
+    for name in CASES:
+        if options.only.lower() in name.lower():
+            rows.append(measure(name, options.tree.resolve(), options.rounds, options.seconds))
+            print(rows[-1], flush=True)
+            if options.write:
+                found = {"machine": machine.describe(), "seconds": options.seconds, "rows": rows}
+                options.write.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""Does a commit train the same weights as another one, bit for bit? Both run here, on one machine: kernels differ between machines.
+
+    python -m evidence.same_bits BEFORE [--presets ppo dqn] [--seeds 1 2 3] [--training-only] [--write]
+
+Each preset trains inline with each seed, from the tree of BEFORE (a worktree in a temporary folder) and from this one, and then all
+arrays of the last checkpoints are compared: parameters, targets, optimiser moments, counts, generators. A few presets also run
+in lock step on the local runtime, where that is exact. For a change of evaluations, --training-only leaves out what the
+evaluator saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from evidence.lines import RESULTS, ROOT, commit, machine
+
+__all__ = ["CASES", "Case", "compare", "main"]
+
+
+class Case(NamedTuple):
+    """A run that is the same every time."""
+
+    preset: str
+    env: str
+    env_steps: int
+    options: tuple[str, ...] = ()
+
+
+CASES = (
+    Case("a2c", "CartPole-v1", 6000),
+    Case("a3c", "CartPole-v1", 6000),
+    Case("a3c", "CartPole-v1", 6000, ("--architecture.mode", "master")),
+    Case("anakin", "shoal/Catch-v0", 40000, ("--architecture.envs-per-actor", "64")),
+    Case("apex", "CartPole-v1", 4000),
+    Case("appo", "CartPole-v1", 6000),
+    Case("double_dqn", "CartPole-v1", 3000),
+    Case("dqn", "CartPole-v1", 3000),
+    Case("dqn_2013", "shoal/Catch-v0", 3000),
+    Case("ga3c", "CartPole-v1", 6000),
+    Case("gala", "CartPole-v1", 6000),
+    Case("gorila", "shoal/Catch-v0", 3000),
+    Case("impala", "CartPole-v1", 6000),
+    Case("impala_throughput", "CartPole-v1", 60000, ("--actors", "1")),
+    Case("ppo", "CartPole-v1", 6000),
+    Case("ppo", "Pendulum-v1", 6000, ("--net.continuous", "gaussian")),
+    Case("ppo_quick", "CartPole-v1", 6000),
+    Case("ppo_throughput", "CartPole-v1", 60000, ("--actors", "1")),
+    Case("r2d2", "shoal/Catch-v0", 4000),
+    Case("rapid_ppo", "CartPole-v1", 6000),
+    Case("seed", "CartPole-v1", 6000),
+    Case("seed_r2d2", "shoal/Catch-v0", 4000),
+    Case("impala", "shoal/PixelCatch-v0", 2000, ("--net.recurrent", "lstm")),
+)
+
+
+def trained(tree: Path, case: Case, seed: int, folder: Path) -> dict[str, np.ndarray]:
+    """All arrays of the last checkpoint of a run from this tree."""
+    run = folder / f"{tree.name}-{case.preset}-{seed}-{abs(hash(case)) % 10**6}"
+    command = [sys.executable, "-m", "shoal.cli", "train", case.preset, case.env, "--runtime", "inline", "--seed", str(seed),
+               "--run-dir", str(run), "--console.mode", "none", "--no-tensorboard", "--eval.episodes", "2", "--device", "cpu",
+               "--checkpoint.every-seconds", "100000", "--max-env-steps", str(case.env_steps), *case.options]
+    if "--actors" not in case.options and case.preset != "anakin":
+        command += ["--actors", "2"]
+    env = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=folder, check=False, timeout=600)
+    if done.returncode:
+        raise RuntimeError(f"{tree.name}: {done.stderr[-600:] or done.stdout[-600:]}")
+    newest = max(path for path in (run / "checkpoints").iterdir() if path.is_dir())
+    files = sorted(newest.glob("*.safetensors"))
+    return {f"{path.stem}/{name}": array for path in files for name, array in load_file(path).items()}
+
+
+LOCAL = {
+    "ppo, synchronous": "train(folder, ppo.Config(unroll=8), 'synchronous', 'CartPole-v1', 'local', actors=2, seed=SEED)",
+    "vtrace, lock step": "train(folder, vtrace.Config(unroll=8), 'actor_learner', 'CartPole-v1', 'local', batch_slots=1, "
+                         "lockstep=True, seed=SEED)",
+    "dqn, in turns": "train(folder, dqn.Config(), 'synchronous', 'CartPole-v1', 'local', seed=SEED, updates=60, "
+                     "replay=ReplayConfig(min_size=64, batch_size=16, insert_batch=4, samples_per_insert=4.0))",
+}
+"""Runs between processes that are exact: each tree's own test helper stops them after exactly as many updates."""
+LOCAL_PROGRAM = """
+import sys, tempfile
+from pathlib import Path
+from shoal.algorithms import dqn, ppo, vtrace
+from tests.architectures.graphs import Farm, ReplayConfig, train
+with tempfile.TemporaryDirectory() as name:
+    folder = Path(name)
+    print((CALL).hash)
+Farm.close()
+"""
+
+
+def hashed(tree: Path, call: str, seed: int) -> str:
+    """The hash of the weights after a run between processes, from this tree."""
+    program = LOCAL_PROGRAM.replace("CALL", call).replace("SEED", str(seed))
+    env = {**os.environ, "PYTHONPATH": f"{tree / 'src'}:{tree}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, cwd=tree, check=False,
+                          timeout=300)
+    if done.returncode:
+        raise RuntimeError(f"{tree.name}: {done.stderr[-600:]}")
+    return done.stdout.split()[-1]
+
+
+def judge_local(name: str, seed: int, before: Path) -> dict[str, Any]:
+    row = {"run": name, "runtime": "local", "seed": seed}
+    try:
+        one, other = hashed(before, LOCAL[name], seed), hashed(ROOT, LOCAL[name], seed)
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        return {**row, "met": False, "error": str(error)[-600:].replace(str(ROOT), ".").replace(str(before), "before")}
+    return {**row, "met": one == other, "hash": other}
+
+
+def compare(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> list[str]:
+    """The names of arrays that differ, or that one side lacks."""
+    both = before.keys() & after.keys()
+    differ = [name for name in sorted(both) if before[name].tobytes() != after[name].tobytes()]
+    return differ + [f"{name} (only one side has it)" for name in sorted(before.keys() ^ after.keys())]
+
+
+def judge(case: Case, seed: int, before: Path, folder: Path, training_only: bool = False) -> dict[str, Any]:
+    row: dict[str, Any] = {**case._asdict(), "seed": seed}
+    try:
+        one, other = trained(before, case, seed, folder), trained(ROOT, case, seed, folder)
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        return {**row, "met": False, "error": str(error)[-600:].replace(str(ROOT), ".").replace(str(folder), "...")}
+    if training_only:
+        one, other = ({name: array for name, array in arrays.items() if not name.startswith("evaluator-")}
+                      for arrays in (one, other))
+    differ = compare(one, other)
+    return {**row, "met": not differ, "arrays": len(one), "differ": differ[:8]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m evidence.same_bits", description=__doc__.splitlines()[0])
+    parser.add_argument("before", help="the commit to compare with")
+    parser.add_argument("--presets", nargs="*", default=(), help="only these")
+    parser.add_argument("--seeds", nargs="*", type=int, default=(1, 2, 3))
+    parser.add_argument("--training-only", action="store_true", help="leave out what the evaluator saved")
+    parser.add_argument("--write", action="store_true", help="write docs/results/same-bits.json")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder, before = Path(name), Path(name) / "before"
+        subprocess.run(["git", "worktree", "add", "--detach", "--force", str(before), options.before], cwd=ROOT, check=True,
+                       capture_output=True)
+        try:
+            for case in CASES:
+                if options.presets and case.preset not in options.presets:
+                    continue
+                for seed in options.seeds:
+                    rows.append(judge(case, seed, before, folder, options.training_only))
+                    print("same  " if rows[-1]["met"] else "DIFFER", rows[-1], flush=True)
+            for name, seed in product(LOCAL if not options.presets else (), options.seeds):
+                rows.append(judge_local(name, seed, before))
+                print("same  " if rows[-1]["met"] else "DIFFER", rows[-1], flush=True)
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", str(before)], cwd=ROOT, check=False)
+    same = sum(row["met"] for row in rows)
+    print(f"{same} of {len(rows)} runs have the same bits")
+    if options.write:
+        found = {"before": options.before, "commit": commit(), "date": time.strftime("%Y-%m-%d %H:%M"), "machine": machine(),
+                 "rows": rows}
+        (RESULTS / "same-bits.json").write_text(json.dumps(found, indent=1) + "\n")
+    return 0 if same == len(rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""The network of an actor-critic, for acting and for learning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shoal.algorithms.common.model import Model
+from shoal.algorithms.common.plan import Plan
+from shoal.core import Tree
+from shoal.device.placement import Hardware
+from shoal.learning import StepView
+from shoal.nets import ActorCritic, Output, build
+from shoal.nets.heads import LatentActionHead
+from shoal.slots import map_tree
+
+if TYPE_CHECKING:
+    from shoal.algorithms.actor_critic.unroll_batch import UnrollBatch
+
+__all__ = ["ActorCriticModel"]
+
+
+class ActorCriticModel(Model[ActorCritic]):
+    """Policy parameters and values, in float32 whatever the net was computed in."""
+
+    def __init__(self, plan: Plan, seed: int) -> None:
+        """The same seed gives the same weights, and torch's own random state is left alone."""
+        spec = plan.spec
+        super().__init__(build(spec.observation_space, spec.action_space, plan.net, plan.mask_size or None, seed),
+                         spec.observation_space, plan.norm_size)
+        self.recurrent = self.net.recurrent
+        self.latent_head = self.net.head if isinstance(self.net.head, LatentActionHead) else None
+        self._compiled: Callable[..., Any] | None = None
+
+    def to(self, hardware: Hardware) -> None:
+        """Compute there from now on."""
+        super().to(hardware)
+        self._compiled = self.compiled(self.net.unroll)
+
+    # -------------------------------------------------------------------------------- acting
+    def step(self, view: StepView, state: Tree) -> Output:
+        """One step of B seats; view and state are arrays or tensors."""
+        if self._on_gpu:
+            with self.precision():
+                return _full(self._step(view, state))
+        return self._step(view, state)
+
+    def _step(self, view: StepView, state: Tree) -> Output:
+        observation = self.see(map_tree(self.tensor, view.observation))
+        if not state and view.prev_action is None:
+            return self.net.step(observation, None, state)
+        first = self.tensor(view.first)
+        state = {name: self.tensor(x) for name, x in state.items()}
+        if view.prev_action is None:
+            return self.net.step(observation, first, state)
+        return self.net.step(observation, first, state, self.tensor(view.prev_action), self.tensor(view.prev_reward))
+
+    # -------------------------------------------------------------------------------- learning
+    def unroll(self, batch: UnrollBatch) -> Output:
+        """All rows of a batch, from its initial recurrent state."""
+        with self.precision():
+            output: Output = (self._compiled or self.net.unroll)(
+                self.see(batch.observation),
+                batch.first,
+                batch.state,
+                batch.prev_action,
+                batch.prev_reward,
+                all_states=self.recurrent and batch.finals is not None,
+            )
+        return _full(output) if self._on_gpu else output
+
+    def judge(self, output: Output, batch: UnrollBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability of the actions that were taken, and entropy, both [T, B]."""
+        T, head = batch.length, self.net.head
+        params = output.params[:T]
+        if self.latent_head is not None and batch.latent is not None:
+            return self.latent_head.latent_log_prob(params, batch.latent), head.entropy(params)
+        mask = None if batch.action_mask is None else batch.action_mask[:T]
+        return head.log_prob(params, batch.action, mask), head.entropy(params, mask)
+
+    @torch.no_grad()
+    def next_values(self, batch: UnrollBatch, output: Output) -> torch.Tensor:
+        """V(x_{t+1}) [T, B] from an unroll of T + 1 rows; of the true last observation where one was truncated."""
+        values: torch.Tensor = output.value.detach()[1:]
+        finals = batch.finals
+        if finals is None:
+            return values
+        states = {name: x[finals.t, finals.b] for name, x in (output.states or {}).items()}
+        with self.precision():
+            found = self.net.final_values(self.see(finals.observation), states, finals.prev_action, finals.prev_reward)
+        return finals.put(values, found.float())
+
+
+def _full(output: Output) -> Output:
+    return output._replace(params=output.params.float(), value=output.value.float())

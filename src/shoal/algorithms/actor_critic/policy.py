@@ -1,0 +1,60 @@
+"""The acting side of actor-critics: B seats in, actions and their log-probabilities out."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from shoal.algorithms.actor_critic.model import ActorCriticModel
+from shoal.algorithms.common.policy import ModelPolicy
+from shoal.core import Tree
+from shoal.learning import StepView
+from shoal.nets.heads import LatentActionHead
+from shoal.slots import leaves
+
+__all__ = ["ActorCriticPolicy"]
+
+
+class ActorCriticPolicy(ModelPolicy[ActorCriticModel]):
+    """Samples from the network's policy, mixed with uniform actions."""
+
+    def initial_state(self, seats: int) -> Tree:
+        return self.model.net.initial_state(seats)
+
+    def act(self, view: StepView, state: Tree, explore: np.ndarray | None, rng: torch.Generator) -> tuple[Tree, Tree, Tree]:
+        """`explore` is the share of uniform actions per seat; None acts greedily. The extras hold log mu(a|x) and the latent
+        action of a squashed one.
+
+        Arrays are answered with arrays, tensors with tensors.
+        """
+        with torch.inference_mode():
+            output = self.model.step(view, state)
+            latent_head = self.model.latent_head
+            if latent_head is not None:
+                action, extras = self._squashed(latent_head, output.params, explore is None, rng)
+            else:
+                action, extras = self._chosen(output.params, view, explore, rng)
+            if isinstance(next(leaves(view.observation))[1], torch.Tensor):
+                return action, output.state, extras
+            return action.cpu().numpy(), output.state, {name: x.cpu().numpy() for name, x in extras.items()}
+
+    def _chosen(self, params: torch.Tensor, view: StepView, explore: np.ndarray | None,
+                rng: torch.Generator) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        head = self.model.net.head
+        mask = None if view.action_mask is None else self.model.tensor(view.action_mask)
+        if explore is None:
+            action = head.mode(params, mask)
+            return action, {"log_prob": head.log_prob(params, action, mask)}
+        none = isinstance(explore, np.ndarray) and not explore.any()
+        action, log_prob = head.sample(params, rng, mask, None if none else self.model.tensor(explore))
+        return action, {"log_prob": log_prob}
+
+    def _squashed(self, head: LatentActionHead, params: torch.Tensor, greedy: bool,
+                  rng: torch.Generator) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The learner needs the latent action: what tanh rounds to 1 cannot be inverted."""
+        if greedy:
+            latent = head.latent_mode(params)
+            log_prob = head.latent_log_prob(params, latent)
+        else:
+            latent, log_prob = head.sample_latent(params, rng)
+        return head.squash(latent), {"log_prob": log_prob, "latent": latent}

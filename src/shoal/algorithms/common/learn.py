@@ -1,0 +1,243 @@
+"""PhasedLearn: a learning.Learn that lacks only minibatches and a loss.
+
+    class MyLearn(PhasedLearn[MyModel]):
+        def split(self, batch, sums, progress, rng):         # one update for each part of the batch
+            yield MyMinibatch(...)                           # a dataclass of tensors and numbers
+
+        def loss(self, minibatch, phase):
+            return Loss(loss, {"td_error": error.abs().mean()})   # metrics as tensors without axes
+
+All the rest is here: the parameters in phases (phases.py), running statistics, CUDA graphs, publication, shared memory. `state` is
+everything that a checkpoint must hold, changed in place only.
+
+On a GPU nothing that it computes is read: gradients, metrics and priorities stay there until a number is read.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from shoal.algorithms.common.gradients import descend
+from shoal.algorithms.common.model import Model
+from shoal.algorithms.common.normaliser import Statistics
+from shoal.algorithms.common.parameter_slice import ParameterSlice
+from shoal.algorithms.common.phases import Phase, PhasedParameters
+from shoal.core import Tree, Vector
+from shoal.device.cuda_graph import LearnerGraphs
+from shoal.device.placement import Hardware
+from shoal.device.transfer import PinnedUploader
+from shoal.device.weight_handoff import DeviceWeights, WeightExporter, WeightSnapshot
+from shoal.learning import Progress
+from shoal.ops import priorities
+
+__all__ = ["Loss", "PhasedLearn"]
+
+M = TypeVar("M", bound=Model[Any])
+
+
+class Loss(NamedTuple):
+    """What a loss function finds."""
+
+    loss: torch.Tensor
+    metrics: Mapping[str, torch.Tensor] = {}
+    """By names that the algorithm declares."""
+    priorities: torch.Tensor | None = None
+    """Of the items [B] that it was computed from: the sizes of their errors."""
+
+
+class PhasedLearn(ABC, Generic[M]):
+    """A learning.Learn, DeviceLearn, SlicedLearn and DelayedLearn."""
+
+    captures = True
+    """Whether `loss` reads no number of a tensor, so that it can be captured as a CUDA graph."""
+
+    def __init__(self, model: M, phases: Sequence[Phase], *, target: M | None = None, publishes: str | None = None,
+                 normalise_returns: bool = False) -> None:
+        """With several phases each is named after a part (a child) of the network. `publishes` is the one part that policies need;
+        None publishes all. Observations are normalised if the model says so."""
+        self.model, self.target = model, target
+        self.phases = tuple(phase.name for phase in phases)
+        whole = slice(0, model.params.numel())
+        spans = {name: model.span(name) if len(phases) > 1 else whole for name in self.phases}
+        self._publishes = whole if publishes is None else model.span(publishes)
+        parts = {} if len(phases) == 1 else {name: model.net.get_submodule(name) for name in self.phases}
+        self._leaves = {name: list(part.parameters()) for name, part in parts.items()}  # listed once: it takes long
+        self.parameters = PhasedParameters(phases, spans, model.params, None if target is None else target.params)
+        self.statistics = Statistics(model.norm_size, normalise_returns)
+        self.state: dict[str, torch.Tensor] = self.parameters.state
+        self.state.update(self.statistics.state)
+        self._watch()
+        self._waits = True  # for a gradient's numbers, before it returns them
+        self._priorities: Any = np.zeros(0)
+        self._tensor: Callable[[Any], torch.Tensor] = torch.from_numpy
+        self._uploader: PinnedUploader | None = None
+        self._graphs: dict[str, LearnerGraphs] = {}
+        self._exporter = WeightExporter(self._weights_of)
+
+    # -------------------------------------------------------------------------------- what an algorithm says
+    @abstractmethod
+    def split(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Any]:
+        """The minibatches of a batch."""
+
+    @abstractmethod
+    def loss(self, minibatch: Any, phase: str) -> Loss:
+        """Of the parameters of this phase."""
+
+    def sums(self, batch: Tree, index: int = 0, learners: int = 1) -> np.ndarray:
+        """What learners have to know of each other's batches."""
+        return np.zeros(0)
+
+    def capturable(self, minibatch: Any) -> bool:
+        """Whether the shapes in a minibatch say all about what is computed from it."""
+        return True
+
+    def tensor(self, array: Any) -> torch.Tensor:
+        """An array of a batch, where the model computes."""
+        return self._tensor(array)
+
+    # -------------------------------------------------------------------------------- updates
+    def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Any]:
+        self.anneal(progress)
+        return self.split(batch, sums, progress, rng)
+
+    def due(self, progress: Progress) -> tuple[str, ...]:
+        return self.parameters.due(progress)
+
+    def anneal(self, progress: Progress) -> None:
+        if not self._graphs:
+            self.parameters.anneal(progress)
+            return
+        for phase, rate in self.parameters.rates(progress).items():
+            self._graphs[phase].anneal(rate)
+
+    def gradients(self, minibatch: Any, phase: str) -> tuple[Vector, Mapping[str, float]]:
+        """The flat gradient of this phase (a view, valid until the next call) and the metrics."""
+        if not self._graphs:
+            gradient, metrics, judged = self._descend(minibatch, phase)
+        elif not self.capturable(minibatch):
+            gradient, metrics, judged = self._graphs[phase].descend.eagerly(minibatch, phase)
+        else:
+            gradient, metrics, judged = self._graphs[phase].descend(minibatch, phase)
+            metrics, judged = metrics.copy(), None if judged is None else judged.clone()  # the next call uses the same memory
+        if judged is not None:
+            self._priorities = judged
+        return gradient, metrics
+
+    def _descend(self, minibatch: Any, phase: str) -> tuple[Vector, Any, Any]:
+        found, optimiser = self.loss(minibatch, phase), self.parameters.optimiser(phase)
+        if len(self.phases) == 1:
+            gradient, metrics = descend(found.loss, found.metrics, self.model.grad, optimiser.lr, self._waits)
+        else:
+            grad = self.model.grad[self.span(phase)]
+            gradient, metrics = descend(found.loss, found.metrics, grad, optimiser.lr, self._waits, prefix=f"{phase}_",
+                                        parameters=self._leaves[phase])
+        if found.priorities is None:
+            return gradient, metrics, None
+        judged = found.priorities.detach().double()
+        return gradient, metrics, (judged.numpy() if self._waits else judged) + priorities.FLOOR
+
+    def apply(self, gradient: Vector, phase: str) -> bool | torch.Tensor:
+        """Clip, step, and refresh the target where that is due. False, and nothing changed, where the gradient is not finite."""
+        return self._graphs[phase].step(gradient) if self._graphs else self.parameters.apply(gradient, phase)
+
+    def span(self, phase: str) -> slice:
+        return self.parameters.span(phase)
+
+    # -------------------------------------------------------------------------------- running statistics
+    def moments(self, batch: Tree) -> Vector:
+        return self.statistics.moments(batch)
+
+    def absorb(self, moments: Vector) -> None:
+        self.statistics.absorb(moments)
+
+    # -------------------------------------------------------------------------------- a device
+    def to(self, hardware: Hardware) -> None:
+        """Learn there from now on, in tensors."""
+        self._waits = False
+        if hardware.on_gpu:
+            self._uploader = PinnedUploader(hardware.device) if hardware.gpu.pinned else None
+            self._tensor = self.model.tensor if self._uploader is None else self._uploader.tensor
+        stay = self.statistics.seen
+        for name, tensor in self.state.items():
+            if name not in ("params", "target") and not any(tensor is moment for moment in stay):
+                tensor.data = tensor.data.to(hardware.device)  # still the same object for all who hold it
+        for model in self._models:
+            model.to(hardware)
+        self.parameters.fuse(hardware.gpu.fused)
+        self._moved()
+
+    def capture(self) -> None:
+        """Learn by replaying CUDA graphs from now on, where the loss can be captured (see cuda_graph.py)."""
+        if self.captures:
+            self._graphs = {phase: self._graphs_of(phase) for phase in self.phases}
+
+    def _graphs_of(self, phase: str) -> LearnerGraphs:
+        def step(gradient: torch.Tensor) -> Any:
+            return self.parameters.apply(gradient, phase)
+
+        return LearnerGraphs(self.parameters.optimiser(phase), self._descend, step)
+
+    def release(self) -> None:
+        """Wait until the memory of the last batch is not read any more: others may then write there."""
+        if self._uploader is not None:
+            self._uploader.wait()
+
+    # -------------------------------------------------------------------------------- the outside
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        names = ("params", "target", *self.statistics.state)
+        return {name: self.state[name] for name in names if name in self.state}
+
+    def published(self, progress: Progress) -> Tree:
+        return self._exporter.published(progress)
+
+    def device_weights(self, progress: Progress) -> DeviceWeights:
+        return self._exporter.device_weights(progress)
+
+    def snapshot(self, progress: Progress) -> WeightSnapshot:
+        return self._exporter.snapshot(progress)
+
+    def policy_tensors(self) -> Tree:
+        return {"params": self.model.params[self._publishes], "norm": self.statistics.published}
+
+    def _weights_of(self, progress: Progress) -> Tree:
+        return {**self.policy_tensors(), "progress": progress.numbers}
+
+    def bind(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Keep the whole state in these arrays from now on (shared memory, another learner's): its values are theirs."""
+        for name, tensor in self.state.items():
+            if name not in ("params", "target"):
+                tensor.data = torch.from_numpy(arrays[name])  # still the same object for all who hold it
+        for name, model in zip(("params", "target"), self._models, strict=False):
+            model.move(torch.from_numpy(arrays[name]))
+        self._moved()
+
+    def cut(self, where: slice) -> ParameterSlice:
+        """What a server needs that owns this slice of the parameters. The one that begins at 0 keeps the running statistics."""
+        first = where.start == 0
+        statistics = Statistics(self.model.norm_size, self.statistics.returns is not None) if first else Statistics()
+        return ParameterSlice(self.parameters, where, self._publishes, statistics)
+
+    def clipped(self, gradient: np.ndarray, phase: str) -> np.ndarray:
+        """As `apply` clips it."""
+        return self.parameters.clipped(gradient, phase)
+
+    @property
+    def _models(self) -> list[M]:
+        return [self.model] if self.target is None else [self.model, self.target]
+
+    def _moved(self) -> None:
+        """The parameters, or the statistics, lie elsewhere."""
+        self.parameters.move(self.model.params, None if self.target is None else self.target.params)
+        self._watch()
+
+    def _watch(self) -> None:
+        observations = self.statistics.observations
+        if observations is not None:
+            for model in self._models:
+                model.watch(observations.mean, observations.scale)

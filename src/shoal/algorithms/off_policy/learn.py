@@ -1,0 +1,126 @@
+"""The learning side of ddpg, td3 and sac: what surrounds their objectives.
+
+    batch ──> items, importance weights, noise
+      critic         (R + D bootstrap - Q_i(x, a))^2 of every critic, weighted ──> gradient, new priorities
+      actor          what the objective says of the actor's own actions        ──> gradient (not weighted)
+      temperature    alpha (H - target), where alpha is learned (sac)           ──> gradient
+
+Random numbers of an update come with its minibatch, so that they do not depend on where it is computed. Several learners make the
+update of their joined batch, phase by phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.algorithms.common.item_batch import ItemMinibatch, item_minibatch
+from shoal.algorithms.common.item_learn import ItemLearn
+from shoal.algorithms.common.learn import Loss
+from shoal.algorithms.common.model import Model
+from shoal.algorithms.common.optimiser import annealed
+from shoal.algorithms.common.phases import Phase, TargetSchedule
+from shoal.algorithms.off_policy.off_policy_options import OffPolicyOptions
+from shoal.core import Tree
+from shoal.device.placement import Hardware
+from shoal.device.transfer import to_device
+from shoal.learning import Progress
+from shoal.ops.off_policy import temperature_loss
+
+__all__ = ["ActorCriticLearn", "ActorObjective", "NoisyMinibatch", "Objective", "actor_phase", "critic_phase"]
+
+
+@dataclass
+class NoisyMinibatch(ItemMinibatch):
+    """A batch and the random numbers of its update."""
+
+    noise: Tensor | None
+    """Standard normal [B, objective.noises]; None where it needs none."""
+
+
+class ActorObjective(NamedTuple):
+    """What an actor descends."""
+
+    loss: Tensor
+    """Of each item [B]."""
+    metrics: Mapping[str, Tensor] = {}
+    entropy: Tensor | None = None
+    """Of the policy for each item [B]: what the temperature is learned from."""
+
+
+class Objective(Protocol):
+    """Where the algorithms differ. Observations come as the nets see them; nothing reads a number of a tensor."""
+
+    noises: int
+
+    def taken(self, seen: Tree, items: Tree) -> Tensor: ...  # Q [count, B] of the recorded actions
+    def bootstrap(self, following: Tree, items: Tree, noise: Tensor | None) -> Tensor: ...  # [B] of next observations, no gradient
+    def actor(self, seen: Tree, items: Tree, noise: Tensor | None) -> ActorObjective: ...
+
+
+def critic_phase(config: OffPolicyOptions, target: TargetSchedule) -> Phase:
+    return Phase("critic", "adam", config.critic_lr, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm, target=target)
+
+
+def actor_phase(config: OffPolicyOptions, **more: Any) -> Phase:
+    return Phase("actor", "adam", config.actor_lr, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm, **more)
+
+
+class ActorCriticLearn(ItemLearn[Model[Any]]):
+    """A learning.Learn and ReplayLearn. The parts of the net are named as the phases are."""
+
+    def __init__(self, config: OffPolicyOptions, model: Model[Any], target: Model[Any], phases: Sequence[Phase],
+                 objective: Objective, target_entropy: float = 0.0) -> None:
+        super().__init__(model, phases, target=target, publishes=None if config.actor_priorities else "actor")
+        self.config, self._objective, self._target_entropy = config, objective, target_entropy
+        self._entropy = torch.zeros(())  # of the last actor phase, as its share of the joined batch's mean
+
+    def to(self, hardware: Hardware) -> None:
+        super().to(hardware)
+        self._entropy = self._entropy.to(hardware.device)
+
+    def split(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[NoisyMinibatch]:
+        """One: the batch as it was drawn."""
+        device = self.model.params.device
+        beta = annealed(progress, self.config.importance, self.config.importance_final)
+        drawn = item_minibatch(batch, sums, beta, self.tensor, device)
+        noise = None
+        if self._objective.noises:
+            normal = rng.standard_normal((len(drawn.weight), self._objective.noises), np.float32)
+            noise = to_device(torch.from_numpy(normal), device)
+        yield NoisyMinibatch(drawn.items, drawn.weight, drawn.scale, noise)
+
+    def loss(self, minibatch: NoisyMinibatch, phase: str) -> Loss:
+        with self.model.precision():
+            if phase == "critic":
+                return self._critic_loss(minibatch)
+            return self._actor_loss(minibatch) if phase == "actor" else self._temperature_loss(minibatch)
+
+    def _critic_loss(self, minibatch: NoisyMinibatch) -> Loss:
+        items, see = minibatch.items, self.model.see
+        with torch.no_grad():
+            bootstrap = self._objective.bootstrap(see(items["next_observation"]), items, minibatch.noise)
+            goal = items["reward"] + items["discount"] * bootstrap
+        q = self._objective.taken(see(items["observation"]), items)
+        error = goal - q
+        size = error.detach().abs().mean(0)
+        metrics = {"td_error": size.mean(), "q_mean": q.detach().mean(), "target_mean": goal.mean(),
+                   "importance_min": minibatch.weight.min()}
+        return Loss((minibatch.weight * error.square()).sum() * minibatch.scale, metrics, size)
+
+    def _actor_loss(self, minibatch: NoisyMinibatch) -> Loss:
+        found = self._objective.actor(self.model.see(minibatch.items["observation"]), minibatch.items, minibatch.noise)
+        if found.entropy is not None:
+            self._entropy.copy_(found.entropy.detach().sum() * minibatch.scale)
+        return Loss(found.loss.sum() * minibatch.scale, found.metrics)
+
+    def _temperature_loss(self, minibatch: NoisyMinibatch) -> Loss:
+        """From the entropy that the actor's phase has found for the same minibatch."""
+        share = len(minibatch.weight) * minibatch.scale
+        alpha = self.model.net.temperature()
+        return Loss(temperature_loss(alpha, self._entropy, self._target_entropy * share).sum())

@@ -1,0 +1,131 @@
+"""How the actors of replay explore: noise on a deterministic action, a sample of a policy, and at first uniformly random actions.
+
+    explore [B]    UNIFORM   a uniformly random action          of each seat
+                   0         the greedy action
+                   above     the deviation of the noise; of stochastic policies: a sample
+
+Networks have actions in [-1, 1]; here, on the way out, they are scaled to the bounds of the action space. Arrays are answered with
+arrays and tensors with tensors; then no number is read, and `explore` as an array means no exploration.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, Generic, TypeVar
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.algorithms.common.model import Model
+from shoal.algorithms.common.policy import ModelPolicy
+from shoal.algorithms.off_policy.noise import Noise
+from shoal.core import Tree
+from shoal.learning import StepView
+from shoal.nets import Critic, DeterministicActor, PolicyNetwork, SquashedGaussianActor, StackedValues
+from shoal.nets.continuous import bounded_range
+from shoal.ops import distributions as dist
+from shoal.ops.off_policy import clipped_double_q
+from shoal.ops.value import chosen
+from shoal.slots import map_tree
+
+__all__ = ["UNIFORM", "BoxPolicy", "DiscretePolicy", "NoisyPolicy", "SampledPolicy"]
+
+UNIFORM = -1.0
+
+A = TypeVar("A", DeterministicActor, SquashedGaussianActor)
+
+
+class BoxPolicy(ModelPolicy[Model[Any]], Generic[A]):
+    """Acts in a bounded Box."""
+
+    def __init__(self, model: Model[Any], space: gym.spaces.Box, actor: A, critic: Critic | None = None) -> None:
+        """`actor` and `critic` are parts of the model. With a critic the extras say what it thinks of the action."""
+        super().__init__(model)
+        self.actor: A = actor
+        self.critic = critic
+        self._range, self._shape = bounded_range(space), space.shape
+        self.size = torch.Size(space.shape).numel()
+
+    @abstractmethod
+    def explored(self, seen: Tree, state: Tree, first: Tensor, amount: Tensor, rng: torch.Generator) -> tuple[Tensor, Tree]:
+        """Actions [B, D] in [-1, 1] and the next state; `amount` [B, 1] is `explore`, at least 0."""
+
+    def act(self, view: StepView, state: Tree, explore: np.ndarray | None, rng: torch.Generator) -> tuple[Tree, Tree, Tree]:
+        arrays = isinstance(view.first, np.ndarray)
+        with torch.inference_mode(), self.model.precision():
+            seen = self.model.see(map_tree(self.model.tensor, view.observation))
+            if explore is None or not (arrays or isinstance(explore, Tensor)):
+                unit = self.actor.unit(seen)
+            else:
+                amount = torch.as_tensor(explore).unsqueeze(1)
+                unit, state = self.explored(seen, state, self.model.tensor(view.first), amount.clamp(min=0), rng)
+                if not arrays or bool((explore < 0).any()):
+                    wild = torch.rand(unit.shape, generator=rng, device=unit.device) * 2 - 1
+                    unit = torch.where(amount < 0, wild, unit)
+            extras = {} if self.critic is None else self._judged(self.critic, seen, unit)
+            action = self._range.scaled(unit).reshape(len(unit), *self._shape)
+            return (action.numpy(), state, map_tree(Tensor.numpy, extras)) if arrays else (action, state, extras)
+
+    def _judged(self, critic: Critic, seen: Tree, unit: Tensor) -> Tree:
+        """What records.first_priority.ValueEstimates reads."""
+        return {"value_taken": clipped_double_q(critic.of_unit(seen, unit)),
+                "value": clipped_double_q(critic.of_unit(seen, self.actor.unit(seen)))}
+
+
+class NoisyPolicy(BoxPolicy[DeterministicActor]):
+    """A deterministic actor with noise."""
+
+    def __init__(self, model: Model[Any], space: gym.spaces.Box, actor: DeterministicActor, critic: Critic | None,
+                 noise: Noise) -> None:
+        super().__init__(model, space, actor, critic)
+        self.noise = noise
+
+    def initial_state(self, seats: int) -> Tree:
+        return self.noise.initial_state(seats, self.size)
+
+    def explored(self, seen: Tree, state: Tree, first: Tensor, amount: Tensor, rng: torch.Generator) -> tuple[Tensor, Tree]:
+        unit = self.actor.unit(seen)
+        fresh = torch.randn(unit.shape, generator=rng, device=unit.device) * amount
+        noise, state = self.noise.of(fresh, map_tree(self.model.tensor, state), first)
+        return (unit + noise).clamp_(-1.0, 1.0), state
+
+
+class SampledPolicy(BoxPolicy[SquashedGaussianActor]):
+    """A stochastic actor."""
+
+    def explored(self, seen: Tree, state: Tree, first: Tensor, amount: Tensor, rng: torch.Generator) -> tuple[Tensor, Tree]:
+        noise = torch.randn(len(amount), self.size, generator=rng, device=amount.device)
+        unit, _ = self.actor.sample(seen, torch.where(amount > 0, noise, 0.0))  # without noise: the median
+        return unit, state
+
+
+class DiscretePolicy(ModelPolicy[Model[Any]]):
+    """A stochastic actor with discrete actions."""
+
+    def __init__(self, model: Model[Any], actor: PolicyNetwork, critic: StackedValues | None, masked: bool) -> None:
+        """`actor` and `critic` are parts of the model. Where actions can be illegal the extras have the mask."""
+        super().__init__(model)
+        self.actor, self.critic, self.masked = actor, critic, masked
+
+    def act(self, view: StepView, state: Tree, explore: np.ndarray | None, rng: torch.Generator) -> tuple[Tree, Tree, Tree]:
+        arrays = isinstance(view.first, np.ndarray)
+        with torch.inference_mode(), self.model.precision():
+            seen = self.model.see(map_tree(self.model.tensor, view.observation))
+            mask = None if view.action_mask is None else self.model.tensor(view.action_mask)
+            logits = dist.mask_logits(self.actor(seen), mask)
+            action = dist.categorical_mode(logits)
+            if explore is not None and (arrays or isinstance(explore, Tensor)):
+                amount = torch.as_tensor(explore).unsqueeze(1)
+                wild = torch.where(amount < 0, dist.mask_logits(torch.zeros_like(logits), mask), logits)
+                action = torch.where(amount.squeeze(1) == 0, action, dist.categorical_sample(wild, rng))
+            extras = {} if self.critic is None else self._judged(self.critic, seen, logits, action)
+            if self.masked:
+                extras["action_mask"] = mask
+            return (action.numpy(), state, map_tree(Tensor.numpy, extras)) if arrays else (action, state, extras)
+
+    def _judged(self, critic: StackedValues, seen: Tree, logits: Tensor, action: Tensor) -> dict[str, Any]:
+        """What records.first_priority.ValueEstimates reads."""
+        q = clipped_double_q(critic(seen))
+        return {"value_taken": chosen(q, action), "value": (torch.softmax(logits, -1) * q).sum(-1)}

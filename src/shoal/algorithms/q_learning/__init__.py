@@ -1,0 +1,1 @@
+"""What dqn and r2d2 share: items of a replay table in, action values out."""

@@ -1,0 +1,1 @@
+"""What actors write down: unrolls for a stream, transitions and windows for a replay table."""

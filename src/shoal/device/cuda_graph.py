@@ -1,0 +1,161 @@
+"""CUDA graphs of a learner's update: batches of one shape launch the same kernels every time, so they are launched as one.
+
+    minibatch ──copied──▶ fixed tensors ──▶ gradient: one graph ──▶ [all-reduce] ──▶ optimiser: one graph
+
+Launching the kernels of a small network one by one takes the CPU as long as the GPU takes to compute them. The first calls run
+kernel by kernel (libraries choose their kernels then), the next call is captured, later calls replay the capture. Numbers that
+change from call to call (the learning rate, a weight of the loss) are tensors too. On a CPU the same code runs without graphs.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["CAPTURE_LOCK", "CapturedFunction", "LearnerGraphs", "capturing"]
+
+WARM_UPS = 3
+MAX_SHAPES = 4  # of a function's arguments that get a graph each; further shapes run kernel by kernel
+CAPTURE_LOCK = threading.RLock()
+"""Hold it while capturing and while computing kernel by kernel. Libraries then search for kernels, wait for the device and free
+memory, and no thread may do that while another one captures. Replaying a graph does not need it."""
+
+
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
+    """Capture what is launched inside; other threads may replay graphs meanwhile. Garbage collection is off: it might destroy an
+    old graph, which would spoil the capture."""
+    with CAPTURE_LOCK:
+        collecting = gc.isenabled()
+        gc.collect()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                yield
+        finally:
+            if collecting:
+                gc.enable()
+
+
+class CapturedFunction:
+    """Calls `function(given, *constants)` and captures it once per shape of `given`, a tree of dataclasses, dictionaries, tensors
+    and numbers. The next call overwrites the memory of what it returns."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._shapes: dict[Any, CapturedShape] = {}
+
+    def __call__(self, given: Any, *constants: Any) -> Any:
+        values: list[torch.Tensor | float] = []
+        key = _shape(given, values), constants
+        captured = self._shapes.get(key)
+        if captured is None:
+            if len(self._shapes) == MAX_SHAPES:
+                return self.eagerly(given, *constants)
+            captured = self._shapes[key] = CapturedShape(self._function, given, values, constants)
+        return captured.run(values)
+
+    def eagerly(self, given: Any, *constants: Any) -> Any:
+        """Kernel by kernel."""
+        with CAPTURE_LOCK:
+            return self._function(given, *constants)
+
+
+class HasLearningRate(Protocol):
+    """An optimiser of flat parameters, as far as graphs need it."""
+
+    params: torch.Tensor
+    lr: float | torch.Tensor
+
+
+class LearnerGraphs:
+    """A learner's gradient and its optimiser step, each captured. The learning rate moves to the device: graphs read it there."""
+
+    def __init__(self, optimiser: HasLearningRate, descend: Callable[..., Any], step: Callable[..., Any]) -> None:
+        self._rate = optimiser.lr = torch.zeros((), device=optimiser.params.device)
+        self.descend, self._step = CapturedFunction(descend), CapturedFunction(step)
+
+    def anneal(self, rate: float | torch.Tensor) -> None:
+        self._rate.fill_(rate)
+
+    def step(self, gradient: np.ndarray | torch.Tensor) -> torch.Tensor:
+        """Whether the gradient was finite, so that the step was made."""
+        finite: torch.Tensor = self._step(torch.as_tensor(gradient).to(self._rate.device))
+        return finite.clone()
+
+
+class CapturedShape:
+    """The fixed tensors for arguments of one shape, and the graph that computes on them."""
+
+    def __init__(self, function: Callable[..., Any], given: Any, values: list[torch.Tensor | float], constants: Any) -> None:
+        device = next(value.device for value in values if isinstance(value, torch.Tensor))
+        self._held = [value.clone() if isinstance(value, torch.Tensor) else torch.tensor(value, device=device) for value in values]
+        given = _rebuilt(given, iter(self._held))
+        self._work: Callable[[], Any] = partial(function, given, *constants)
+        self._on_gpu = device.type == "cuda"
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._result: Any = None
+        self._runs = 0
+
+    def run(self, values: list[torch.Tensor | float]) -> Any:
+        for held, value in zip(self._held, values, strict=True):
+            held.copy_(value) if isinstance(value, torch.Tensor) else held.fill_(value)
+        if not self._on_gpu:
+            return self._work()
+        if self._graph is None and self._runs < WARM_UPS:
+            return self._warm_up()
+        if self._graph is None:
+            self._graph = self._capture()
+        self._graph.replay()  # also after the capture, which computes nothing
+        return self._result
+
+    def _warm_up(self) -> Any:
+        self._runs += 1
+        side = torch.cuda.Stream()  # the default stream cannot be captured, and libraries remember the stream they were set up on
+        side.wait_stream(torch.cuda.current_stream())
+        with CAPTURE_LOCK, torch.cuda.stream(side):
+            result = self._work()
+        torch.cuda.current_stream().wait_stream(side)
+        return result
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with capturing(graph):
+            self._result = self._work()
+        return graph
+
+
+def _shape(tree: Any, values: list[torch.Tensor | float]) -> Any:
+    """What of a tree decides which kernels run; what may change between calls is appended to `values`."""
+    if isinstance(tree, torch.Tensor):
+        values.append(tree)
+        return tuple(tree.shape), tree.dtype
+    if isinstance(tree, float):
+        values.append(tree)
+        return float
+    if isinstance(tree, Mapping):
+        return tuple((name, _shape(part, values)) for name, part in tree.items())
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return type(tree), *(_shape(getattr(tree, field.name), values) for field in fields(tree))
+    return tree
+
+
+def _rebuilt(tree: Any, held: Iterator[torch.Tensor]) -> Any:
+    """The same tree with the fixed tensors in place of its tensors and numbers."""
+    if isinstance(tree, torch.Tensor | float):
+        return next(held)
+    if isinstance(tree, Mapping):
+        return {name: _rebuilt(part, held) for name, part in tree.items()}
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return replace(tree, **{field.name: _rebuilt(getattr(tree, field.name), held) for field in fields(tree)})
+    return tree

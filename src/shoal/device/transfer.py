@@ -1,0 +1,186 @@
+"""Copies between host memory and a GPU, in the background and from page-locked memory: at the full speed of the bus.
+
+    PinnedUploader   staging buffer --> GPU, all fields of a batch
+    DirectSlotCopy   slots of a stream --> GPU, the large fields: they are never gathered on the host
+    HostCopy         parameters --> host, to be published while the next update runs
+    to_host          small tensors --> host; a DeviceEvent says when they have arrived
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from shoal.core import DirectCopy, Tree
+from shoal.slots import Layout, map_tree
+
+__all__ = ["DeviceEvent", "DirectSlotCopy", "HostCopy", "PinnedUploader", "to_device", "to_host"]
+
+MAX_LOCKED = 16  # buffers of one locker; a stream has three for each size of batch
+MIN_LOCKED_BYTES = 1 << 16
+STAGES = 3
+
+
+class PageLocker:
+    """Locks the large buffers behind arrays, once each, and keeps them alive: so no address is ever another buffer's."""
+
+    _locked: ClassVar[dict[int, np.ndarray]] = {}  # by all of this process: what is locked twice is an error to CUDA
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def lock(self, array: np.ndarray) -> None:
+        root: Any = array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        address = root.ctypes.data
+        if address in self._locked or self._count >= MAX_LOCKED or root.nbytes < MIN_LOCKED_BYTES:
+            return
+        self._locked[address] = root
+        self._count += 1
+        refused = int(torch.cuda.cudart().cudaHostRegister(address, root.nbytes, 0))
+        if refused:  # copies are slower, and still right
+            sys.stderr.write(f"{root.nbytes:,} bytes could not be page-locked (CUDA error {refused}): copies will be slower\n")
+
+
+class PinnedUploader:
+    """Copies arrays to a GPU on a CUDA stream of its own. The main stream waits for the copies; the host does not."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._locker = device, PageLocker()
+        self._side = torch.cuda.Stream(device)
+        self._copied = torch.cuda.Event(blocking=True)
+
+    def tensor(self, array: np.ndarray | torch.Tensor) -> torch.Tensor:
+        if isinstance(array, torch.Tensor):
+            return array.to(self._device)
+        self._locker.lock(array)
+        main = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._side):
+            moved = torch.from_numpy(array).to(self._device, non_blocking=True)
+        main.wait_stream(self._side)
+        moved.record_stream(main)
+        return moved
+
+    def wait(self) -> None:
+        """Wait until the arrays have been read and may be overwritten."""
+        self._copied.record(self._side)
+        self._copied.synchronize()
+
+
+class DirectSlotCopy(DirectCopy):
+    """Copies the large fields of a batch to a GPU straight from the slots of a stream."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.fields = tuple(name for name in ("observation", "final_observation") if name in layout.fields)
+        self._layout, self._device, self._locker = layout, device, PageLocker()
+        self._side = torch.cuda.Stream(device)
+        self._stages: dict[int, deque[Tree]] = {}
+        self._stage: Tree = None
+        self._copied = torch.cuda.Event(blocking=True)
+
+    def begin(self, count: int) -> None:
+        """Take the next of three sets of buffers: the two batches before stay intact."""
+        stages = self._stages.setdefault(count, deque())
+        if len(stages) < STAGES:
+            joined = self._layout.joined(count).fields
+            stages.append({name: map_tree(self._blank, joined[name]) for name in self.fields})
+        else:
+            stages.rotate(-1)
+        self._stage = stages[-1]
+
+    def _blank(self, field: Any) -> torch.Tensor:
+        return torch.from_numpy(np.empty(0, field.dtype)).new_empty(field.shape, device=self._device)
+
+    def copy(self, position: int, slot: Tree) -> None:
+        def put(target: torch.Tensor, source: np.ndarray) -> None:
+            self._locker.lock(source)
+            width = source.shape[1]  # of a sequence [T + 1, B, ...], joined along B
+            target[:, position * width : (position + 1) * width].copy_(torch.from_numpy(source), non_blocking=True)
+
+        def put_rows(target: torch.Tensor, source: np.ndarray) -> None:
+            start = position * len(source)
+            target[start : start + finals].copy_(torch.from_numpy(source[:finals]), non_blocking=True)
+
+        finals = int(slot["final_index"].max()) + 1 if "final_observation" in self.fields else 0  # rarely any
+        with torch.cuda.stream(self._side):
+            map_tree(put, self._stage["observation"], slot["observation"])
+            if finals:
+                map_tree(put_rows, self._stage["final_observation"], slot["final_observation"])
+
+    def finish(self) -> Tree:
+        """The batch's fields. The current stream waits for the copies; the host does not."""
+        self._copied.record(self._side)
+        torch.cuda.current_stream(self._device).wait_event(self._copied)
+        return self._stage
+
+    def wait(self) -> None:
+        """Wait until the slots have been read and may be overwritten."""
+        self._copied.record(self._side)
+        self._copied.synchronize()
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A small tensor on the device, without waiting. From pageable memory the host would wait for all work queued on the GPU."""
+    if tensor.is_cuda or device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)  # PyTorch keeps that memory until it has been read
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Start a copy to the host. Read it once a DeviceEvent recorded later has passed: `tensor.cpu()` would wait for all work
+    queued on the GPU."""
+    if not tensor.is_cuda:
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    host.copy_(tensor, non_blocking=True)
+    return host
+
+
+class DeviceEvent:
+    """A point in a device's queue of work: `wait` until the device has reached it. On a CPU there is nothing to wait for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event(blocking=True) if device.type == "cuda" else None
+        if self._event is not None:
+            self._event.record(torch.cuda.current_stream(device))
+
+    def wait(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+
+
+class HostCopy:
+    """Copies a tensor to the host in the background. There are two host buffers, so two copies may be under way.
+
+    On a CPU the same code runs without events.
+    """
+
+    def __init__(self, like: torch.Tensor) -> None:
+        self._host = [torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda) for _ in range(2)]
+        self._events = [torch.cuda.Event(blocking=True) for _ in range(2)] if like.is_cuda else []
+        self._side = torch.cuda.Stream(like.device) if like.is_cuda else None
+        self._turn = 0
+
+    def start(self, tensor: torch.Tensor) -> int:
+        """Start the copy; `result` takes the number it returns. Do not write to `tensor` afterwards."""
+        self._turn = 1 - self._turn
+        if self._side is None:
+            self._host[self._turn].copy_(tensor)
+            return self._turn
+        self._side.wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(self._side):
+            self._host[self._turn].copy_(tensor, non_blocking=True)
+            self._events[self._turn].record()
+        tensor.record_stream(self._side)
+        return self._turn
+
+    def result(self, turn: int) -> np.ndarray:
+        """Wait for the copy. The array is overwritten two copies later."""
+        if self._events:
+            self._events[turn].synchronize()
+        return self._host[turn].numpy()

@@ -1,0 +1,60 @@
+"""Whether an algorithm fits an architecture: computed from what both declare, not listed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal import algorithms, architectures
+from shoal.errors import ConfigError
+from shoal.experiment.components import Names
+from shoal.learning import Algorithm, Architecture, Tolerance
+
+__all__ = ["check_fit", "fits"]
+
+
+def fits(algorithm: type[Algorithm], architecture: Architecture, options: Any) -> bool:
+    """Whether the algorithm can learn from what the architecture delivers with these options."""
+    if algorithm.from_replay:
+        return architecture.takes_replay and (algorithm.relabels or not architecture.needs_relabel)
+    return architecture.takes_unrolls and algorithm.tolerates >= architecture.delivers(options).needs
+
+
+def check_fit(names: Names, algorithm: type[Algorithm], architecture: Architecture, options: Any, *, demos: bool,
+              replay_options: bool) -> None:
+    """Raise a ConfigError that says why the two do not fit, and what does."""
+    if demos:
+        _check_demos(names, algorithm, architecture)
+    if not algorithm.from_replay and replay_options:
+        raise ConfigError(f"--replay.* does not fit --algorithm {names.algorithm}, which learns from unrolls as they come and has "
+                          "no replay table; leave it out")
+    if fits(algorithm, architecture, options):
+        return
+    pair = f"--algorithm {names.algorithm} does not fit --architecture {names.architecture}"
+    if algorithm.from_replay and architecture.needs_relabel:
+        able = [name for name in algorithms.ALGORITHMS if algorithms.named(name).relabels]
+        raise ConfigError(f"{pair}: its updaters compute items anew between two tables, and {names.algorithm} has nothing to "
+                          f"compute there; use --algorithm {' or '.join(able)}, or --architecture actor_learner")
+    if algorithm.from_replay:
+        able = [name for name in architectures.ARCHITECTURES if architectures.named(name).takes_replay
+                and not architectures.named(name).needs_relabel]
+        raise ConfigError(f"{pair}: {names.algorithm} learns from a replay table, and {names.architecture} has none; use "
+                          f"--architecture {' or '.join(able)}")
+    if not architecture.takes_unrolls:
+        raise ConfigError(f"{pair}: {names.algorithm} learns from unrolls as they come, and {names.architecture} has replay "
+                          "tables; use --architecture async_gradients --architecture.mode master")
+    delivery, words = architecture.delivers(options), Tolerance.NAMES
+    classes = {name: algorithms.named(name) for name in algorithms.ALGORITHMS}
+    able = [name for name, one in classes.items() if one.tolerates >= delivery.needs and not one.from_replay]
+    raise ConfigError(f"{pair}: {names.algorithm} tolerates {words[algorithm.tolerates]}, but {delivery.why} (needs: "
+                      f"{words[delivery.needs]}); use --algorithm {' or '.join(able) or 'another'}, or --architecture synchronous")
+
+
+def _check_demos(names: Names, algorithm: type[Algorithm], architecture: Architecture) -> None:
+    if not algorithm.from_replay:
+        able = [name for name in algorithms.ALGORITHMS if algorithms.named(name).from_replay]
+        raise ConfigError(f"--demos does not fit --algorithm {names.algorithm}, which learns only from what its own policy has "
+                          f"just done; use --algorithm {' or '.join(able)}")
+    if architecture.takes_replay and not architecture.takes_demos:
+        able = [name for name in architectures.ARCHITECTURES if architectures.named(name).takes_demos]
+        raise ConfigError(f"--demos does not fit --architecture {names.architecture}, whose replay tables hold only what its own "
+                          f"actors do; use --architecture {' or '.join(able)}")

@@ -1,0 +1,86 @@
+"""Which policy of a run is handed back: the best version that was evaluated, or the last one.
+
+    best    the best of all evaluated versions; the last one is among them, because every run evaluates it at its end
+    last    the newest weights, however good they are
+
+A run that was interrupted or killed has not evaluated its last version. It hands back the best one too, if at least two versions
+were evaluated: the only one is that of the beginning, and then the last is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from shoal.errors import CheckpointError
+from shoal.experiment.checkpoints import read_meta
+from shoal.experiment.rundir import numbers
+
+__all__ = ["PolicyChoice", "PolicyName", "choose_policy"]
+
+PolicyName = Literal["best", "last"]
+EVALUATIONS = {"versions", "confirmed", *(f"{which}{what}" for which in ("best", "last")
+                                          for what in ("_return", "_episodes", "_version", "/progress"))}
+
+
+@dataclass(frozen=True)
+class PolicyChoice:
+    """A policy of a checkpoint. None where something is not known: runs of earlier versions did not write it down."""
+
+    name: PolicyName
+    source: Literal["best", "last", "learner"]
+    """Which arrays of the checkpoint hold its weights."""
+    version: int | None = None
+    env_steps: int | None = None
+    eval_return: float | None = None
+    eval_episodes: int = 0
+
+    def sentence(self) -> str:
+        known = [f"version {self.version:,}" if self.version is not None else "",
+                 f"after {self.env_steps:,} env steps" if self.env_steps is not None else "",
+                 f"evaluated {self.eval_return:,.2f}" + (f" over {self.eval_episodes:,} episodes" if self.eval_episodes else "")
+                 if self.eval_return is not None else "not evaluated"]
+        return f"policy {self.name}: {', '.join(word for word in known if word)}"
+
+
+def choose_policy(folder: Path, wanted: PolicyName) -> PolicyChoice:
+    """The policy of a checkpoint that is wanted, or the last one where there is no choice."""
+    found, counts = _evaluations(folder)
+    best_return = float(found.get("best_return", [math.nan])[0])
+    compared = int(found.get("versions", [2])[0]) > 1 or bool(found.get("confirmed", [False])[0]) or "last_return" in found
+    if wanted == "best" and math.isfinite(best_return) and compared:
+        return _evaluated("best", found)
+    if "last_return" in found:
+        return _evaluated("last", found)
+    meta = numbers(read_meta(folder))
+    version = int(meta["weights_version"]) if "weights_version" in meta else None
+    return PolicyChoice("last", "learner", version, None if counts is None else int(counts[0]))
+
+
+def _evaluated(name: PolicyName, found: Mapping[str, np.ndarray]) -> PolicyChoice:
+    version, episodes = (found.get(f"{name}_{what}") for what in ("version", "episodes"))
+    return PolicyChoice(name, name, None if version is None else int(version[0]), int(found[f"{name}/progress"][0]),
+                        float(found[f"{name}_return"][0]), 0 if episodes is None else int(episodes[0]))
+
+
+def _evaluations(folder: Path) -> tuple[dict[str, Any], Any]:
+    """What the evaluator has written down, and the counts of a learner; weights are not read."""
+    from safetensors import SafetensorError, safe_open
+
+    found, counts = {}, None
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, "numpy") as file:
+                names = set(file.keys())
+                if "best_return" in names:
+                    found = {name: file.get_tensor(name) for name in EVALUATIONS & names}
+                elif "counts" in names:
+                    counts = file.get_tensor("counts")
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from None
+    return found, counts

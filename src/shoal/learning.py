@@ -1,0 +1,409 @@
+"""The contract of learning: what an algorithm and an architecture offer. `core.py` has the roles and the wires between them.
+
+    Algorithm ── policy() ──▶ Policy        acts                          actors, evaluators, inference servers
+              ── record ────▶ UnrollRecord  what actors write down        sent on a stream, learned from as it comes
+                           or ItemRecord                                  kept in replay tables
+              ── learn() ───▶ Learn         gradients and updates         learners, workers, parameter servers
+
+    Architecture ── draw() ─▶ a Program: roles joined by wires
+
+An algorithm knows nothing of processes and an architecture knows nothing of losses. Whether the two fit is computed: the
+algorithm says which age of data it `tolerates`, the architecture which one it `delivers`. What is optional is a protocol of
+its own (`ReplayLearn`, `DeviceLearn`, `SlicedLearn`, `DevicePolicy`, `Relabels`) or a declared field with a default.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast, runtime_checkable
+
+import numpy as np
+
+from shoal.core import Tree, Vector
+from shoal.options import Options
+from shoal.slots import Layout
+
+if TYPE_CHECKING:
+    import torch
+
+    from shoal.device.placement import Hardware
+    from shoal.device.weight_handoff import DeviceWeights, WeightSnapshot
+    from shoal.envs import EnvSpec, Step
+    from shoal.nets import NetConfig
+    from shoal.roles.parts import Parts
+    from shoal.runtime import Program
+    from shoal.telemetry.metrics import Metric
+
+__all__ = ["Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn", "Delivery", "DeviceLearn", "DevicePolicy",
+           "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels", "ReplayLearn",
+           "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord", "UnrollRecorder", "Updater", "UpdaterSlice",
+           "Viewer", "phases_due"]
+
+
+# ---------------------------------------------------------------------------------------------- acting
+@dataclass(frozen=True)
+class Progress:
+    """How far training is. It travels with the weights; every schedule is a function of it."""
+
+    env_steps: int = 0
+    learner_steps: int = 0
+    fraction: float = 0.0   # of the env_steps budget; 0 without one
+
+    @classmethod
+    def of(cls, numbers: np.ndarray) -> Progress:
+        """From what `numbers` gives, as it travels with the weights."""
+        return cls(int(numbers[0]), int(numbers[1]), float(numbers[2]))
+
+    @property
+    def numbers(self) -> np.ndarray:
+        return np.array([self.env_steps, self.learner_steps, self.fraction])
+
+
+@dataclass
+class StepView:
+    """What a policy sees of B seats at one moment (arrays [B, ...])."""
+
+    observation: Tree
+    first: np.ndarray
+    action_mask: np.ndarray | None = None
+    prev_action: Tree | None = None
+    prev_reward: np.ndarray | None = None
+
+
+class Viewer(Protocol):
+    """Turns the steps of an environment into what the policy sees of them."""
+
+    def of(self, step: Step, action: Tree | None = None) -> StepView: ...  # `action` led to `step`
+
+
+class Policy(Protocol):
+    """Acts. Holds private weights, loaded from what a Learn published."""
+
+    def load(self, published: Tree) -> None: ...
+    def bind(self, published: Tree) -> None: ...  # like load, but keeps these arrays: writing them changes the policy
+    def initial_state(self, seats: int) -> Tree: ...
+    def act(self, view: StepView, state: Tree, explore: np.ndarray | None, rng: torch.Generator) -> tuple[Tree, Tree, Tree]:
+        """-> action [B, ...], next state, extras [B, ...] (log-probabilities, values); explore None means greedily."""
+
+
+@runtime_checkable
+class DevicePolicy(Policy, Protocol):
+    """A policy that can also compute on a GPU."""
+
+    def to(self, hardware: Hardware) -> None: ...
+
+
+# ---------------------------------------------------------------------------------------------- recording
+class Record(ABC):
+    """What actors write down of their steps, and how it lies in memory."""
+
+    seats: int      # rows of one actor: environments times agents
+    mask_size: int  # length of a row of the action mask; 0 where there is none
+    previous: bool  # whether the policy sees the previous action and reward
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout: ...  # of one unroll, or of one item
+
+    @abstractmethod
+    def viewer(self, seats: int) -> Viewer: ...  # an evaluator has other seats than an actor
+
+
+class UnrollRecorder(Protocol):
+    """Writes T steps of B seats into a slot; environments and recurrent states go on from one unroll to the next.
+
+        recorder.begin(slot.data, step, state, version)          # x_0, and the recurrent state it is seen with
+        for t in range(record.length):
+            action, state, extras = policy.act(recorder.view(step), state, explore, rng)
+            step = env.step(action)
+            recorder.write(t, action, extras, step, version)     # a_t, r_t, ..., x_{t+1}
+    """
+
+    def view(self, step: Step) -> StepView: ...
+    def begin(self, data: Tree, step: Step, state: Tree, version: int) -> None: ...
+    def write(self, t: int, action: Tree, extras: Tree, step: Step, version: int) -> None: ...
+
+
+class UnrollRecord(Record):
+    """Unrolls of `length` steps, learned from as they come.
+
+    Besides what the algorithm needs, the layout has fields that roles read: `valid` and `weights_version` [T, B], `time` [T, 1].
+    """
+
+    length: int
+
+    @abstractmethod
+    def recorder(self, seats: int | None = None) -> UnrollRecorder: ...
+
+
+class ItemRecorder(Protocol):
+    """Remembers the newest steps of every seat and cuts items for a replay table out of them, with their first priorities.
+
+        step = env.reset(seed)
+        recorder.begin(step)
+        while running:
+            action, following, extras = policy.act(recorder.view(step), state, explore, rng)
+            step = env.step(action)
+            recorder.write(action, state, extras, step, version)      # `state` is the one before this act
+            state = following
+            if recorder.ready >= K: recorder.take(into, priority)     # the K oldest items
+    """
+
+    ready: int  # finished items that wait to be taken
+
+    def view(self, step: Step) -> StepView: ...
+    def begin(self, step: Step) -> None: ...
+    def write(self, action: Tree, state: Tree, extras: Tree, step: Step, version: int) -> None: ...
+    def catch_up(self) -> None: ...  # do now what `take` would have to do first
+    def take(self, into: Tree, priority: np.ndarray) -> None: ...
+    def take_moments(self, into: Tree) -> None: ...  # of the observations since the last call; where the record has them
+
+
+class StoredItems(Protocol):
+    """What a replay table holds: all that the table itself needs to know of its items. An ItemRecord says it of its own."""
+
+    @property
+    def layout(self) -> Layout: ...  # of one item; roles read its fields `weights_version` [1] and `time` [1]
+    @property
+    def decisions(self) -> int: ...
+    @property
+    def observation_moments(self) -> int: ...
+
+
+class ItemRecord(Record):
+    """Items of replay tables: transitions, windows. The record names the extras it keeps and computes first priorities.
+
+    Besides what the algorithm needs, the layout has fields that roles read: `weights_version` [1] and `time` [1].
+    """
+
+    observation_moments: int  # how many numbers of an observation are normalised; 0 for none
+
+    @property
+    def from_steps_alone(self) -> bool:
+        """Whether items hold nothing that a policy gave: no estimates, extras or states. Recorded episodes need no policy then."""
+        return False
+
+    @property
+    @abstractmethod
+    def decisions(self) -> int: ...  # number of decisions in one item
+
+    @property
+    @abstractmethod
+    def steps(self) -> UnrollRecord: ...  # one step of all seats, as a wire carries it
+
+    @abstractmethod
+    def of_seats(self, seats: int) -> Self: ...  # the same items for another number of seats
+
+    @abstractmethod
+    def recorder(self, seats: int | None = None) -> ItemRecorder: ...
+
+
+# ---------------------------------------------------------------------------------------------- learning
+class Updater(Protocol):
+    """The half of a Learn that owns the parameters: all that a parameter server needs.
+
+    `state["params"]` is one flat vector. A **phase** is an optimiser of its own over its own slice of that vector (`span`): an
+    actor, its critics, a temperature. A gradient of a phase has the length of its span.
+    """
+
+    phases: tuple[str, ...]
+    state: dict[str, torch.Tensor]  # named tensors: parameters, targets, optimiser moments, normalisers
+
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor]: ...  # what gradients depend on: all but the optimisers' moments
+    def span(self, phase: str) -> slice: ...
+    def anneal(self, progress: Progress) -> None: ...  # call it before applying a gradient that came from elsewhere
+    def apply(self, gradient: Vector, phase: str) -> bool | torch.Tensor: ...  # clips, steps, refreshes targets; False: not finite
+    def moments(self, batch: Tree) -> np.ndarray: ...  # running statistics' share of a batch; a server gets only these fields of it
+    def absorb(self, moments: np.ndarray) -> None: ...
+    def published(self, progress: Progress) -> Tree: ...  # what policies load; its field "progress" is Progress.numbers
+
+
+class Learn(Updater, Protocol):
+    """The learning side. An architecture acts only between `gradients` and `apply`.
+
+        sums = learn.sums(batch, me.index, me.replicas)                       # several learners add up theirs (group.sum):
+        moments = learn.moments(batch)                                        # sums and moments
+        for minibatch in learn.minibatches(batch, sums, progress, rng):       # one learner step each, however many phases
+            for phase in phases_due(learn, progress):                         # learn.phases, unless some are due less often
+                gradient, metrics = learn.gradients(minibatch, phase)         # of this phase's slice of the parameters
+                learn.apply(await group.mean(gradient), phase)
+        learn.absorb(moments)                                                 # running statistics, before publication
+        weights.publish(learn.published(progress))
+
+    `gradients` names only metrics that the algorithm declares. What learners share by adding may need a place for each of them (a
+    maximum does), so `sums` is told which of them it is.
+    """
+
+    def sums(self, batch: Tree, index: int = 0, learners: int = 1) -> np.ndarray: ...  # of the index-th of all learners
+    def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Any]: ...
+    def gradients(self, minibatch: Any, phase: str) -> tuple[Vector, Mapping[str, float]]: ...
+    def bind(self, arrays: Mapping[str, np.ndarray]) -> None: ...  # keep the whole state in these arrays from now on
+
+
+@runtime_checkable
+class ReplayLearn(Protocol):
+    """A Learn that learns from items: `priorities` [B] are those of the batch of the last minibatch, by its last gradients."""
+
+    priorities: Vector
+
+
+@runtime_checkable
+class DeviceLearn(Protocol):
+    """A Learn that can compute on a GPU: gradients, metrics and priorities stay there until somebody asks for a number."""
+
+    def to(self, hardware: Hardware) -> None: ...
+    def capture(self) -> None: ...                              # replay CUDA graphs from now on, where that is possible
+    def release(self) -> None: ...                              # wait until the memory of the last batch is not read any more
+    def snapshot(self, progress: Progress) -> WeightSnapshot: ...         # what is published, on its way to the host
+    def device_weights(self, progress: Progress) -> DeviceWeights: ...    # the same, left on the device
+    def policy_tensors(self) -> Tree: ...                                 # what a policy on this device binds: no copy
+
+
+class UpdaterSlice(Updater, Protocol):
+    """A slice of the parameters, which one of several servers owns. Its targets are refreshed by the count of the first server."""
+
+    def updates(self, phase: str) -> int: ...                   # that were made; targets are refreshed by this number
+    def go_on_from(self, updates: int, phase: str) -> None: ... # the next one is this one's successor
+
+
+@runtime_checkable
+class SlicedLearn(Protocol):
+    """A Learn whose updates work element by element, so that a parameter server may be cut into pieces."""
+
+    def cut(self, where: slice) -> UpdaterSlice: ...            # what a server needs that owns this slice of the parameters
+    def clipped(self, gradient: np.ndarray, phase: str) -> np.ndarray: ...  # as `apply` clips it: call it before cutting
+
+
+@runtime_checkable
+class DelayedLearn(Protocol):
+    """A Learn of which some phases are not due at every learner step (the delayed policy updates of TD3)."""
+
+    def due(self, progress: Progress) -> tuple[str, ...]: ...   # the phases of the learner step that follows
+
+
+def phases_due(learn: Learn, progress: Progress) -> tuple[str, ...]:
+    """The phases that the next minibatch goes through, in order."""
+    return cast(DelayedLearn, learn).due(progress) if _delays(type(learn)) else learn.phases
+
+
+@cache
+def _delays(kind: type) -> bool:
+    """Asked once for each class: to look for the methods of a protocol takes tens of microseconds."""
+    return issubclass(kind, DelayedLearn)
+
+
+# ---------------------------------------------------------------------------------------------- relabelling
+class Relabeller(Protocol):
+    """Computes items of one table anew with newer weights, for another table (QT-Opt's Bellman updaters, MuZero's Reanalyze).
+
+        relabeller.load(published)
+        labelled, priority = relabeller.relabel(items, rng)     # items [B, ...] as they were drawn
+    """
+
+    def load(self, published: Tree) -> None: ...
+    def relabel(self, items: Tree, rng: torch.Generator) -> tuple[Tree, np.ndarray]: ...
+
+
+@runtime_checkable
+class Relabels(Protocol):
+    """An algorithm whose items can be computed anew between two tables."""
+
+    @property
+    def relabelled(self) -> StoredItems:
+        """What the second table holds. Its layout also has the fields that the role fills in itself: `key` [1], that of the item in
+        the table it was drawn from, `label_version` [1], of the weights used, `weights_version` [1] and `time` [1]."""
+    def relabeller(self) -> Relabeller: ...
+
+
+# ---------------------------------------------------------------------------------------------- algorithms
+class Tolerance:
+    """How old data may be."""
+
+    NOTHING, LAG, BOUNDED_REUSE, REPLAY = range(4)
+    NAMES = ("nothing", "lag", "a reuse buffer bounded by a staleness", "any replay")
+
+
+class Algorithm(ABC):
+    """A description that pickles: options and spaces. Each role builds the part it needs.
+
+    It is made as `MyAlgorithm(config, spec, net, seats)`: its own Config, the environment's `envs.EnvSpec`, the options of the
+    network and the seats of one actor.
+    """
+
+    name: ClassVar[str]
+    config_class: ClassVar[type[Options]]
+    tolerates: ClassVar[int]
+    from_replay: ClassVar[bool] = False     # the record is an ItemRecord, and learn() gives a ReplayLearn
+    relabels: ClassVar[bool] = False        # it is a Relabels
+    runs_on_gpu: ClassVar[bool] = False     # policy() gives a DevicePolicy and learn() a DeviceLearn
+    metrics: ClassVar[tuple[Metric, ...]] = ()  # that `Learn.gradients` names; any other name raises
+
+    config: Any
+    max_lag: int | None = None              # learners mask steps that are more than this many versions old
+
+    @abstractmethod
+    def __init__(self, config: Any, spec: EnvSpec, net: NetConfig, seats: int) -> None: ...
+
+    @property
+    @abstractmethod
+    def record(self) -> UnrollRecord | ItemRecord: ...
+
+    @abstractmethod
+    def policy(self) -> Policy: ...
+    @abstractmethod
+    def learn(self, seed: int) -> Learn: ...
+    @abstractmethod
+    def explore(self, index: int, count: int, seats: int, progress: Progress) -> np.ndarray:
+        """How much each seat [seats] of the index-th of `count` actors explores, as its Policy.act understands it."""
+    @abstractmethod
+    def published_layout(self) -> Layout: ...  # of what `Learn.published` gives
+
+
+# ---------------------------------------------------------------------------------------------- architectures
+@dataclass(frozen=True)
+class Delivery:
+    """What a data path delivers: the tolerance it needs, and in words why."""
+
+    needs: int
+    why: str
+
+
+class ArchitectureOptions(Options):
+    """The options of an architecture."""
+
+    section = "architecture"
+    envs_per_actor: int  # environments that one actor steps together, E
+
+
+class Architecture(ABC):
+    """Who does what, with whom: a drawing like the figure of a paper. The fields say where it fits."""
+
+    name: ClassVar[str]
+    config_class: ClassVar[type[Any]]
+    takes_unrolls: ClassVar[bool] = True    # runs algorithms that learn from unrolls as they come
+    takes_replay: ClassVar[bool] = False    # runs algorithms that learn from replay tables
+    needs_relabel: ClassVar[bool] = False   # its replay tables need an algorithm that relabels
+    takes_demos: ClassVar[bool] = False     # demonstrations may lie beside the replay table
+    draws_offline: ClassVar[bool] = False   # draws the graph of an offline run itself; others get architectures/offline.py
+    runs_on_gpu: ClassVar[bool] = False     # its learners and inference servers may compute on a GPU
+    prefers_gpu: ClassVar[bool] = False     # a GPU is worth it whatever the observations are
+    has_actors: ClassVar[bool] = True       # roles other than the learner act: --actors
+    one_place: ClassVar[bool] = False       # has the option one_place: actors in their learner's process
+    batch_slots: ClassVar[bool] = False     # has the option batch_slots: unrolls in a batch; otherwise one of every actor
+    process_options: ClassVar[tuple[str, ...]] = ()  # options that are numbers of processes or threads
+    size_options: ClassVar[tuple[str, ...]] = ("envs_per_actor",)  # options that increase the memory of a role
+    scaled_role: ClassVar[str] = "actor"    # whose number follows the learner with --actors auto
+    learner_role: ClassVar[str] = "learner" # whose idle time that number follows
+
+    def fixed_actors(self, config: Any) -> str:
+        """Why the number of actors cannot follow the learner; empty where it can."""
+        return f"--architecture {self.name} has a fixed number of actors"
+
+    @abstractmethod
+    def delivers(self, config: Any) -> Delivery: ...
+    @abstractmethod
+    def draw(self, program: Program, parts: Parts, config: Any) -> None: ...

@@ -1,0 +1,178 @@
+"""Nets of actor-critics that learn from replay (DDPG, TD3, SAC): policies, and critics Q(s, a).
+
+    observation ──torso──> features ──linear──> parameters of a policy                                PolicyNetwork
+    observation ──torso──> features ──linear, tanh──> action in the bounds of the space               DeterministicActor
+    observation ──torso──> features ──linear──> m, log s ──tanh(m + s z)──> action in [-1, 1]         SquashedGaussianActor
+    observation ──CNNs, or as it is──┬──MLP of net.hidden──linear──> Q(s, a), N times                 Critic
+    action, scaled to [-1, 1] ───────┘
+
+Nets work with actions in [-1, 1], flat [N, D]; `ActionRange` scales them to the bounds of the space and back. All of them read
+single observations [N, ...]: they have no memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from shoal.errors import ConfigError
+from shoal.nets.cores import autocasting
+from shoal.nets.encoder import Observation, encoder
+from shoal.nets.heads import ActionRange
+from shoal.nets.net_config import NetConfig
+from shoal.nets.stacked import StackedValues
+from shoal.nets.torsos import orthogonal
+from shoal.nets.trunk import seeded
+from shoal.ops.distributions import tanh_gaussian_from_noise
+
+LOG_STD = (-20.0, 2.0)  # of the squashed Gaussian; gradients vanish only outside of it
+
+__all__ = ["Critic", "DeterministicActor", "PolicyNetwork", "SquashedGaussianActor", "bounded_range", "build_actor", "build_critic",
+           "build_policy", "build_squashed_actor", "build_values"]
+
+
+def build_actor(
+    observation_space: gym.Space[Any], action_space: gym.Space[Any], config: NetConfig | None = None, seed: int | None = None
+) -> DeterministicActor:
+    """The actor for these spaces. ``seed`` makes the initial weights reproducible without touching the global generator."""
+    config, box = _checked_box(action_space, config, "a deterministic actor")
+    with seeded(seed):
+        return DeterministicActor(observation_space, box, config)
+
+
+def build_squashed_actor(
+    observation_space: gym.Space[Any], action_space: gym.Space[Any], config: NetConfig | None = None, seed: int | None = None
+) -> SquashedGaussianActor:
+    """The stochastic actor for these spaces. ``seed`` as for build_actor."""
+    config, box = _checked_box(action_space, config, "a squashed Gaussian actor")
+    with seeded(seed):
+        return SquashedGaussianActor(observation_space, box, config)
+
+
+def build_critic(
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+    config: NetConfig | None = None,
+    seed: int | None = None,
+    count: int = 1,
+) -> Critic:
+    """``count`` independent critics for these spaces. ``seed`` as for build_actor."""
+    config, box = _checked_box(action_space, config, "a critic of actions")
+    with seeded(seed):
+        return Critic(observation_space, box, config, count)
+
+
+def build_policy(
+    observation_space: gym.Space[Any], outputs: int, config: NetConfig | None = None, seed: int | None = None
+) -> PolicyNetwork:
+    """A net with this many policy parameters: means and log deviations, or logits. ``seed`` as for build_actor."""
+    config = _checked(config, "a policy that learns from replay")
+    with seeded(seed):
+        return PolicyNetwork(observation_space, outputs, config)
+
+
+def build_values(
+    observation_space: gym.Space[Any], actions: int, config: NetConfig | None = None, seed: int | None = None, count: int = 1
+) -> StackedValues:
+    """``count`` independent nets of action values: observation -> Q [count, N, actions]. ``seed`` as for build_actor."""
+    config = _checked(config, "a critic of discrete actions")
+    with seeded(seed):
+        return StackedValues(observation_space, 0, actions, config, count)
+
+
+def bounded_range(action_space: spaces.Box) -> ActionRange:
+    """Between [-1, 1] and the bounds of the space, which must be finite."""
+    return ActionRange(action_space, "an actor or critic in [-1, 1]", "use a Gaussian policy, for instance with ppo")
+
+
+class PolicyNetwork(nn.Module):
+    """observation [N, ...] -> parameters of a policy [N, outputs], in float32. They start near 0."""
+
+    def __init__(self, observation_space: gym.Space[Any], outputs: int, config: NetConfig) -> None:
+        super().__init__()
+        self.torso = encoder(observation_space, config)
+        self.out = orthogonal(nn.Linear(self.torso.features, outputs), 0.01)
+
+    def forward(self, observation: Observation) -> Tensor:
+        x = self.torso(observation)
+        if not autocasting():
+            return self._read(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return self._read(x.float())
+
+    def _read(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(x)
+        return found
+
+
+class DeterministicActor(PolicyNetwork):
+    """observation [N, ...] -> action [N, *shape], within the bounds of the action space. It starts near their middle."""
+
+    def __init__(self, observation_space: gym.Space[Any], action_space: spaces.Box, config: NetConfig) -> None:
+        super().__init__(observation_space, torch.Size(action_space.shape).numel(), config)
+        self._range, self._shape = bounded_range(action_space), action_space.shape
+
+    def unit(self, observation: Observation) -> Tensor:
+        """The action in [-1, 1], flat [N, D]."""
+        return torch.tanh(super().forward(observation))
+
+    def forward(self, observation: Observation) -> Tensor:
+        unit = self.unit(observation)
+        return self._range.scaled(unit).reshape(len(unit), *self._shape)
+
+
+class SquashedGaussianActor(PolicyNetwork):
+    """A policy tanh(m + s z), z standard normal, whose m and s depend on the observation (SAC). It starts near m = 0, s = 1.
+
+    Its actions lie in [-1, 1], flat [N, D], and so do their densities.
+    """
+
+    def __init__(self, observation_space: gym.Space[Any], action_space: spaces.Box, config: NetConfig) -> None:
+        super().__init__(observation_space, 2 * torch.Size(action_space.shape).numel(), config)
+
+    def sample(self, observation: Observation, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions made of standard normal ``noise`` [N, D], and their log-probabilities [N]; gradients flow through both."""
+        mean, log_std = super().forward(observation).chunk(2, -1)
+        return tanh_gaussian_from_noise(mean, log_std.clamp(*LOG_STD), noise)
+
+    def unit(self, observation: Observation) -> Tensor:
+        """The median action."""
+        return torch.tanh(super().forward(observation).chunk(2, -1)[0])
+
+
+class Critic(nn.Module):
+    """observation [N, ...], action [N, *shape] -> Q [count, N]. The critics share no weights."""
+
+    def __init__(self, observation_space: gym.Space[Any], action_space: spaces.Box, config: NetConfig, count: int) -> None:
+        super().__init__()
+        self.values = StackedValues(observation_space, torch.Size(action_space.shape).numel(), 1, config, count)
+        self._range = bounded_range(action_space)
+
+    def of_unit(self, observation: Observation, unit: Tensor) -> Tensor:
+        """Q [count, N] of actions in [-1, 1], flat [N, D]."""
+        found: Tensor = self.values(observation, unit)
+        return found.squeeze(2)
+
+    def forward(self, observation: Observation, action: Tensor) -> Tensor:
+        return self.of_unit(observation, self._range.unit(action.flatten(1)))
+
+
+def _checked_box(action_space: gym.Space[Any], config: NetConfig | None, who: str) -> tuple[NetConfig, spaces.Box]:
+    if not isinstance(action_space, spaces.Box):
+        raise ConfigError(f"{who} needs Box actions, but the action space is {action_space}")
+    bounded_range(action_space)
+    return _checked(config, who), action_space
+
+
+def _checked(config: NetConfig | None, who: str) -> NetConfig:
+    config = config or NetConfig()
+    config.validate()
+    if config.recurrent != "none":
+        raise ConfigError(f"--net.recurrent is {config.recurrent!r}, but {who} has no memory; use --net.recurrent none")
+    if config.prev_action_reward:
+        raise ConfigError(f"{who} does not see the previous action and reward; drop --net.prev-action-reward")
+    return config

@@ -1,0 +1,58 @@
+"""Opening a recording by its path, and checking that it fits an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.envs.interface import EnvSpec
+from shoal.errors import ConfigError
+from shoal.offline.demo_folder import META, DemoFolder
+from shoal.offline.minari import MinariDataset, is_minari
+from shoal.offline.recorded_episodes import Demos, RecordingInfo, plain
+from shoal.offline.space_json import difference
+
+__all__ = ["check_fit", "open_demos"]
+
+
+def open_demos(path: str | Path) -> Demos:
+    """Open a folder that `shoal data record` made, or the folder of a Minari dataset."""
+    path = Path(path)
+    if not path.exists():
+        raise ConfigError(f"there are no demonstrations at {path}: it does not exist; record some with "
+                          "`shoal data record SOURCE ENV --out PATH`")
+    demos: Demos
+    if (path / META).is_file():
+        demos = DemoFolder(path)
+    elif is_minari(path):
+        demos = MinariDataset(path)
+    else:
+        raise ConfigError(f"{path} holds no demonstrations: it has neither {META} (from `shoal data record`) nor "
+                          "data/metadata.json (from Minari); give the folder of a recording")
+    if not demos.info.episodes:
+        raise ConfigError(f"{path} holds no episodes; record some with `shoal data record SOURCE ENV --out {path} --append`")
+    return demos
+
+
+def check_fit(info: RecordingInfo, path: str, spec: EnvSpec, env: str, kwargs: Mapping[str, Any], foreign: bool = False) -> None:
+    """Raise a ConfigError if this environment cannot learn from a recording; `foreign` accepts one made in another environment."""
+    for name, own, wanted in (("observations", info.observation_space, spec.observation_space),
+                              ("actions", info.action_space, spec.action_space)):
+        if found := difference(own, wanted):
+            raise ConfigError(f"--demos {path} does not fit {env}: its {name} differ from the environment's ({found}); record "
+                              "demonstrations in this environment")
+    mask_size = spec.mask_size if spec.has_action_mask else 0
+    if info.mask_size != mask_size:
+        has = "has action masks, but the environment has none" if info.mask_size else "lacks the environment's action masks"
+        raise ConfigError(f"--demos {path} does not fit {env}: the recording {has}; record demonstrations in this environment")
+    same = info.env in (None, env) and (info.kwargs is None or plain(info.kwargs) == plain(kwargs))
+    if not same and not foreign:
+        raise ConfigError(f"--demos {path} was recorded in {_words(info.env, info.kwargs)}, but this run is in "
+                          f"{_words(env, kwargs)}; record demonstrations in this environment, or add --foreign-demos if they "
+                          "mean the same in both")
+
+
+def _words(env: str | None, kwargs: Mapping[str, Any] | None) -> str:
+    inside = ", ".join(f"{name}={value!r}" for name, value in (kwargs or {}).items())
+    return f"{env} ({inside})" if inside else str(env)

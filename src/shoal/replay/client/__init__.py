@@ -1,0 +1,1 @@
+"""What a program uses: clients, datasets and writers of a server in this process, on this machine or elsewhere."""

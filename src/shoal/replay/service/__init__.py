@@ -1,0 +1,1 @@
+"""The server: its socket, messages, writers' sessions, sample requests, keys, checkpoints and commands."""

@@ -1,0 +1,217 @@
+"""The Evaluator: fresh episodes with one published version, and the end of a run whose return is reached.
+
+    weights (broadcast) ──▶ Evaluator ──▶ its own environments
+
+A step of the role is one step of its environments, so that it can be checkpointed, told something or stopped in the middle of an
+evaluation: nobody ever waits for it. One that is stopped half-way counts for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from shoal.core import Me, Reader, Tree, Wait, any_of
+from shoal.envs import BatchedEnv
+from shoal.envs.split_env import SplitEnv
+from shoal.learning import Progress
+from shoal.roles.episodes import EpisodePlay
+from shoal.roles.parts import Parts
+from shoal.runtime import Program
+from shoal.runtime.wires import BroadcastWire
+from shoal.slots import leaves, map_tree
+
+__all__ = ["Evaluator", "add_evaluator"]
+
+SIDE_BY_SIDE = 100       # environments at most
+SLOW_SECONDS = 0.001     # for a step of one environment: from here on several processes are worth it
+STEPS_EACH = 1_000       # of the last evaluation's env steps, for each of its environments
+
+
+def add_evaluator(program: Program, parts: Parts, weights: BroadcastWire | None) -> None:
+    """Add the role that evaluates published weights, where evaluations are wanted."""
+    if parts.eval.enabled and weights is not None:
+        program.add("evaluator", Evaluator, parts=parts, weights=weights.reader)
+
+
+class Evaluated(NamedTuple):
+    """A version whose return is known."""
+
+    result: float
+    episodes: int
+    version: int
+    weights: Tree
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        """For a checkpoint, where `name` is best or last."""
+        return {f"{name}_return": np.array([self.result]), f"{name}_episodes": np.array([self.episodes]),
+                f"{name}_version": np.array([self.version]),
+                **{f"{name}/{'/'.join(path)}": leaf for path, leaf in leaves(self.weights)}}
+
+
+class Evaluator:
+    """Plays fresh episodes with one published version; ends the run when the return is reached twice."""
+
+    def __init__(self, me: Me, parts: Parts, weights: Reader) -> None:
+        self.me, self.weights, self.plan, self.source = me, weights, parts.eval, parts.env
+        self.policy, self.record = parts.algorithm.policy(), parts.algorithm.record
+        self.layout = parts.algorithm.published_layout()
+        self.published = self.layout.empty()
+        self.seeds = me.rng("evaluation")
+        self.rng = torch.Generator().manual_seed(int(self.seeds.integers(2**31)))
+        self.explore = None if self.plan.greedy else parts.algorithm.explore
+        self.rows, self.processes = min(self.plan.episodes, SIDE_BY_SIDE), 1
+        self.env: BatchedEnv = self.source.make(self.rows)
+        self.env_seconds = 0.0  # for a step of one of them
+        self.play: EpisodePlay | None = None
+        self.version, self.due, self.first_result = 0, 0, -np.inf
+        self.best: Evaluated | None = None
+        self.latest: Evaluated | None = None
+        self.last: Evaluated | None = None  # only once the last evaluation is over
+        self.versions = 0                   # evaluated so far
+        self.done = self.settled = self.ending = False
+        self._forget()  # what a predecessor had begun
+
+    # ------------------------------------------------------------------ one step of its environments
+    @property
+    def keeps_turn(self) -> bool:
+        return self.play is not None
+
+    async def step(self) -> None:
+        if self.play is None:
+            await self._await_version()
+            return
+        stats, play = self.me.stats, self.play
+        with stats.phase("evaluate"):
+            stats.add("eval_env_steps", play.step())
+        stats.set("eval_episodes_played", play.episodes)
+        self.me.beat()
+        if play.over:
+            self._finish(play)
+
+    async def _await_version(self) -> None:
+        """Wait until there is something to evaluate, and begin."""
+        self.settled = True  # nothing is changed before there is something new
+        told = Wait(lambda: self.play is not None, "control", "a last evaluation")
+        await (told if self.done or self.ending else any_of(self.weights.newer_than(self.version), told))
+        self.settled = False
+        if self.play is not None:
+            return
+        self.version = self.weights.pull(self.published)
+        progress = Progress.of(self.published["progress"])
+        period = self.plan.every_learner_steps
+        done = progress.env_steps if period is None else progress.learner_steps
+        if done >= self.due:
+            self.due = done + (period or self.plan.every_env_steps)
+            self.policy.load(self.published)
+            self._remake(self.rows, self.plan.free_cores)
+            self._begin()
+
+    def _remake(self, rows: int, cores: int) -> None:
+        """Environments for the next evaluation: slow ones in several processes, where cores are free."""
+        processes = min(rows, cores) if self.env_seconds >= SLOW_SECONDS else 1
+        if (rows, processes) == (self.rows, self.processes):
+            return
+        self.env.close()
+        self.rows, self.processes = rows, processes
+        self.env = self.source.make(rows) if processes == 1 else SplitEnv(self.source.make, rows, processes)
+
+    def _begin(self, env_steps: int | None = None) -> None:
+        """Begin to evaluate the version that the policy has."""
+        progress, env = Progress.of(self.published["progress"]), self.env
+        explore = None if self.explore is None else self.explore(0, 1, env.num_seats, progress)
+        longest = max(self.plan.max_episode_steps, env.max_episode_steps or 0)
+        seed = int(self.seeds.integers(2**31))
+        self.play = EpisodePlay(self.policy, self.record, env, self.plan.episodes, seed, self.rng, explore, env_steps=env_steps,
+                                max_episode_steps=longest)
+        self.me.stats.set("eval_episodes_planned", self.plan.episodes)
+        self.me.stats.set("eval_episodes_played", 0)
+
+    def _finish(self, play: EpisodePlay) -> None:
+        """What an evaluation has come to. One that reaches the goal is played again before it counts."""
+        self._forget()
+        result, goal = self._report(play), self.plan.until_return
+        confirms, self.first_result = self.first_result, -np.inf
+        if goal is not None and result >= goal and not self.ending:
+            if confirms < goal:
+                self.first_result = result
+                self._begin()
+                return
+            self.done = True
+            self._keep(result, play.episodes)
+            self.me.finish("return")
+        else:
+            self._keep(result if confirms == -np.inf else min(result, confirms), play.episodes)
+
+    def _forget(self) -> None:
+        """No evaluation is under way."""
+        if self.play is not None:
+            self.env_seconds = self.play.env_seconds * self.processes
+        self.play = None
+        self.me.stats.set("eval_episodes_planned", 0)
+
+    def _report(self, play: EpisodePlay) -> float:
+        stats, returns = self.me.stats, play.returns
+        for name, value in (("eval_return", returns.mean()), ("eval_std", returns.std()), ("eval_episodes", len(returns)),
+                            ("eval_version", self.version)):
+            stats.set(name, float(value))
+        stats.add("evaluations")
+        if play.unfinished:
+            self.me.note(f"{play.unfinished} of {len(returns)} episodes of an evaluation had not ended after "
+                         f"{int(play.lengths.max()):,} steps and were counted as they were (--eval.max-episode-steps)")
+        return float(returns.mean())
+
+    def _keep(self, result: float, episodes: int) -> None:
+        """Remember the best version, and the last one at the end: what `shoal play` and `run.policy` use."""
+        self.versions += 1
+        self.latest = found = Evaluated(result, episodes, self.version, map_tree(np.copy, self.published))
+        if self.best is None or result >= self.best.result:
+            self.best = found
+        if self.ending:
+            self.last = found
+
+    # ------------------------------------------------------------------ the end of a run
+    def set(self, *, last_env_steps: int) -> None:
+        """Drop the evaluation under way and evaluate the newest version, in about `last_env_steps` decisions; 0 ends that now, with
+        the episodes that have ended."""
+        if not last_env_steps:
+            if self.ending and self.play is not None:
+                self._cut_short(self.play)
+            return
+        self._forget()
+        self.ending, self.first_result = True, -np.inf
+        newest = self.weights.version
+        if self.latest is not None and self.latest.version == newest:
+            self.last = self.latest  # it has just been evaluated
+        elif newest:
+            self.version = self.weights.pull(self.published)
+            self.policy.load(self.published)
+            self._remake(max(1, min(self.rows, last_env_steps // STEPS_EACH)), self.plan.last_cores)
+            self._begin(last_env_steps)
+
+    def _cut_short(self, play: EpisodePlay) -> None:
+        if play.episodes:
+            self._finish(play)
+        else:
+            self._forget()
+
+    # ------------------------------------------------------------------ what a checkpoint holds
+    def state(self) -> dict[str, np.ndarray]:
+        best = self.best or Evaluated(-np.inf, 0, 0, self.layout.empty())
+        return {"versions": np.array([self.versions]), "confirmed": np.array([self.done]), **best.arrays("best"),
+                **(self.last.arrays("last") if self.last is not None else {})}
+
+    def load(self, state: dict[str, np.ndarray]) -> None:
+        if not np.isfinite(state["best_return"][0]):
+            return
+        weights = self.layout.empty()
+        for path, leaf in leaves(weights):
+            leaf[...] = state[f"best/{'/'.join(path)}"]
+        episodes, version = (int(state[name][0]) if name in state else 0 for name in ("best_episodes", "best_version"))
+        self.best = Evaluated(float(state["best_return"][0]), episodes, version, weights)
+        self.versions = int(state["versions"][0]) if "versions" in state else 2  # of an earlier version, which did not count them
+
+    def close(self) -> None:
+        self.env.close()

@@ -1,0 +1,200 @@
+"""The Learner: takes batches, makes updates, publishes weights; on its own, or with others as one.
+
+    batches (stream or replay tables) ──▶ Learner ──▶ weights (broadcast)
+                                            ◀──▶ group: several learners make the update of their joined batch
+
+On a GPU the next batch is gathered while the last update still runs; only then is that one reported and published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from shoal.core import Call, Group, GroupMember, Me, Publisher, Shared, Source, Tree
+from shoal.device.transfer import DeviceEvent
+from shoal.device.weight_handoff import DeviceWeights, WeightHandoff
+from shoal.errors import GroupChanged
+from shoal.learning import DeviceLearn, Learn, phases_due
+from shoal.roles import random_state
+from shoal.roles.batches import Intake
+from shoal.roles.data_path import consumer_end
+from shoal.roles.learner_group import agree, group_on
+from shoal.roles.learner_state import LearnerState, SharedModel
+from shoal.roles.parts import Parts
+
+__all__ = ["Learner"]
+
+
+class Running(NamedTuple):
+    """An update that a GPU may still be busy with."""
+
+    deliver: Callable[[], None]
+    """Wait for it, then report it."""
+    publishes: bool
+    """Whether its weights will be published."""
+
+
+class Learner:
+    """Takes batches, makes updates, publishes weights. With others in a group it makes the update of the joined batch."""
+
+    shares_state = True  # a restarted learner may begin from any learner's checkpoint
+
+    def __init__(self, me: Me, parts: Parts, batches: Source | Call, weights: Publisher, group: GroupMember | None = None,
+                 intake: Intake | None = None, model: Shared | None = None, handoff: WeightHandoff | None = None) -> None:
+        """`batches` is the end of a stream or of replay tables; `intake` says how to take unrolls from a stream.
+
+        Learners on a shared `model` work without knowing of each other. Through a `handoff` an inference server of this
+        process gets the weights on the device.
+        """
+        parts = parts.on(me.index)
+        parts.hardware.enter()
+        self.me, self.weights, self.handoff = me, weights, handoff
+        self.group: Group | None = group_on(me, parts, group)
+        self.batches = consumer_end(me, parts, batches, intake or Intake())
+        self.model = SharedModel(me, parts, model) if model is not None else None
+        self.learner_state: LearnerState[Learn] = self.model or LearnerState(me, parts, parts.learn())
+        self.learn = self.learner_state.learn
+        self.device = self.learn if parts.hardware.on_gpu and isinstance(self.learn, DeviceLearn) else None
+        self.running: Running | None = None
+        self.metrics: list[Mapping[str, float]] = []  # of the last minibatch, by phase
+        self.rng = me.rng("minibatches")
+        self.settled = self.greeted = False
+
+    @property
+    def leader(self) -> bool:
+        """Whether this learner's weights are published and saved."""
+        if self.model is not None:
+            return self.me.index == 0
+        return self.group is None or self.group.leader
+
+    @property
+    def version(self) -> int:
+        """The version of the newest weights, those included that are yet to be published."""
+        if self.model is not None:
+            return self.model.version
+        return self.weights.version + (self.running is not None and self.running.publishes)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """env_steps learned from and learner_steps, by all learners together."""
+        return self.learner_state.totals
+
+    async def step(self) -> None:
+        self.settled = True  # nothing changes before a batch is here
+        if not self.greeted:
+            await self._greet()
+        if self.device is not None and self.batches.lent:
+            self.device.release()  # the memory of the last batch is about to be used again
+        with self.me.stats.phase("gather"):  # without the time it waits
+            batch = await self.batches.take()
+        self.settled = False
+        try:
+            updated = await self._update(batch)
+        except GroupChanged:
+            self.me.stats.add("group_discarded")
+            self.greeted, self.running = False, None
+            self.learner_state.forget()
+            return
+        if updated:
+            self._report()
+
+    async def _greet(self) -> None:
+        """Agree with the others on one state, then publish it."""
+        if self.group is not None:
+            await agree(self.learner_state, self.group)
+        if self.model is not None and self.leader:
+            self.model.fill()
+        self.greeted = True
+        self._publish()
+
+    async def _update(self, batch: Tree) -> bool:
+        """Learn from a batch; False where nothing in it was young enough."""
+        stats, learn = self.me.stats, self.learn
+        fresh, decisions = self.batches.measure(batch, self.version)
+        with stats.phase("prepare"):
+            sums, moments = learn.sums(batch, self.me.index, self.me.replicas), learn.moments(batch)
+            if self.group is not None:
+                joined = await self.group.sum(np.concatenate([[fresh, decisions], sums, moments]))
+                fresh, decisions = int(joined[0]), int(joined[1])
+                sums, moments = joined[2 : 2 + len(sums)], joined[2 + len(sums) :]
+        steps = 0
+        if decisions:
+            progress = self.learner_state.progress
+            for minibatch in learn.minibatches(batch, sums, progress, self.rng):
+                self.metrics = [await self._phase(minibatch, phase) for phase in phases_due(learn, progress)]
+                steps += 1
+        learn.absorb(moments)
+        self.learner_state.count(fresh, steps)
+        if self.leader or self.model is not None:
+            stats.add("learner_steps", steps)
+        return bool(decisions)
+
+    async def _phase(self, minibatch: object, phase: str) -> Mapping[str, float]:
+        with self.me.stats.phase("learn"):
+            gradient, metrics = self.learn.gradients(minibatch, phase)
+            if self.group is not None:
+                gradient = await self.group.mean(gradient)
+            self.learner_state.apply(gradient, phase)
+        self.me.beat()  # a long update is not one that hangs
+        return metrics
+
+    # ------------------------------------------------------------------ what follows an update
+    def _report(self) -> None:
+        """Tell the metrics, the tables and, where it is due, everyone who reads the weights."""
+        publishes = self.counts[1] % self.batches.publish_updates == 0
+        if self.device is not None and self.batches.ahead:
+            self._follow(self.device, publishes)
+            return
+        self.learner_state.look()
+        self.learner_state.show(self.metrics)
+        self.batches.learned(self.learn)
+        if publishes:
+            self._publish()
+
+    def _follow(self, learn: DeviceLearn, publishes: bool) -> None:
+        """Leave this update to the GPU if the next batch is there, and report the one before it."""
+        look, tell = self.learner_state.send(self.metrics), self.batches.send(self.learn)
+        snapshot = learn.snapshot(self.learner_state.progress) if publishes and self.leader else None
+        made = DeviceEvent(self.learn.state["params"].device)
+
+        def deliver() -> None:
+            with self.me.stats.phase("learn"):
+                made.wait()
+            look()
+            tell()
+            if snapshot is not None:
+                self._publish(snapshot(), snapshot.device_weights)
+
+        before, self.running = self.running, Running(deliver, publishes)
+        if before is not None:
+            before.deliver()
+        if not self.batches.waiting():
+            deliver()
+            self.running = None
+
+    def _publish(self, published: Tree | None = None, on_device: DeviceWeights | None = None) -> None:
+        if not self.leader:
+            return
+        progress = self.learner_state.progress
+        with self.me.stats.phase("publish"):
+            if self.handoff is not None:
+                learn = cast(DeviceLearn, self.learn)
+                self.handoff.put(self.weights.version + 1, on_device or learn.device_weights(progress))
+            version = self.weights.publish(self.learn.published(progress) if published is None else published)
+        self.me.stats.set("weights_version", version)
+
+    # ------------------------------------------------------------------ what a checkpoint holds
+    def state(self) -> dict[str, np.ndarray] | None:
+        if not self.leader:
+            return None
+        return {**self.learner_state.arrays(), "rng": random_state.pack(self.rng)}
+
+    def load(self, state: dict[str, np.ndarray]) -> None:
+        if self.model is not None:
+            self.model.fill(state)  # what is there already is newer than any checkpoint
+        else:
+            self.learner_state.load(state)
+        random_state.unpack(self.rng, state["rng"])

@@ -1,0 +1,171 @@
+"""What an experiment hands to an architecture: an algorithm, environments, and how many of what."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from shoal import envs
+from shoal.device.placement import Hardware
+from shoal.errors import ConfigError
+from shoal.learning import Algorithm, DeviceLearn, ItemRecord, Learn, StoredItems, UnrollRecord
+from shoal.roles.replay_config import ReplayConfig
+
+__all__ = ["EnvSource", "EvalPlan", "Parts", "learner_places"]
+
+
+@dataclass(frozen=True)
+class EnvSource:
+    """Makes the same kind of environments wherever it is asked to."""
+
+    env: Any
+    backend: str = "auto"
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    varied: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Arguments that differ from actor to actor: a value for each, in turns. Who evaluates has none of them."""
+
+    def of(self, index: int) -> EnvSource:
+        """What the `index`-th actor makes its environments from."""
+        if not self.varied:
+            return self
+        own = {name: values[index % len(values)] for name, values in self.varied.items()}
+        return replace(self, kwargs={**self.kwargs, **own}, varied={})
+
+    def make(self, num_envs: int) -> envs.BatchedEnv:
+        return envs.make(self.env, num_envs, backend=self.backend, **self.kwargs)
+
+    def tensors(self, num_envs: int, device: Any) -> Any:
+        """The same environments as tensor code on a device: a shoal.envs.device.TensorEnv."""
+        from shoal.envs.device import make_tensor_env
+
+        return make_tensor_env(self.env, num_envs, device, **self.kwargs)
+
+    def describe(self) -> envs.EnvSpec:
+        return envs.describe(self.env, backend=self.backend, **self.kwargs)
+
+
+@dataclass(frozen=True)
+class EvalPlan:
+    """How the Evaluator works; `until_return` is where the run may stop."""
+
+    enabled: bool = True
+    episodes: int = 100
+    every_env_steps: int = 20_000
+    every_learner_steps: int | None = None
+    """Count updates instead: where nobody acts there are no env_steps."""
+    greedy: bool = True
+    until_return: float | None = None
+    max_episode_steps: int = 10_000
+    """Where an episode is cut off, unless the environment's own limit is higher."""
+    free_cores: int = 1
+    """Cores that nobody else computes on while it trains; an evaluation of slow environments uses as many processes."""
+    last_cores: int = 1
+    """The same for the evaluation at the end of a run, when everybody else has stopped."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that roles are made of."""
+
+    algorithm: Algorithm
+    env: EnvSource
+    envs_per_actor: int
+    seed: int = 0
+    actors: int = 1
+    most_actors: int | None = None
+    """How many there may be where their number follows the learner; none: it does not."""
+    learners: int = 1
+    learner_threads: int = 1
+    max_env_steps: int | None = None
+    max_learner_steps: int | None = None
+    eval: EvalPlan = field(default_factory=EvalPlan)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    """Of use where the algorithm learns from replay."""
+    spread: bool = False
+    """Whether the shards of a replay table may be on different machines."""
+    table: str = "replay"
+    """The replay table that these parts speak of, where a graph has several (`of_table`)."""
+    items: StoredItems | None = None
+    """What that table holds; none: the items of the algorithm's record."""
+    inserters: int | None = None
+    """How many roles insert into it; none: the actors."""
+    demos: str | None = None
+    """Folder of demonstrations: a second table to draw from."""
+    offline: bool = False
+    """Nobody acts: the demonstrations are all there is to learn from."""
+    hardware: Hardware = field(default_factory=Hardware)
+    """Where learners and inference servers compute; actors and evaluators use the CPU."""
+
+    @property
+    def actor_replicas(self) -> tuple[int, int, int]:
+        """Least, at first, most."""
+        return 1, self.actors, max(self.actors, self.most_actors or 0)
+
+    @property
+    def core_each(self) -> bool:
+        """Whether actors are kept on a core each: with a GPU the cores are theirs, where they are about as many."""
+        cores = len(os.sched_getaffinity(0))
+        return self.hardware.on_gpu and self.hardware.gpu.core_each and cores - 2 <= self.actors <= cores
+
+    def on(self, index: int) -> Parts:
+        """The same for the `index`-th of a kind, with the GPU of its learner: several learners take the GPUs in turns."""
+        if self.learners == 1 or not self.hardware.on_gpu:
+            return self
+        return replace(self, hardware=self.hardware.at(index % self.learners))
+
+    @property
+    def together(self) -> bool:
+        """Whether an inference server and its learner share a process, where each has one of the other."""
+        return self.hardware.on_gpu and self.hardware.gpu.together and self.learners == 1
+
+    @property
+    def step_record(self) -> UnrollRecord:
+        """The record of single steps, as a wire carries them: of an item record's steps, or of the unrolls themselves."""
+        record = self.algorithm.record
+        return record.steps if isinstance(record, ItemRecord) else record
+
+    @property
+    def item_record(self) -> ItemRecord:
+        """The record of an algorithm that learns from replay."""
+        record = self.algorithm.record
+        if not isinstance(record, ItemRecord):
+            raise ConfigError(f"--algorithm {self.algorithm.name} does not learn from replay tables: its record is a "
+                              f"{type(record).__name__}, not an ItemRecord")
+        return record
+
+    def of_table(self, name: str, config: ReplayConfig, *, items: StoredItems | None = None, inserters: int | None = None) -> Parts:
+        """The same for the roles around one of several tables: `config` is its own, and no demonstrations lie beside it."""
+        return replace(self, table=name, replay=config, items=items, inserters=inserters, demos=None)
+
+    @property
+    def stored(self) -> StoredItems:
+        """What the replay table holds."""
+        return self.item_record if self.items is None else self.items
+
+    @property
+    def unroll_record(self) -> UnrollRecord:
+        """The record of an algorithm that learns from unrolls as they come."""
+        record = self.algorithm.record
+        if not isinstance(record, UnrollRecord):
+            raise ConfigError(f"--algorithm {self.algorithm.name} does not learn from unrolls: its record is a "
+                              f"{type(record).__name__}, not an UnrollRecord")
+        return record
+
+    def learn(self) -> Learn:
+        """A new learning side, where it is to compute."""
+        learn = self.algorithm.learn(self.seed)
+        if self.hardware.on_gpu and isinstance(learn, DeviceLearn):
+            learn.to(self.hardware)
+            if self.hardware.gpu.graphs:
+                learn.capture()
+        return learn
+
+
+def learner_places(parts: Parts) -> Callable[[int], str]:
+    """A place for every learner and the actors that serve it (a paired stream): data never leave their process."""
+    if parts.actors < parts.learners:
+        raise ConfigError(f"--architecture.one-place with {parts.learners} learners and {parts.actors} actors: every learner needs "
+                          f"an actor in its process; give --actors {parts.learners}")
+    return lambda index: "main" if parts.learners == 1 else f"main-{index % parts.learners}"

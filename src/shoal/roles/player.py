@@ -1,0 +1,161 @@
+"""Environments, a policy and a recorder: what an Actor and a Worker act with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+from shoal.core import Me, Tree
+from shoal.device.batched_inference import BatchedInference
+from shoal.envs import Step
+from shoal.learning import DevicePolicy, ItemRecord, ItemRecorder, Progress, UnrollRecord, UnrollRecorder
+from shoal.roles.parts import Parts
+from shoal.telemetry import Stats
+
+__all__ = ["Player", "note_step", "take_items"]
+
+
+class Player:
+    """Plays unrolls, or items for a replay table, into any memory of their layout.
+
+    Environments and recurrent states continue from one to the next.
+    """
+
+    def __init__(self, me: Me, parts: Parts) -> None:
+        parts = parts.on(me.index)
+        self.me, self.algorithm = me, parts.algorithm
+        seeds = me.rng("actor").integers(2**31, size=2)
+        self.env = parts.env.of(me.index).make(parts.envs_per_actor)
+        self.policy = self.algorithm.policy()
+        record = self.algorithm.record
+        self.recorder: UnrollRecorder | ItemRecorder
+        self.play: Callable[[Tree], int]
+        """Fill memory of the record's layout; returns how many decisions that took."""
+        self.expected: int
+        """Decisions that the next call of `play` takes: of unrolls at most so many, of items about as many as the last time."""
+        if isinstance(record, ItemRecord):
+            self.recorder = items = record.recorder(self.env.num_seats)
+            self.play, self.expected = ItemPlay(self, items).fill, self.env.num_seats
+        else:
+            self.recorder = unrolls = record.recorder(self.env.num_seats)
+            self.play, self.expected = UnrollPlay(self, record, unrolls).fill, record.length * self.env.num_seats
+        self.rng = torch.Generator().manual_seed(int(seeds[0]))
+        self.act: Any = self.policy.act
+        self.aside: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.hidden = self.policy.initial_state(self.env.num_seats)  # on the CPU
+        if parts.hardware.on_gpu and parts.hardware.gpu.actors and isinstance(self.policy, DevicePolicy):
+            self.policy.to(parts.hardware)
+            self.rng = torch.Generator(parts.hardware.device).manual_seed(int(seeds[0]))
+            inference = BatchedInference(self.policy, parts.hardware, self.rng)
+            self.act, self.aside = inference.act_one, inference.on_stream
+        self.now = self.env.reset(int(seeds[1]))
+        self.explore: Any = None
+        self.version = 0
+
+    def load(self, published: Tree, version: int, index: int, count: int) -> None:
+        """Act with these weights from now on, exploring like the `index`-th of `count` actors."""
+        with self.aside():
+            self.policy.load(published)
+        self.version = version
+        self.explore = self.algorithm.explore(index, count, self.env.num_seats, Progress.of(published["progress"]))
+
+    def report(self, now: Step) -> int:
+        """Report one step of all environments; returns how many decisions it was."""
+        note_episodes(self.me.stats, now)
+        self.me.beat()  # a slow environment is not one that hangs
+        return int(np.count_nonzero(now.valid))
+
+    def count(self, decisions: int) -> int:
+        self.me.stats.add("env_steps", decisions)
+        self.me.stats.add("env_frames", decisions * self.env.frame_skip)
+        return decisions
+
+    def close(self) -> None:
+        self.env.close()
+
+
+class UnrollPlay:
+    """Plays one unroll after the other."""
+
+    def __init__(self, player: Player, record: UnrollRecord, recorder: UnrollRecorder) -> None:
+        self.player, self.length, self.recorder = player, record.length, recorder
+
+    def fill(self, data: Tree) -> int:
+        """Fill `data` with one unroll."""
+        player, recorder, stats = self.player, self.recorder, self.player.me.stats
+        act, env, now, state = player.act, player.env, player.now, player.hidden
+        inference, world, write = stats.phase("inference"), stats.phase("env"), stats.phase("write")
+        with write:
+            recorder.begin(data, now, state, player.version)
+        decisions = 0
+        for t in range(self.length):
+            with inference:
+                action, state, extras = act(recorder.view(now), state, player.explore, player.rng)
+            with world:
+                now = env.step(action)
+            with write:
+                recorder.write(t, action, extras, now, player.version)
+            decisions += player.report(now)
+        player.now, player.hidden = now, state
+        return player.count(decisions)
+
+
+class ItemPlay:
+    """Plays until as many items are finished as an insert holds."""
+
+    def __init__(self, player: Player, recorder: ItemRecorder) -> None:
+        self.player, self.recorder, self.begun = player, recorder, False
+
+    def fill(self, data: Tree) -> int:
+        """Fill `data` with items and their first priorities."""
+        player, recorder, stats = self.player, self.recorder, self.player.me.stats
+        act, env, now, state = player.act, player.env, player.now, player.hidden
+        inference, world, write = stats.phase("inference"), stats.phase("env"), stats.phase("write")
+        if not self.begun:
+            self.begun = True
+            recorder.begin(now)
+        decisions = 0
+        while recorder.ready < len(data["priority"]):
+            before = state
+            with inference:
+                action, state, extras = act(recorder.view(now), before, player.explore, player.rng)
+            with world:
+                now = env.step(action)
+            with write:
+                recorder.write(action, before, extras, now, player.version)
+            decisions += player.report(now)
+        player.now, player.hidden = now, state
+        with write:
+            recorder.catch_up()
+        with stats.phase("gather"):
+            take_items(recorder, data, decisions)
+        player.expected = max(decisions, player.env.num_seats)
+        return player.count(decisions)
+
+
+def take_items(recorder: ItemRecorder, data: Tree, decisions: int) -> None:
+    """Fill an insert with the oldest items of a recorder, their first priorities, and what else goes with them."""
+    recorder.take(data["items"], data["priority"])
+    data["decisions"][0] = decisions
+    if "observation_moments" in data:
+        recorder.take_moments(data["observation_moments"])
+
+
+def note_step(stats: Stats, now: Step, frame_skip: int) -> None:
+    """Report one step of environments that are acted in from elsewhere."""
+    decisions = int(np.count_nonzero(now.valid))
+    stats.add("env_steps", decisions)
+    stats.add("env_frames", decisions * frame_skip)
+    note_episodes(stats, now)
+
+
+def note_episodes(stats: Stats, now: Step) -> None:
+    """Report the episodes that ended with this step."""
+    if len(now.episode_return):
+        stats.add("episodes", len(now.episode_return))
+        stats.observe("episode_return", now.episode_return)
+        stats.observe("episode_length", now.episode_length)

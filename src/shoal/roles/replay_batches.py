@@ -1,0 +1,59 @@
+"""Batches of items that a learner draws from replay tables; `replay.py` has the tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+import torch
+
+from shoal.core import Call, Me, Tree
+from shoal.device.transfer import to_host
+from shoal.learning import Learn, ReplayLearn
+from shoal.roles.parts import Parts
+from shoal.roles.replay_endpoints import ReplaySampler
+
+__all__ = ["ReplayBatches", "measure_items"]
+
+
+class ReplayBatches:
+    """Items of replay tables. Prioritised tables are told how wrong the learner was about each item."""
+
+    ahead = lent = True
+
+    def __init__(self, me: Me, parts: Parts, samples: Call) -> None:
+        self.me, self.publish_updates = me, parts.replay.publish_updates
+        self.samples = ReplaySampler(parts, samples, me.rng("shards"))
+        self.decisions = parts.stored.decisions
+        self.keys = np.zeros(0, np.int64)
+
+    async def take(self) -> Tree:
+        self.keys, batch = await self.samples.take()
+        return batch
+
+    def measure(self, batch: Tree, version: int) -> tuple[int, int]:
+        measure_items(self.me, batch, version, self.decisions)
+        return self.samples.fresh, len(batch["weights_version"]) * self.decisions
+
+    def waiting(self) -> bool:
+        return self.samples.waiting()
+
+    def learned(self, learn: Learn) -> None:
+        self.samples.update(self.keys, cast(ReplayLearn, learn).priorities)  # isinstance would cost tens of microseconds here
+
+    def send(self, learn: Learn) -> Callable[[], None]:
+        keys, priorities = self.keys.copy(), to_host(cast(torch.Tensor, cast(ReplayLearn, learn).priorities))
+        return lambda: self.samples.update(keys, priorities.numpy())
+
+
+def measure_items(me: Me, batch: Tree, version: int, decisions: int) -> None:
+    """Report how old a batch of items is at this version; each item stands for `decisions` decisions."""
+    stats, versions = me.stats, batch["weights_version"]
+    stats.add("samples_consumed", len(versions) * decisions)
+    own = versions >= 0  # demonstrations were made by no version
+    stats.observe("policy_lag", version - versions[own])
+    stats.observe("data_age_seconds", time.time() - batch["time"][own])
+    if "label_version" in batch:
+        stats.observe("label_lag", version - batch["label_version"])

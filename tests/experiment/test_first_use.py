@@ -1,0 +1,138 @@
+"""What a new user meets: other libraries' words, numbers that make no sense, several runs at once, lists of runs."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import shoal
+from shoal import cli
+from shoal.errors import ConfigError
+from shoal.experiment.lock import alone, holder
+from shoal.experiment.run import plan_of
+from shoal.experiment.rundir import RunDir, list_runs
+from shoal.telemetry import outputs
+from shoal.telemetry.outputs import JsonLines, read_lines
+
+QUICK = {"runtime": "inline", "actors": 1, "console.mode": "none", "tensorboard": False, "eval.enabled": False,
+         "net.hidden": (4,), "architecture.envs_per_actor": 2, "max_env_steps": 64}
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["impala", "CartPole-v1", "--learning-rate", "3"], "there is no option --learning-rate; did you mean --algorithm.lr?"),
+    (["impala", "CartPole-v1", "--algorithm.learning_rate", "3"], "did you mean --algorithm.lr?"),
+    (["impala", "CartPole-v1", "--total_timesteps", "3"], "did you mean --max-env-steps?"),
+    (["ppo", "CartPole-v1", "--n-steps", "3"], "did you mean --algorithm.unroll?"),
+    (["dqn", "CartPole-v1", "--n-steps", "3"], "did you mean --algorithm.n-step?"),
+    (["ppo", "CartPole-v1", "--n-envs", "3"], "did you mean --architecture.envs-per-actor?"),
+    (["dqn", "CartPole-v1", "--buffer-size", "3"], "did you mean --replay.capacity?"),
+    (["ppo", "CartPole-v1", "--gae-lambda", "1"], "did you mean --algorithm.lambda?"),
+    (["tqc", "Pendulum-v1"], "there is no preset 'tqc'; shoal does not have it: there are sac, td3 and ppo"),
+    (["sac", "Pendulum-v1", "--ent-coef", "auto"], "did you mean --algorithm.alpha?"),
+    (["td3", "Pendulum-v1", "--tau", "0.1"], "did you mean --algorithm.target-tau?"),
+    (["ddpg", "Pendulum-v1", "--gradient-steps", "1"], "did you mean --replay.samples-per-insert?"),
+    (["--algorithm", "qrdqn", "--architecture", "actor_learner", "CartPole-v1"], "there are dqn, double_dqn, rainbow and apex"),
+    (["--algorithm", "rainbow", "--architecture", "actor_learner", "CartPole-v1"], "it is a preset of dqn: shoal train rainbow"),
+    (["c51", "CartPole-v1"], "it is an option of dqn: --algorithm.atoms 51"),
+    (["rainbow", "CartPole-v1", "--v-max", "100"], "did you mean --algorithm.value-max?"),
+    (["impala", "CartPole-v1", "--seed", "12345678901234567890123456"], "--seed has 26 digits; it must be below 2^63"),
+    (["impala", "CartPole-v1", "--seed", str(2**60)], "it must be at least 0 and below 9007199254740992"),
+    (["impala", "CartPole-v1", "--net.hidden", "1000000000"], "every layer must have at least 1 and at most 1000000 units"),
+    (["impala", "CartPole-v1", "--net.hidden", "1000000", "1000000"], "the network is too large for this machine: its 1,000,004,"),
+    (["impala", "CartPole-v1", "--net.recurrent", "lstm", "--net.lstm-size", "1000000"], "lower --net.hidden or --net.lstm-size"),
+    (["impala", "CartPole-v1", "--learners", "9999"], "--learners 9999 is too much for this machine: learners compute all"),
+    (["impala", "CartPole-v1", "--architecture.batch-slots", "1000000000"], "--architecture.batch-slots 1000000000 is too much")])
+def test_other_words_and_huge_numbers_are_answered_at_once(words, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    start = time.process_time()
+    assert cli.main(["train", *words]) == 2
+    assert time.process_time() - start < 5
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_python_knows_other_words_too():
+    for key, ours in (("learning_rate", "algorithm.lr"), ("algorithm.learning_rate", "lr"), ("total_timesteps", "max_env_steps")):
+        with pytest.raises(ConfigError, match=f"did you mean .*{ours}"):
+            plan_of("impala", "CartPole-v1", None, None, {key: 1})
+
+
+@pytest.mark.parametrize("words", [["list"], ["runs"], ["show"], ["replay"], ["data"], ["data", "info"], ["bench", "compare"]])
+def test_help_is_answered_after_every_command(words, capsys):
+    assert cli.main([*words, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"  shoal {words[0]}")
+
+
+def test_the_columns_of_the_list_fit_the_longest_name(capsys):
+    assert cli.main(["list"]) == 0
+    presets, grid = capsys.readouterr().out.split("\n\n")[:2]
+    rows = presets.splitlines()[1:]
+    assert len({row.index(" x ") - len(row[:row.index(" x ")].split()[-1]) for row in rows}) == 1, "pairs begin in one column"
+    assert any(row.startswith("  anakin_throughput  a2c x device  ") for row in rows)
+    head, *rows = grid.splitlines()[1:8]
+    assert all(row[head.index("tolerates") - 1] == " " != row[head.index("tolerates")] for row in rows)
+
+
+def test_two_runs_of_the_same_second(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda form: "20250101-000000")
+    runs = [shoal.train("a2c", "CartPole-v1", **QUICK) for _ in range(3)]
+    assert [run.directory.name.removeprefix("20250101-000000-a2c-CartPole-v1-0") for run in runs] == ["", "-2", "-3"]
+    assert repr(runs[1]) == f"<Run {runs[1].directory}: a2c on CartPole-v1, env_steps {runs[1].summary['env_steps']}>"
+
+
+def test_runs_shows_what_runs_and_what_was_killed(tmp_path, capsys):
+    config = {"preset": "ppo", "env": {"name": "CartPole-v1"}}
+    for name in ("done", "killed", "running"):
+        run = RunDir.create(tmp_path / name, config)
+        run.save_summary({"stopped_by": "seconds" if name == "done" else None, "env_steps": 10, "seconds": 1.0})
+        lines = JsonLines(run.metrics_file)
+        lines.write({"env_steps": 70, "env_steps_per_second": 35.0, "train_return": 3.5, "seconds": 2.0})
+        lines.close()
+    with alone(tmp_path / "running"):
+        assert holder(tmp_path / "running") == os.getpid()
+        rows = {Path(row["run"]).name: row for row in list_runs(tmp_path)}
+        assert cli.main(["runs", str(tmp_path)]) == 0
+    assert {name: row["state"] for name, row in rows.items()} == {"done": "seconds", "killed": "killed", "running": "running"}
+    assert (rows["running"]["env_steps"], rows["running"]["env_steps_per_second"], rows["done"]["env_steps"]) == (70, 35.0, 10)
+    assert holder(tmp_path / "running") is None and "running" in capsys.readouterr().out
+
+
+def test_a_day_of_metrics_stays_small(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(outputs.time, "monotonic", lambda: now[0])
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    shot = {"x": "y" * 2700}
+    for second in range(86_400):
+        now[0] = float(second)
+        lines.write({**shot, "seconds": second})
+    now[0] += 1
+    lines.write({**shot, "seconds": 86_400, "last": True})
+    lines.close()
+    assert 3e6 < (tmp_path / "metrics.jsonl").stat().st_size < 10e6
+    seconds = [row["seconds"] for row in read_lines(tmp_path / "metrics.jsonl")]
+    assert seconds[:300] == list(range(300)) and seconds[-1] == 86_400
+    assert max(b - a for a, b in itertools.pairwise(seconds)) <= 61
+
+
+def test_a_network_of_a_script_runs_in_other_processes(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import shoal, torch\n"
+        "class T(torch.nn.Module):\n"
+        "    def __init__(self, space):\n"
+        "        super().__init__()\n"
+        "        self.layer = torch.nn.Linear(4, 3)\n"
+        "    def forward(self, x):\n"
+        "        return self.layer(x)\n"
+        "if __name__ == '__main__':\n"
+        f"    shoal.train('impala', 'CartPole-v1', actors=1, max_learner_steps=2, run_dir={str(tmp_path / 'run')!r},\n"
+        "                net={'module': '__main__:T'}, **{'console.mode': 'none', 'eval.enabled': False})\n")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["net"]["module"] == "?T"

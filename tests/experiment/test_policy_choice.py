@@ -1,0 +1,114 @@
+"""Which policy a run hands back: the best of all evaluated versions, the last included, or the last one."""
+
+import json
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import cli
+from shoal.experiment.checkpoints import Checkpoints, TensorFiles
+from shoal.experiment.policy_choice import choose_policy
+from tests.experiment.test_run import quick
+
+SHORT = {"episodes": 4, "every_env_steps": 1_000_000}
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory) -> shoal.Run:
+    """A run that is much shorter than the time between two evaluations."""
+    return quick("a2c", "CartPole-v1", tmp_path_factory.mktemp("short") / "run", max_env_steps=600, eval=SHORT)
+
+
+def newest(run: shoal.Run):
+    return max((run.directory / "checkpoints").iterdir())
+
+
+def test_the_last_version_of_a_short_run_is_evaluated(short):
+    found = TensorFiles().load(newest(short) / "evaluator-0.safetensors")
+    learned = TensorFiles().load(newest(short) / "trainer-0.safetensors")
+    assert found["versions"].tolist() == [2] and found["last_version"][0] > 1
+    np.testing.assert_array_equal(found["last/params"], learned["learn/params"])
+    assert found["best_return"][0] == max(found["best_return"][0], found["last_return"][0])
+
+
+def test_the_summary_says_which_policy_its_return_belongs_to(short):
+    summary, best, last = (short.summary, *(choose_policy(newest(short), name) for name in ("best", "last")))
+    assert summary == json.loads((short.directory / "summary.json").read_text())
+    assert summary["policy"] == "best" and summary["policy_version"] == best.version == summary["eval_version"]
+    assert (summary["eval_return"], summary["eval_episodes"]) == (pytest.approx(best.eval_return), best.eval_episodes)
+    assert summary["policy_env_steps"] == best.env_steps and last.version > 1 and best.eval_return >= last.eval_return
+
+
+def test_the_last_policy_for_those_who_ask_for_it(tmp_path, short, capfd):
+    learned = TensorFiles().load(newest(short) / "trainer-0.safetensors")["learn/params"]
+    chosen = shoal.load(short.directory, policy="last")
+    np.testing.assert_array_equal(chosen.published["params"], learned)
+    assert chosen.choice.name == "last" and shoal.load(short.directory).choice.name == "best"
+    trained = quick("a2c", "CartPole-v1", tmp_path / "run", max_env_steps=600, eval=SHORT, policy="last")
+    assert trained.summary["policy"] == "last" and trained.choice == choose_policy(newest(trained), "last")
+    assert trained.summary["policy_version"] == trained.choice.version > 1
+    assert trained.summary["eval_return"] == pytest.approx(trained.choice.eval_return)
+    assert shoal.load(trained.directory).choice.name == "last"  # as it was trained
+    for command in (["eval", "--episodes", "2"], ["play"]):
+        for name in ("best", "last"):
+            assert cli.main([command[0], str(short.directory), *command[1:], "--policy", name]) == 0
+            choice = choose_policy(newest(short), name)
+            said = capfd.readouterr().out.splitlines()[0]
+            assert said.startswith(f"policy {name}: version {choice.version}, after {choice.env_steps:,} env steps")
+
+
+def test_without_evaluations_it_is_the_last_one(tmp_path):
+    run = quick("a2c", "CartPole-v1", tmp_path / "run", max_env_steps=300, eval={"enabled": False})
+    summary = run.summary
+    assert (summary["policy"], summary["eval_return"], summary["eval_episodes"]) == ("last", None, 0)
+    assert summary["policy_version"] >= 1 and run.choice.source == "learner"
+    assert run.policy.act(np.zeros(4)) in (0, 1)
+
+
+def checkpoint(folder, **arrays):
+    """A checkpoint of a learner after 900 env steps, and of an evaluator that has written down these arrays."""
+    checkpoints = Checkpoints(folder)
+    writing = checkpoints.begin(1)
+    TensorFiles().save(writing / "learner-0.safetensors", {"counts": np.array([900, 30])})
+    evaluated = {name.replace("__", "/"): np.array(value) for name, value in arrays.items()}
+    TensorFiles().save(writing / "evaluator-0.safetensors", evaluated)
+    return checkpoints.commit(writing, {"env_steps": 900, "weights_version": 31})
+
+
+BEST = {"best_return": [7.0], "best_version": [4], "best_episodes": [100], "best__progress": [120.0, 4.0, 0.0]}
+LAST = {"last_return": [5.0], "last_version": [31], "last_episodes": [3], "last__progress": [900.0, 30.0, 0.0]}
+
+
+@pytest.mark.parametrize(("arrays", "wanted", "expected"), [
+    ({**BEST, **LAST, "versions": [2]}, "best", ("best", "best", 4, 120, 7.0, 100)),
+    ({**BEST, **LAST, "versions": [2]}, "last", ("last", "last", 31, 900, 5.0, 3)),
+    ({**BEST, "versions": [2]}, "best", ("best", "best", 4, 120, 7.0, 100)),            # interrupted: the last is not evaluated
+    ({**BEST, "versions": [2]}, "last", ("last", "learner", 31, 900, None, 0)),
+    ({**BEST, "versions": [1], "confirmed": [False]}, "best", ("last", "learner", 31, 900, None, 0)),  # that of the first update
+    ({**BEST, "versions": [1], "confirmed": [True]}, "best", ("best", "best", 4, 120, 7.0, 100)),      # stopped by its return
+    ({**BEST, "best_return": [-np.inf], "versions": [0]}, "best", ("last", "learner", 31, 900, None, 0)),
+    ({"best_return": [7.0], "best__progress": [120.0, 4.0, 0.0]}, "best", ("best", "best", None, 120, 7.0, 0)),  # an older shoal's
+])
+def test_what_a_checkpoint_offers(tmp_path, arrays, wanted, expected):
+    choice = choose_policy(checkpoint(tmp_path, **arrays), wanted)
+    assert (choice.name, choice.source, choice.version, choice.env_steps, choice.eval_return, choice.eval_episodes) == expected
+
+
+def test_a_run_of_an_older_shoal_still_loads(tmp_path):
+    """Its summary has no policy, its config no option of that name, its evaluator no versions."""
+    run = quick("a2c", "CartPole-v1", tmp_path / "run", max_env_steps=300, eval=SHORT)
+    folder = newest(run)
+    state = TensorFiles().load(folder / "evaluator-0.safetensors")
+    kept = {name: array for name, array in state.items() if name == "best_return" or name.startswith("best/")}
+    checkpoints = Checkpoints(folder.parent)
+    writing = checkpoints.begin(9)
+    TensorFiles().save(writing / "evaluator-0.safetensors", kept)
+    checkpoints.amend(writing)
+    for file, dropped in (("config.json", ("policy",)), ("summary.json", ("policy", "policy_version", "policy_env_steps"))):
+        values = json.loads((run.directory / file).read_text())
+        (run.directory / file).write_text(json.dumps({name: value for name, value in values.items() if name not in dropped}))
+    old = shoal.load(run.directory)
+    assert old.choice.source == "best" and old.choice.version is None
+    np.testing.assert_array_equal(old.published["params"], kept["best/params"])
+    assert shoal.resume(run.directory, max_env_steps=700).summary["policy"] == "best"
