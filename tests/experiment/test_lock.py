@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -29,6 +30,14 @@ with alone(Path(sys.argv[1])):
     print(forked, executed.pid, flush=True)
     signal.pause()
 """
+HOLDER = """
+import fcntl, sys, time
+
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(120)
+"""
 
 
 def test_a_killed_driver_leaves_no_lock_though_its_children_live_on(tmp_path):
@@ -49,6 +58,21 @@ def test_a_killed_driver_leaves_no_lock_though_its_children_live_on(tmp_path):
             os.kill(child, signal.SIGKILL)
         driver.kill()
         driver.communicate()  # to the end of its output, which the children have too
+
+
+def test_a_child_that_has_not_run_since_its_fork_is_waited_for(tmp_path):
+    """A stopped holder of the lock stands for a child whose first moment has not come."""
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / NAME)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (tmp_path / NAME).write_text(str(dead.pid))
+    release = threading.Timer(0.5, holder.kill)
+    release.start()
+    with alone(tmp_path):
+        assert holder.wait() == -signal.SIGKILL
+    release.join()
+    holder.stdout.close()
 
 
 def test_a_run_is_resumed_by_nobody_else_while_it_goes_on(tmp_path, capsys):

@@ -1,7 +1,8 @@
 """One driver for a run directory: `.lock` in it is locked (flock) while the run goes on, and by nobody once its driver is dead.
 
 The lock belongs to the open file, so a process that inherited the descriptor would hold it beyond the driver's death: it is
-closed by exec (as everything that Python opens) and in a child that is only forked. Where the file system knows no locks a run
+closed by exec (as everything that Python opens) and in a child that is only forked. A child forked just before its driver was
+killed holds the lock until it first runs: a lock whose driver is dead is waited for. Where the file system knows no locks a run
 goes on without.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from shoal.errors import ConfigError
 __all__ = ["NAME", "alone", "holder"]
 
 NAME = ".lock"
+FORKED_SECONDS = 10.0  # how long a forked child of a dead driver may take to run for the first time
 _held: set[int] = set()
 
 
@@ -30,7 +33,7 @@ def alone(folder: Path, ending: str = "it writes a checkpoint and ends") -> Iter
         yield
         return
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take(fd)
     except BlockingIOError:
         pid = _pid(fd)
         os.close(fd)
@@ -59,6 +62,19 @@ def holder(folder: Path) -> int | None:
     except OSError:
         return None
     return next((int(row[4]) for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[5] == wanted), None)
+
+
+def _take(fd: int) -> None:
+    """Lock; BlockingIOError where a living driver holds it."""
+    give_up = time.monotonic() + FORKED_SECONDS
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = _pid(fd)
+            if not pid.isdigit() or Path(f"/proc/{pid}").exists() or time.monotonic() > give_up:
+                raise
+            time.sleep(0.01)
 
 
 def _pid(fd: int) -> str:
