@@ -226,7 +226,6 @@ def test_checkpoints_that_are_asked_for_are_bounded(server: replay.Server, monke
     dealer.close()
 
 
-@pytest.mark.stress  # over tcp its client sometimes waits for 30 s in vain instead of being told that it was cut
 def test_a_message_without_end_is_cut(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames of a megabyte, each of which says that another one follows. Unix sockets count no bytes: there memory counts."""
     monkeypatch.setattr(connection_watch, "MOST_UNFINISHED_BYTES", 1 << 24)

@@ -25,6 +25,7 @@ MOST_GROWTH_BYTES = 2 * MOST_MESSAGE_BYTES
 """How much the process may grow while a connection is in the middle of a message: small frames take far more memory than bytes."""
 SENDING_BYTES = 1 << 23
 SENDING_SWEEPS = 3
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger for 0 s: a sender that waits for room in a full window is told at once
 TCP_BYTES_RECEIVED = 128  # the offset of tcpi_bytes_received in Linux's struct tcp_info
 
 
@@ -74,6 +75,7 @@ class ConnectionWatch:
                     self.end(descriptor)  # the descriptor belongs to something else by now
                 elif self._endless(own, progress, resident):
                     LOG.warning("a connection was cut: it sends a message of more than %d bytes", MOST_MESSAGE_BYTES)
+                    own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
                     own.shutdown(socket.SHUT_RDWR)
                     self.end(descriptor)
                     cut += 1
