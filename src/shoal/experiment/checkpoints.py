@@ -141,8 +141,8 @@ class Checkpoints:
         return target
 
     def amend(self, folder: Path) -> None:
-        """Put the files in `folder` into the newest checkpoint, in place of those of the same names. On an OSError nothing has
-        changed."""
+        """Put the files in `folder` into the newest checkpoint, replacing files of the same names. An OSError leaves it
+        unchanged."""
         newest = self.newest()
         if newest is None:
             raise CheckpointError(f"{self.folder} has no checkpoint to put {folder.name} into")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["LastEvaluation"]
 
 EVALUATOR = "evaluator"
-SHARE = 10               # one part in so many of a run's env steps
+SHARE = 10               # the last evaluation takes a tenth of the run's env steps
 LOOK_SECONDS = 0.1       # between two looks at Ctrl-C
 CUT_SECONDS = 5.0        # that an evaluator may take to end the step of its environments after Ctrl-C
 SAVE_SECONDS = 30.0
@@ -41,7 +41,7 @@ class LastEvaluation:
         return self._instance in self._control.running
 
     def play(self, env_steps: int) -> str | None:
-        """Evaluate the newest version in about so many env steps; returns why that was impossible."""
+        """Evaluate the newest version for about `env_steps`; returns the reason where that was impossible."""
         control = self._control
         for name in [name for name in control.running if name != self._instance]:
             control.pause(name)

@@ -36,7 +36,7 @@ class Player:
         self.play: Callable[[Tree], int]
         """Fill memory of the record's layout; returns how many decisions that took."""
         self.expected: int
-        """Decisions that the next call of `play` takes: of unrolls at most so many, of items about as many as the last time."""
+        """Decisions that the next call of `play` takes: an upper bound for unrolls, an estimate from the last call for items."""
         if isinstance(record, ItemRecord):
             self.recorder = items = record.recorder(self.env.num_seats)
             self.play, self.expected = ItemPlay(self, items).fill, self.env.num_seats
