@@ -264,7 +264,7 @@ def _stepped(folder: Path) -> bool:
 def test_ctrl_c_saves_and_says_goodbye(tmp_path):
     process = start(tmp_path / "run")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
     assert process.returncode == 130, err
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["stopped_by"] == "interrupt" and "shoal resume" in out and "Traceback" not in err
@@ -283,7 +283,7 @@ def test_a_second_ctrl_c_kills(moment, tmp_path):
     time.sleep(0.05)
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=180)
     assert process.returncode == 130
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in children):
@@ -296,7 +296,7 @@ def test_killed_half_way_resumed_and_never_backwards(tmp_path):
     process = start(folder, "--checkpoint.every-seconds", "1")
     time.sleep(2)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=180)
     assert json.loads((folder / "summary.json").read_text())["stopped_by"] is None
     before = max(_counted(folder)[-1], *(int(path.name.rstrip("+")) for path in (folder / "checkpoints").glob("0*")))
     done = command("resume", str(folder), "--max-env-steps", str(before + 2000), "--console.mode", "none")

@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 
 
 def run(arguments, folder):
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=240, cwd=folder, check=False)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=600, cwd=folder, check=False)
     assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
 
 

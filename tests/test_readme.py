@@ -22,7 +22,7 @@ def commands():
 
 def shoal(arguments, folder):
     program = str(Path(sys.executable).parent / "shoal")
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=240, cwd=folder, check=False)
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=600, cwd=folder, check=False)
     assert done.returncode == 0, f"shoal {' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -25,7 +25,7 @@ from shoal.roles.parts import EnvSource, EvalPlan, Parts
 from shoal.roles.replay_config import ReplayConfig
 from shoal.runtime import Program, run
 from shoal.runtime.fork_server_client import ForkServerClient
-from tests.runtime.harness import Watch
+from tests.runtime.harness import PATIENCE, Watch
 
 __all__ = ["Farm", "Weights", "counted", "draw", "train"]
 
@@ -131,6 +131,6 @@ def train(folder: Path, algorithm: Any, architecture: str, env: Any, kind: str, 
 
 
 def go(program: Program, kind: str, folder: Path, watch: Weights | None = None) -> Weights:
-    watch = watch or Weights()
+    watch = watch or Weights(seconds=PATIENCE)  # it ends by itself; this is for one that hangs
     watch.reason = run(program, watch, kind, folder / "logs", fork_server=Farm.get() if kind == "local" else None)
     return watch

@@ -4,6 +4,7 @@ import os
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import pytest
 
 from shoal.envs import make
@@ -33,11 +34,11 @@ class Numbered(gym.Env):
 
 @pytest.fixture
 def split():
+    before = set(psutil.Process().children())  # of other tests in this process
     env = SplitEnv(lambda count: make(Numbered, count), 5, 3)
     yield env
     env.close()
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)  # no child is left
+    assert set(psutil.Process().children()) <= before, "a child is left"
 
 
 def test_rows_keep_their_places(split):

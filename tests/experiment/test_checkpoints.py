@@ -96,7 +96,7 @@ try:
 except OSError as error:
     print("refused", TensorFiles().load(path)["params"].sum())
 """
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=300)
     assert done.stdout.split() == ["refused", "4.0"], done.stderr
 
 

@@ -133,6 +133,6 @@ def test_a_network_of_a_script_runs_in_other_processes(tmp_path):
         "if __name__ == '__main__':\n"
         f"    shoal.train('impala', 'CartPole-v1', actors=1, max_learner_steps=2, run_dir={str(tmp_path / 'run')!r},\n"
         "                net={'module': '__main__:T'}, **{'console.mode': 'none', 'eval.enabled': False})\n")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run" / "config.json").read_text())["net"]["module"] == "?T"

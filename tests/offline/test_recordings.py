@@ -315,7 +315,7 @@ def test_ctrl_c(tmp_path):
     process, _ = begun(tmp_path, "--num-envs", "1")
     line = process.stdout.readline()  # its first progress: episodes are there, and none is on disk yet
     process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=60)
+    rest, _ = process.communicate(timeout=180)
     assert process.returncode == 130 and "stopped by hand" in rest
     told = int(line.split()[0].replace(",", ""))
     found = open_demos(tmp_path / "x")

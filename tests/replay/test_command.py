@@ -79,7 +79,7 @@ def test_a_last_checkpoint_that_fails_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "c").rmdir()
     (tmp_path / "c").touch()
     server.send_signal(signal.SIGTERM)
-    _, told = server.communicate(timeout=60)
+    _, told = server.communicate(timeout=180)
     assert server.returncode == 1 and len(told.splitlines()) == 1 and str(tmp_path / "c") in told
 
 
@@ -168,7 +168,7 @@ def test_a_damaged_checkpoint_is_told_in_one_line(tmp_path: Path) -> None:
     with replay.Client(process.stdout.readline().split()[1], timeout=30) as client:
         assert client.info()["tables"]["t"]["size"] == 1
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=180)
     assert process.returncode == 0 and len(told.splitlines()) == 1 and str(damaged) in told and "checkpoint-000001" in told
 
 

@@ -30,7 +30,7 @@ class Files:
             return dict(data)
 
 
-PATIENCE = 180.0  # until what a test waits for has not come and will not: a busy machine may take long
+PATIENCE = 300.0  # until what a test waits for has not come and will not: a busy machine may take long
 
 
 class Watch:

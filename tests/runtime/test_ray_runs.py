@@ -148,7 +148,7 @@ def test_train_kill_interrupt_and_resume(tmp_path):
         os.kill(int(re.search(r"process (\d+)", log)[1]), signal.SIGKILL)
         assert wait_for(directory / "metrics.jsonl", lambda row: row.get("event") == "restart", process)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=180)
     finally:
         process.kill()
     summary = json.loads((directory / "summary.json").read_text())
