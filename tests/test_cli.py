@@ -146,7 +146,7 @@ BAD = {
     "train ppo CartPole-v1 --algorithm.minibatches 7777": ["--algorithm.minibatches 7777", "lower it"],
     "train --algorithm a2c --architecture actor_learner CartPole-v1 --architecture.buffer-slots 64": ["any age", "vtrace"],
     "train impala CartPole-v1 --algorithm.lr -1": ["--algorithm.lr is -1.0", "above 0"],
-    "train impala CartPole-v1 --algorithm.c-bar 2": ["rho_bar=1.0", "c_bar=2.0"],
+    "train impala CartPole-v1 --algorithm.c-bar 2": ["--algorithm.rho-bar 1.0", "--algorithm.c-bar 2.0"],
     "train impala CartPole-v1 --net.hidden 3 x": ["--net.hidden 3 x", "a whole number"],
     "train impala CartPole-v1 --runtime mars": ["--runtime mars", "'inline'"],
     "train impala CartPole-v1 --eval.no-enabled --until-return 3": ["--until-return 3", "--eval.enabled"],

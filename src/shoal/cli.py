@@ -28,7 +28,7 @@ shoal: distributed reinforcement learning
   shoal data record SOURCE ENV          write demonstrations: of a run, a script, an untrained preset, or random ones
   shoal data info PATH                  what is in a recording
   shoal plan PRESET ENV --actors 2000   what more actors, learners and machines would do, by measuring and simulating
-  shoal bench SUITE [--suite quick]     the unified benchmark: throughput, learning, scaling, faults, replay
+  shoal bench SUITE [--suite quick]     the unified benchmark: throughput, learning, scaling, faults, replay, ray
   shoal bench compare A B               two results: ratios, and which differences are noise
 
 Options of train (all of them: shoal train PRESET ENV --help)
@@ -41,7 +41,7 @@ Options of train (all of them: shoal train PRESET ENV --help)
   --max-env-steps N          stop after N agent decisions
   --max-learner-steps N      stop after N updates
   --max-seconds S            stop after S seconds
-  --demos PATH               learn from recorded episodes too; with --offline from nothing else   (dqn, r2d2, qtopt)
+  --demos PATH               learn from recorded episodes too; with --offline from nothing else   (algorithms with replay)
   --run-dir DIR              where the run is written            (runs/<time>-<preset>-<env>-<seed>)
   --SECTION.FIELD VALUE      algorithm, architecture, net, replay, envs, eval, checkpoint, gpu, faults, autoscale, console, ray
 

@@ -54,7 +54,7 @@ class Config(QLearningConfig):
     """Recurrent Q-learning from windows."""
 
     burn_in: int = number(40, at_least=0)
-    """Steps before a window's loss steps through which the state is brought up to date; 0 goes without."""
+    """Burn-in: steps before the loss steps that only bring the recurrent state up to date; 0 for none."""
     length: int = number(80, at_least=1)
     """Loss steps of a window."""
     stride: int = number(40, at_least=1)
@@ -93,7 +93,7 @@ class R2D2(QLearning[Config]):
 
     def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
         if net.recurrent != "lstm":
-            raise ConfigError(f"net.recurrent = {net.recurrent!r}: r2d2 is about memory; set it to lstm, or use dqn")
+            raise ConfigError(f"r2d2 needs a net with memory, but --net.recurrent is {net.recurrent}; set it to lstm, or use dqn")
         super().__init__(config, spec, net, seats)
 
     @cached_property

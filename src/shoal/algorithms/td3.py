@@ -35,7 +35,7 @@ class Config(NoiseOptions):
     """Twin delayed deterministic policy gradient."""
 
     policy_delay: int = number(2, at_least=1)
-    """Updates of the critics for each one of the actor; the target nets follow with the actor."""
+    """Critic updates per actor update; the target nets move with the actor."""
     target_noise: float = number(0.2, at_least=0)
     """Deviation of the noise on target actions, which lie in [-1, 1]."""
     target_noise_limit: float = number(0.5, at_least=0)

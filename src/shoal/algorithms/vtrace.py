@@ -54,7 +54,7 @@ class Config(ActorCriticConfig):
     lambda_: float = number(1.0, at_least=0, at_most=1)
     """Decay of the traces; 1 gives the paper's n-step targets."""
     correction: Literal["vtrace", "none"] = "vtrace"
-    """Correct for the difference between the policy that acted and the one that learns, or do as if there were none."""
+    """Correct for the difference between the policy that acted and the one that learns, or ignore it."""
     rho_bar: float = number(1.0, above=0)
     """Largest importance weight in a target: sets what is learned."""
     pg_rho_bar: float = number(1.0, above=0)
@@ -70,13 +70,13 @@ class Config(ActorCriticConfig):
         super().validate()
         if self.rho_bar < self.c_bar:
             raise ConfigError(
-                f"rho_bar={self.rho_bar} is below c_bar={self.c_bar}, but V-trace needs rho_bar >= c_bar "
-                f"(paper, section 4.1); set c_bar={self.rho_bar} or raise rho_bar"
+                f"--algorithm.rho-bar {self.rho_bar} is below --algorithm.c-bar {self.c_bar}, but V-trace needs rho_bar >= c_bar "
+                f"(paper, section 4.1); set --algorithm.c-bar {self.rho_bar} or raise --algorithm.rho-bar"
             )
         if self.reduction == "sum" and 0 < self.grad_norm < 1:
             raise ConfigError(
-                f'reduction="sum" with grad_norm={self.grad_norm} would clip every gradient of T x B summed '
-                'losses; set grad_norm=40 (the paper\'s) or reduction="mean"'
+                f"--algorithm.reduction sum with --algorithm.grad-norm {self.grad_norm} would clip every gradient of T x B summed "
+                "losses; set --algorithm.grad-norm 40 (the paper's) or --algorithm.reduction mean"
             )
 
 

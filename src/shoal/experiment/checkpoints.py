@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import CheckpointError
+from shoal.runtime.checkpointing import link
 
 __all__ = ["Checkpoints", "Slices", "TensorFiles", "read_json", "read_meta", "saved_slices", "write_json"]
 
@@ -40,14 +41,6 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def link(source: Path, target: Path) -> None:
-    """Give a file another name; copy it where the file system has no hard links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def write_json(path: Path, value: Any) -> None:

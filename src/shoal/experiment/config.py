@@ -80,13 +80,13 @@ class EvalConfig(Options):
     every_env_steps: int = number(20_000, at_least=1)
     """Decisions between two evaluations."""
     every_learner_steps: int = number(1_000, at_least=1)
-    """Updates between two evaluations where nobody acts (--offline)."""
+    """Updates between two evaluations where no actors run (--offline)."""
     greedy: bool = True
     """Take the likeliest action; otherwise explore as in training."""
     last_env_steps: int | None = number(None, at_least=1)
-    """Decisions of the evaluation at the end of a run, about; a tenth of the run's own without it, and one episode at least."""
+    """About how many decisions the final evaluation takes, at least one episode; a tenth of the run's by default."""
     max_episode_steps: int = number(10_000, at_least=1)
-    """Cut an episode off here and count it as it is; an environment's own limit, where it is higher, counts instead."""
+    """Cut episodes off after this many decisions and count them as they are, unless the environment's own limit is higher."""
 
     def plan(self, until_return: float | None, offline: bool = False, free_cores: int = 1, last_cores: int = 1) -> EvalPlan:
         updates = self.every_learner_steps if offline else None
@@ -149,7 +149,7 @@ class Experiment(Options, Generic[A, R]):
     runtime: Literal["local", "inline", "ray"] = "local"
     """Where roles live: local has a process each, inline runs them in one thread, bit-exact for a seed, ray has a cluster."""
     actors: int | Literal["auto"] = number("auto", at_least=1)
-    """How many actors; auto finds a beginning by trying, and lets their number follow the learner."""
+    """How many actors; auto measures a starting number, then follows the learner."""
     learners: int = number(1, at_least=1)
     """How many learners share the gradients."""
     learner_threads: int = number(1, at_least=1)
@@ -171,7 +171,7 @@ class Experiment(Options, Generic[A, R]):
     demos: str | None = None
     """Folder of demonstrations to learn from as well: of `shoal data record`, or a Minari dataset."""
     offline: bool = False
-    """Learn from --demos alone: nobody acts."""
+    """Learn from --demos alone, without actors."""
     foreign_demos: bool = False
     """Take demonstrations of another environment that has the same spaces."""
     run_dir: str | None = None

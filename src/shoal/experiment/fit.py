@@ -40,8 +40,9 @@ def check_fit(names: Names, algorithm: type[Algorithm], architecture: Architectu
         raise ConfigError(f"{pair}: {names.algorithm} learns from a replay table, and {names.architecture} has none; use "
                           f"--architecture {' or '.join(able)}")
     if not architecture.takes_unrolls:
+        able = [name for name in architectures.ARCHITECTURES if architectures.named(name).takes_unrolls]
         raise ConfigError(f"{pair}: {names.algorithm} learns from unrolls as they come, and {names.architecture} has replay "
-                          "tables; use --architecture async_gradients --architecture.mode master")
+                          f"tables; use --architecture {' or '.join(able)}")
     delivery, words = architecture.delivers(options), Tolerance.NAMES
     classes = {name: algorithms.named(name) for name in algorithms.ALGORITHMS}
     able = [name for name, one in classes.items() if one.tolerates >= delivery.needs and not one.from_replay]

@@ -54,7 +54,7 @@ def alone(folder: Path, ending: str = "it writes a checkpoint and ends") -> Iter
 
 
 def holder(folder: Path) -> int | None:
-    """The process that runs in a run directory, by the kernel's own list: to ask must not keep a run from starting."""
+    """The process that runs in a run directory, by the kernel's list of locks: taking the lock could keep a run from starting."""
     try:
         status = os.stat(folder / NAME)
         wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"

@@ -121,7 +121,7 @@ class RunDir:
         """An existing run; exits with the list of runs that there are where this is none."""
         if not (path / "config.json").is_file():
             there = [run.path for run in find_runs()]
-            hint = f"the newest run is {there[-1]}" if there else "start one with `shoal train`"
+            hint = f"the newest run is {there[-1]}" if there else "start a run with `shoal train`"
             what = "has no run in it (no config.json)" if path.exists() else "does not exist"
             raise ConfigError(f"{path} {what}; {hint}")
         return cls(path)

@@ -363,6 +363,7 @@ class RunSession:
         shot = self._trained or self._measure(now, whole_run=True)
         lag, age = shot["policy_lag"], shot["data_age_seconds"]
         started = self._first_step if self._first_step is not None else now
+        surroundings = self._control.surroundings() if self._control is not None else {}
         summary = {
             **self.labels, "stopped_by": reason, "seconds": shot["seconds"],
             "startup_seconds": started - self._started,
@@ -372,7 +373,7 @@ class RunSession:
             **{name: shot[name] for name in ("train_return", "learner_idle")}, **self._handed_back(),
             "policy_lag": lag, "data_age_seconds": {"mean": age["mean"], "p95": age["p95"]},
             **{name: shot[name] for name in ("samples_per_insert", "bytes_per_env_step", "bytes_per_second", "restarts",
-                                             "updates_skipped")}, **self._control.surroundings(),  # type: ignore[union-attr]  # a session ends with its control
+                                             "updates_skipped")}, **surroundings,
             "cpu_seconds": self.base.cpu_seconds + (cpu_seconds() - self._cpu_before if self._first_step is not None else 0.0),
             "peak_memory_mb": max(self.base.peak_memory_mb, self._memory.peak_mb),
             "verdict": shot["verdict"], "roles": shot["roles"], "wires": shot["wires"], "slots": shot["slots"], "error": error,

@@ -72,7 +72,7 @@ class Learner:
 
     @property
     def version(self) -> int:
-        """The version of the newest weights, those included that are yet to be published."""
+        """The version of the newest weights, including any not yet published."""
         if self.model is not None:
             return self.model.version
         return self.weights.version + (self.running is not None and self.running.publishes)
@@ -111,7 +111,7 @@ class Learner:
         self._publish()
 
     async def _update(self, batch: Tree) -> bool:
-        """Learn from a batch; False where nothing in it was young enough."""
+        """Learn from a batch; False if every step in it was too old."""
         stats, learn = self.me.stats, self.learn
         fresh, decisions = self.batches.measure(batch, self.version)
         with stats.phase("prepare"):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.algorithms.common.phases import overlap
 from shoal.core import Call, Me, Publisher, Request, Server, Tree, Vector
 from shoal.learning import Progress, SlicedLearn, Updater, UpdaterSlice
 from shoal.ops.gates import LossGate, judge, too_old
@@ -25,7 +26,7 @@ from shoal.roles.parts import Parts
 from shoal.roles.worker import Origin, Worker
 from shoal.slots import Field, Layout, map_tree
 
-__all__ = ["ParameterServer", "ServerLink", "longest_span", "master_worker", "overlap", "push_layouts"]
+__all__ = ["ParameterServer", "ServerLink", "longest_span", "master_worker", "part_of_gradient", "push_layouts"]
 
 
 def push_layouts(parts: Parts, learn: Updater) -> tuple[Layout, Layout]:
@@ -47,10 +48,10 @@ def longest_span(learn: Updater) -> int:
     return max(int(span.stop - span.start) for span in spans)
 
 
-def overlap(span: slice, cut: slice) -> slice:
+def part_of_gradient(span: slice, cut: slice) -> slice:
     """Which elements of the gradient of a phase, whose parameters are `span`, belong to the parameters `cut`."""
-    begin = max(span.start, cut.start)
-    return slice(begin - span.start, max(begin, min(span.stop, cut.stop)) - span.start)
+    common = overlap(span, cut)
+    return slice(common.start - span.start, common.stop - span.start)
 
 
 class ServerLink:
@@ -107,7 +108,7 @@ class ServerLink:
             data["last"][0] = origin is not None and origin.last
             if origin is not None:
                 assert gradient is not None
-                part = gradient[overlap(self.learn.span(phase), self.cuts[0])] if self.cuts else gradient
+                part = gradient[part_of_gradient(self.learn.span(phase), self.cuts[0])] if self.cuts else gradient
                 data["gradient"][: len(part)] = part
                 data["phase"][0], data["completes"][0] = self.learn.phases.index(phase), origin.completes
                 data["decisions"][0], self.owed = origin.decisions + self.owed, 0
@@ -129,7 +130,7 @@ class ServerLink:
                 data = draft.data
                 data["empty"][0], data["before"][:], data["phase"][0] = gradient is None, before, self.learn.phases.index(phase)
                 if gradient is not None:
-                    part = gradient[overlap(self.learn.span(phase), cut)]
+                    part = gradient[part_of_gradient(self.learn.span(phase), cut)]
                     data["gradient"][: len(part)] = part
             asked.append((draft.send(), cut))
         for pending, cut in asked:
@@ -158,8 +159,8 @@ class ParameterServer:
 
     def __init__(self, me: Me, parts: Parts, gradients: Server, max_staleness: int | None, aggregate: int = 1,
                  weights: Publisher | None = None, learn: UpdaterSlice | None = None, age: str = "policy_lag") -> None:
-        """`learn`: a slice, where the server is in pieces; the whole otherwise. `age`: what a gradient's age is called, which is
-        the lag of its data too where they are not replayed."""
+        """`learn`: this server's slice of the parameters; None owns them all. `age`: the metric that a gradient's age is
+        reported as; without replay it is the lag of the data too."""
         self.me, self.gradients, self.weights, self.age = me, gradients, weights, age
         self.max_staleness, self.aggregate = max_staleness, aggregate
         self.learner_state: LearnerState[Updater] = LearnerState(me, parts, parts.learn() if learn is None else learn)

@@ -54,7 +54,7 @@ class EvalPlan:
     episodes: int = 100
     every_env_steps: int = 20_000
     every_learner_steps: int | None = None
-    """Count updates instead: where nobody acts there are no env_steps."""
+    """Count updates instead: without actors there are no env_steps."""
     greedy: bool = True
     until_return: float | None = None
     max_episode_steps: int = 10_000
@@ -94,7 +94,7 @@ class Parts:
     demos: str | None = None
     """Folder of demonstrations: a second table to draw from."""
     offline: bool = False
-    """Nobody acts: the demonstrations are all there is to learn from."""
+    """No actors run: the demonstrations are all there is to learn from."""
     hardware: Hardware = field(default_factory=Hardware)
     """Where learners and inference servers compute; actors and evaluators use the CPU."""
 

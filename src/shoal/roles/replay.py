@@ -187,7 +187,7 @@ class Replay:
         self._count_inserts()
 
     def _count_inserts(self) -> None:
-        """Only what nobody will ask to put in again, or what a learner was told of."""
+        """Count only inserts that cannot be retried, or that a learner was told of."""
         self.me.stats.add(self.metrics["replay_inserts"], self.items)
         self.items = 0
 
@@ -324,7 +324,7 @@ def digest(data: Tree) -> bytes:
 
 
 class Pages(io.RawIOBase):
-    """An array to read from as from a file: a table that is filled again is not in memory once more."""
+    """A file-like view of an array, so that refilling a table keeps no second copy of it."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._left = memoryview(np.ascontiguousarray(array).data)

@@ -30,8 +30,7 @@ class ReplayConfig(Options):
     exponent: float = number(0.6, at_least=0)
     """How much priorities count when items are drawn, alpha; 0 draws all alike."""
     evict_exponent: float | None = number(None)
-    """More items than the capacity leave by chance, with probabilities p^this of their priorities (Ape-X DPG: -0.4); none: the
-    oldest leave."""
+    """Evict items at random, with probabilities p^this of their priorities p (Ape-X DPG: -0.4); none evicts the oldest."""
     samples_per_insert: float | None = number(8.0, above=0)
     """How often an item is drawn on average; none lets both sides run as fast as they can."""
     tolerance: float | None = number(None, above=0)
@@ -39,7 +38,7 @@ class ReplayConfig(Options):
     prefetch: int = number(2, at_least=1)
     """Batches that the learner has asked for before it needs them; where actors and learner take turns it is 1."""
     trim_updates: int = number(0, at_least=0)
-    """Remove what is above the capacity only every this many updates, so that inserting never waits for it; 0 does it at once."""
+    """Evict what is above the capacity once per this many updates, so that inserts never wait for it; 0 evicts at once."""
     publish_updates: int = number(1, at_least=1)
     """Updates between two publications of weights."""
     compression: Literal["auto", "none", "lz4", "zstd"] = "auto"

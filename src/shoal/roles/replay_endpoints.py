@@ -204,7 +204,7 @@ def shares(masses: np.ndarray, sizes: np.ndarray, batch: int, most: int) -> np.n
 
 
 def deal(share: np.ndarray, batch: int, offset: float) -> np.ndarray:
-    """How many items of a batch each shard gives: floor or ceiling of its share, on average over offsets in [0, 1) exactly it."""
+    """How many items of a batch each shard gives: floor or ceiling of its share; the mean over offsets in [0, 1) is the share."""
     edges = np.cumsum(share) * batch
     edges[-1] = batch
     counts: np.ndarray = np.diff(np.floor(edges + offset).astype(np.int64), prepend=0)

@@ -28,7 +28,7 @@ SURE = 0.9
 
 
 def codecs(columns: tuple[Column, ...], compression: str) -> dict[str, str]:
-    """How the columns are compressed that are: images, every item by itself, since batches are drawn item by item."""
+    """How image columns are compressed: every item by itself, since batches are drawn item by item."""
     if compression == "none":
         return {}
     codec = "lz4" if compression == "auto" else compression

@@ -106,8 +106,8 @@ class Permits:
         return holding.portion
 
     def reconcile(self, counts: Mapping[str, float]) -> bool:
-        """Nobody counts any more: give again what was given to roles that died, or that wait for those who ask. `counts` is what
-        every instance has counted. Returns whether somebody was served."""
+        """Once no role counts any more, take back permits of roles that died or that wait for a role which asks, and hand them
+        out again. `counts`: what every instance has counted. Returns whether a role was served."""
         waiting, total = len(self._asking), sum(counts.values())
         if self.limit is None or not waiting or total >= self.limit.most:
             return False

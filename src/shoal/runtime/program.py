@@ -71,9 +71,9 @@ class SideWork:
     counter: str
     """What counts it."""
     free: float
-    """So much of it is always done in one turn."""
+    """Units that are always done in one turn."""
     share: float
-    """So much more for each unit of the program's own work (`work_counters`); beyond that, one step in every round."""
+    """Further units for each unit of the program's own work (`work_counters`); beyond that, one step in every round."""
 
 
 @dataclass

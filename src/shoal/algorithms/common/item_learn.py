@@ -21,7 +21,7 @@ class ItemLearn(PhasedLearn[M]):
 
     @property
     def priorities(self) -> Vector:
-        """Of the batch that the last gradient was made of, [B], raw; by the parameters before the step. On a GPU a tensor."""
+        """Raw priorities [B] of the last minibatch, by the parameters before the step; a tensor on a GPU."""
         return self._priorities
 
     def sums(self, batch: Tree, index: int = 0, learners: int = 1) -> np.ndarray:

@@ -65,7 +65,7 @@ class QLearningConfig(Options):
     ladder_alpha: float = number(7.0, at_least=0)
     """How far the ladder reaches: its last rung is epsilon^(1 + alpha)."""
     target_period_updates: int = number(200, at_least=0)
-    """Updates between two copies of the net to the target net; 0 never copies, 1 goes without a target net."""
+    """Updates between two copies of the net to the target net; 0 never copies, 1 uses no target net."""
     target_tau: float = number(0.0, at_least=0, at_most=1)
     """More than 0 moves the target net by this share of the way at every update, instead of copying."""
     lr: float = number(5e-4, above=0)
@@ -101,7 +101,7 @@ class QLearning(Algorithm, Generic[C]):
         if not isinstance(spec.action_space, gym.spaces.Discrete):
             raise ConfigError(
                 f"{self.name} cannot act in {spec.name}: it needs one value for each action, but the action space is "
-                f"{spec.action_space}; use an environment with Discrete actions, or ppo or vtrace"
+                f"{spec.action_space}; use an environment with Discrete actions, or sac, td3, ddpg, ppo or vtrace"
             )
         if net.separate_value:
             raise ConfigError(f"net.separate_value = True: {self.name} has no value function apart from its q-values; drop it")

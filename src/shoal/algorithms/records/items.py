@@ -81,15 +81,15 @@ class EpisodeItems(ItemRecord):
 
     @abstractmethod
     def due(self, count: np.ndarray) -> np.ndarray:
-        """Of episodes that have come to observation `count` [B] and go on: where an item ends there."""
+        """Which episodes, now at observation `count` [B] and going on, have an item that ends there."""
 
     @abstractmethod
     def first_due(self, count: np.ndarray) -> np.ndarray:
-        """Where the item begins that ends at `count` [K] because it is due."""
+        """Where an item that is due at `count` [K] begins."""
 
     @abstractmethod
     def endings(self, count: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Of episodes that end at `count` [K]: (which of them, where their item begins), again and again."""
+        """For episodes that end at `count` [K], yield (which of them, where their item begins) for every item left to cut."""
 
     @abstractmethod
     def cut(self, memory: EpisodeMemory, seats: np.ndarray, begin: np.ndarray, end: np.ndarray) -> Rows:
@@ -207,7 +207,7 @@ class EpisodeRecorder:
         self._see(step)
 
     def write(self, action: Tree, state: Tree, extras: Tree, step: Step, version: int) -> None:
-        """That `action`, chosen with `state` and with these `extras`, led to `step`."""
+        """Record that `action`, chosen with `state` and these `extras`, led to `step`."""
         memory, record, whole = self._memory, self.record, bool(step.valid.all())
         alive = memory.seats if whole else np.flatnonzero(step.valid)
         done = executed(action, step)
@@ -266,7 +266,7 @@ class EpisodeRecorder:
         self.ready -= count
 
     def take_moments(self, into: Tree) -> None:
-        """Of the observations that were acted on since the last call, in the layout of moments.moment_fields."""
+        """Write the moments of the observations acted on since the last call, in the layout of moments.moment_fields."""
         self._moments.take(into)
 
     def catch_up(self) -> None:

@@ -176,7 +176,7 @@ class Expression:
     __neg__, __abs__, __invert__ = _alone("negative"), _alone("abs"), _alone("logical_not")
     __lt__, __le__, __gt__, __ge__ = _with("less"), _with("less_equal"), _with("greater"), _with("greater_equal")
     __eq__ = _with("equal")  # type: ignore[assignment]  # an expression, not a bool
-    __ne__ = _with("not_equal")  # type: ignore[assignment]
+    __ne__ = _with("not_equal")  # type: ignore[assignment]  # an expression, not a bool
 
     def __repr__(self) -> str:
         inside = [repr(argument) for argument in self.arguments]
