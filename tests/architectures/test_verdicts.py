@@ -83,7 +83,8 @@ def test_each_bottleneck_gets_its_sentence(case, tmp_path, monkeypatch):
 def test_a_replay_table_that_can_do_no_more_is_named(where, tmp_path, monkeypatch):
     monkeypatch.setattr("shoal.runtime.core_use.STAT", tmp_path / "none")
     kept = ReplayConfig(capacity=500, min_size=10, batch_size=4, insert_batch=2, samples_per_insert=2.0, prefetch=4)
-    program, _ = draw(dqn.Config(), "actor_learner", EnvSource(Sleeper), actors=2, net=NET, eval=SILENT, envs_per_actor=1, replay=kept)
+    program, _ = draw(dqn.Config(), "actor_learner", EnvSource(Sleeper), actors=2, net=NET, eval=SILENT, envs_per_actor=1,
+                      replay=kept)
     program.nodes["replay"].role = slow(program.nodes["replay"].role, 0.05, where)
     judge = Judge("replay-bound")
     go(program, "local", tmp_path, judge)

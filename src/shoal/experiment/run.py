@@ -66,7 +66,7 @@ class Run:
 
     @cached_property
     def _checkpoint(self) -> Path:
-        newest = RunDir(self.directory).checkpoints().sound()
+        newest = RunDir(self.directory).checkpoints().sound(tables=False)
         if newest is None:
             raise CheckpointError(f"{self.directory} has no whole checkpoint; start the run again with `shoal train`")
         return newest

@@ -56,7 +56,7 @@ def verdict(shot: Mapping[str, Any], seconds: float, runtime: str = "local", cor
     if idle >= IDLE and replays and (table := _saturated(shot, _keeps)):
         instead = f"all {cores} cores are busy: larger --replay.insert-batch, fewer --replay.samples-per-insert, or more cores" \
             if full else "more --replay.shards, larger --replay.insert-batch, or fewer --replay.samples-per-insert"
-        return (f"replay-bound: the replay table worked {_percent(table)} {span} while the learner idled {_percent(idle)}; {instead}")
+        return f"replay-bound: the replay table worked {_percent(table)} {span} while the learner idled {_percent(idle)}; {instead}"
     if idle >= IDLE:
         pulling = max((role["phases"].get("pull", 0.0) for role in actors.values()), default=0.0)
         if server := _saturated(shot, _answers):
