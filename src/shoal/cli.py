@@ -35,6 +35,8 @@ Options of train (all of them: shoal train PRESET ENV --help)
   --runtime local|inline|ray a process for each role; one thread, bit-exact for a seed; a Ray cluster   (local)
   --ray.address HOST:PORT    with --runtime ray: the cluster to join, or auto; without it one is started here
   --actors N|auto            how many actors; auto follows the learner                        (auto)
+  --cores N, --device cpu    less of this machine than there is: cores, and no GPU            (all)
+  --values tuned|paper       whose values a preset takes where both give one                  (tuned)
   --learners N               how many learners share the gradients                            (1)
   --seed S                   everything random derives from it                                (0)
   --until-return R           stop when an evaluation's mean return is R, confirmed by a second one

@@ -6,14 +6,15 @@
 
 A **role** is a class with one coroutine, `step()`: one unit of work. It awaits everything that it needs from other roles on
 a wire and blocks nowhere else, so the same role runs in one thread with all others, in a process of its own, or on another
-machine. This file holds protocols only: `runtime/` implements the wires, `architectures/` draws the graphs. A Program, its ports
-and CONTROL are in `runtime/program.py`, exceptions (Timeout, GroupChanged) in `errors.py`, what a role awaits (Wait: a condition,
-its descriptors, words) in `slots/waiting.py`. A role whose step raises is restarted; docs/faults.md says how often.
+machine. This file holds protocols (and Pieces of a state): `runtime/` implements the wires, `architectures/` draws the graphs. A
+Program, its ports and CONTROL are in `runtime/program.py`, exceptions (Timeout, GroupChanged) in `errors.py`, what a role awaits
+(Wait: a condition, its descriptors, words) in `slots/waiting.py`. A role whose step raises is restarted; docs/faults.md says how
+often.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from shoal.telemetry import Stats
 
 __all__ = ["Adjustable", "Call", "Closable", "Control", "DirectCopy", "Draft", "Drainable", "Group", "GroupMember",
-           "KeepsTurn", "Me", "Pending", "Publisher", "Reader", "Request", "Role", "Server", "Settles", "Shared", "SharesState",
-           "Sink", "Slot", "Source", "Stateful", "Tree", "Vector", "Wait", "any_of"]
+           "KeepsTurn", "Me", "Pending", "Pieces", "Publisher", "Reader", "Request", "Role", "Server", "Settles", "Shared",
+           "SharesState", "Sink", "Slot", "Source", "Stateful", "Tree", "Vector", "Wait", "any_of"]
 
 Tree: TypeAlias = Any    # an array, or a dictionary of trees; time-major [T, B, ...] for sequences
 Vector: TypeAlias = Any  # a flat np.ndarray; between learners that compute on GPUs, a torch.Tensor
@@ -64,11 +65,28 @@ class Role(Protocol):
     async def step(self) -> None: ...
 
 
+class Pieces:
+    """Bytes of a state that is too large to be copied: they are written as they lie in memory, while the role goes on. Nobody may
+    change them until `release` is called, in the role's own thread; from a file they come back as one array."""
+
+    def __init__(self, parts: Sequence[bytes | np.ndarray], release: Callable[[], None]) -> None:
+        self.parts, self.release = parts, release
+        self.nbytes = sum(part.nbytes if isinstance(part, np.ndarray) else len(part) for part in parts)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        """Each part as bytes, without a copy where it is contiguous."""
+        for part in self.parts:
+            yield np.ascontiguousarray(part).reshape(-1).view(np.uint8).data if isinstance(part, np.ndarray) else memoryview(part)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.frombuffer(b"".join(self), np.uint8)
+
+
 @runtime_checkable
 class Stateful(Protocol):
     """A role that a checkpoint holds: `state()` is saved between two steps, `load(state)` restores it before the first one."""
 
-    def state(self) -> dict[str, np.ndarray] | None: ...  # None: nothing to save, for instance because another replica saves it
+    def state(self) -> Mapping[str, np.ndarray | Pieces] | None: ...  # None: nothing to save, for instance as another replica does
     def load(self, state: dict[str, np.ndarray]) -> None: ...
 
 

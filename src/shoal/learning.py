@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, cast, runtime_checkable
 
 import numpy as np
 
@@ -394,6 +394,7 @@ class Architecture(ABC):
     has_actors: ClassVar[bool] = True       # roles other than the learner act: --actors
     one_place: ClassVar[bool] = False       # has the option one_place: actors in their learner's process
     batch_slots: ClassVar[bool] = False     # has the option batch_slots: unrolls in a batch; otherwise one of every actor
+    spreads: ClassVar[Literal["", "actors", "rows"]] = ""  # over more cores with the same batch: more actors; its rows over more
     process_options: ClassVar[tuple[str, ...]] = ()  # options that are numbers of processes or threads
     size_options: ClassVar[tuple[str, ...]] = ("envs_per_actor",)  # options that increase the memory of a role
     scaled_role: ClassVar[str] = "actor"    # whose number follows the learner with --actors auto

@@ -350,7 +350,7 @@ class Table:
         self.role = Replay(RoleContext(self.program, "replay", 0, self.lives, print), **{**self.node.arguments, **ends})
         self.lives += 1
         if state is not None:
-            self.role.load({name: array.copy() for name, array in state.items()})
+            self.role.load({name: np.array(array) for name, array in state.items()})
 
     def serve(self):
         with pytest.raises(StopIteration):
@@ -401,6 +401,33 @@ def test_an_insert_that_was_in_but_not_answered_when_the_table_was_saved_is_not_
     table.insert(11)
     table.serve()
     assert table.role.table.size == 20
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_what_is_saved_is_the_moment_however_long_it_is_written_and_no_copy(compression):
+    table = Table(capacity=20, min_size=10, batch_size=4, insert_batch=10, samples_per_insert=4.0, compression=compression)
+    role = table.role
+    for first in (1, 11):
+        role._store(items(first))
+    saved = role.state()
+    store, before = role.core.store, np.array(saved["chunks"])
+    assert len(before) == saved["chunks"].nbytes and store._readers
+    assert {id(part) for part in saved["chunks"].parts} >= {id(one.data) for one in store._encoded.values()}, "no image was copied"
+    for first in range(21, 2021, 10):
+        role._store(items(first))  # all that was saved has left the table
+    assert set(role.table.keys()).isdisjoint(range(1, 21)) and np.array_equal(saved["chunks"], before)
+    held = store.pool.used_bytes
+    saved["chunks"].release()
+    assert not store._readers and store.pool.used_bytes <= held, "its memory is used again"
+    table.begin(saved | {"chunks": before})
+    assert table.role.table.size == 20
+
+
+def items(first):
+    """An insert of ten."""
+    ids = np.arange(first, first + 10)
+    data = {"id": ids, "nest": {"x": np.zeros((10, 3), np.float32)}, "screen": screens(ids), "time": np.zeros(10)}
+    return {"items": data, "priority": ids + FIRST, "decisions": np.array([10])}
 
 
 def test_priorities_for_items_of_an_earlier_life_touch_nothing():

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+import shoal
 from shoal import cli
 from shoal.algorithms import dqn, r2d2
+from shoal.experiment.checkpoints import TensorFiles
 from shoal.nets import NetConfig
 from shoal.roles.learner import Learner
 from shoal.roles.replay import Replay, items_layout
@@ -192,3 +194,20 @@ def test_every_preset_runs_resumes_with_its_table_and_is_evaluated(preset, tmp_p
     assert list((tmp_path / "run" / "checkpoints").glob("*/replay-0.safetensors"))
     assert cli.main(["resume", "run", "--max-env-steps", "1000", "--console.mode", "none"]) == 0
     assert cli.main(["eval", "run", "--episodes", "5"]) == 0
+
+
+def test_a_saved_table_is_not_read_to_evaluate(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "dqn", CATCH, "--run-dir", "run", "--max-env-steps", "600", "--replay.checkpoint", *QUICK]) == 0
+    table = max((tmp_path / "run" / "checkpoints").glob("*/replay-0.safetensors"))
+    with table.open("r+b") as file:
+        file.seek(-100, 2)
+        file.write(b"x" * 100)
+    loaded = []
+    load = TensorFiles.load
+    monkeypatch.setattr(TensorFiles, "load", lambda self, path: loaded.append(path.name) or load(self, path))
+    assert cli.main(["eval", "run", "--episodes", "5"]) == 0
+    assert loaded and not any(name.startswith("replay") for name in loaded) and not caplog.records
+    assert shoal.load("run")._checkpoint.name == table.parent.name
+    assert cli.main(["resume", "run", "--max-env-steps", "1000", "--console.mode", "none"]) == 0
+    assert any("damaged" in record.getMessage() for record in caplog.records), "who goes on with it looks at it"

@@ -5,8 +5,9 @@ import time
 import pytest
 
 from evidence.sleepers import NET, SILENT, Sleeper, learns, slow, thinks
-from shoal.algorithms import vtrace
+from shoal.algorithms import dqn, vtrace
 from shoal.roles.parts import EnvSource
+from shoal.roles.replay_config import ReplayConfig
 from shoal.telemetry.snapshot import Reading, Window
 from shoal.telemetry.verdict import verdict
 from tests.architectures.graphs import Weights, draw, go
@@ -44,10 +45,19 @@ def pulls(role):
     return role.weights, "pull"
 
 
+def stores(role):
+    return role, "_store"
+
+
+def draws(role):
+    return role, "_gather"
+
+
 CASES = {  # architecture, seconds of an environment's step, steps of an unroll, who sleeps where and how long, in words
     "actor-bound": ("actor_learner", 0.02, 5, {}, "the learner idled"),
     "learner-bound": ("actor_learner", 0.0, 5, {"learner": (learns, 0.06)}, "blocked on a full queue"),
-    "inference-bound": ("central_inference", 0.0, 5, {"inference": (thinks, 0.03)}, "for inference"),
+    "inference-bound": ("central_inference", 0.0, 5, {"inference": (thinks, 0.03)}, "the inference server worked"),
+    "inference-bound, two groups": ("central_inference", 0.01, 5, {"inference": (thinks, 0.03)}, "the inference server worked"),
     "weight-bound": ("actor_learner", 0.0, 5, {"learner": (publishes, 0.06)}, "publishing weights"),
     "weight-bound, pulling": ("actor_learner", 0.0, 5, {"actor": (pulls, 0.06)}, "pulling weights"),
     "balanced": ("actor_learner", 0.1, 2, {"learner": (learns, 0.19)}, "held up"),
@@ -67,3 +77,16 @@ def test_each_bottleneck_gets_its_sentence(case, tmp_path, monkeypatch):
     go(program, "local", tmp_path, judge)
     assert judge.reason == "agreed", judge.said[-5:]
     assert words in judge.said[-1]
+
+
+@pytest.mark.parametrize("where", [stores, draws], ids=["inserts", "samples"])
+def test_a_replay_table_that_can_do_no_more_is_named(where, tmp_path, monkeypatch):
+    monkeypatch.setattr("shoal.runtime.core_use.STAT", tmp_path / "none")
+    kept = ReplayConfig(capacity=500, min_size=10, batch_size=4, insert_batch=2, samples_per_insert=2.0, prefetch=4)
+    program, _ = draw(dqn.Config(), "actor_learner", EnvSource(Sleeper), actors=2, net=NET, eval=SILENT, envs_per_actor=1,
+                      replay=kept)
+    program.nodes["replay"].role = slow(program.nodes["replay"].role, 0.05, where)
+    judge = Judge("replay-bound")
+    go(program, "local", tmp_path, judge)
+    assert judge.reason == "agreed", judge.said[-5:]
+    assert "the replay table worked" in judge.said[-1] and "--replay.shards" in judge.said[-1] and "--actors" not in judge.said[-1]

@@ -1,6 +1,7 @@
 """Whole or not there: nothing that happens while saving harms the previous checkpoint."""
 
 import errno
+import hashlib
 import json
 import os
 import subprocess
@@ -8,10 +9,12 @@ import sys
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from shoal.core import Pieces
 from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment import checkpoints as module
-from shoal.experiment.checkpoints import Checkpoints, TensorFiles, read_meta, write_json
+from shoal.experiment.checkpoints import Checkpoints, TensorFiles, holds_table, read_meta, write_json
 from shoal.experiment.lock import alone
 from shoal.experiment.rundir import RunDir, default_directory, list_runs
 
@@ -33,6 +36,22 @@ def test_state_comes_back_as_it_was(tmp_path):
         assert back[name].dtype == array.dtype and back[name].shape == array.shape
         np.testing.assert_array_equal(back[name], array)
     np.testing.assert_array_equal(back["turned"], STATE["params"].T)
+
+
+def test_what_is_written_in_pieces_is_the_same_file_to_everybody(tmp_path):
+    path, parts = tmp_path / "x.safetensors", [b"", b"abc", np.arange(300_000)[::2], np.zeros((0, 3)), b"z" * 2_000_000]
+    raw = b"".join(np.ascontiguousarray(part).tobytes() if isinstance(part, np.ndarray) else part for part in parts)
+    TensorFiles().save(path, {**STATE, "chunks": Pieces(parts, lambda: None)})
+    back = TensorFiles().load(path)
+    assert back.keys() == {*STATE, "chunks"} and bytes(back["chunks"]) == raw
+    assert isinstance(back["chunks"], np.memmap) and not isinstance(back["params"], np.memmap)
+    others = load_file(path)
+    for name, array in {**STATE, "chunks": np.frombuffer(raw, np.uint8)}.items():
+        np.testing.assert_array_equal(others[name], array)
+        np.testing.assert_array_equal(back[name], array)
+    assert path.with_name(path.name + module.DIGEST).read_text() == hashlib.sha256(path.read_bytes()).hexdigest()
+    TensorFiles().save(path, {"chunks": Pieces([], lambda: None)})
+    assert len(TensorFiles().load(path)["chunks"]) == 0 and holds_table(path)
 
 
 def test_newest_and_keep(tmp_path):

@@ -139,6 +139,18 @@ def test_actors_that_a_replay_table_holds_back_are_not_waiting_for_inference():
     assert text.startswith("learner-bound: actors were held back by replay 60 %") and "--replay.samples-per-insert" in text
 
 
+def test_a_table_that_is_saturated_on_cores_that_are_full_needs_less_work():
+    pages, window = Pages("actor-0", "actor-1", "learner-0", "replay-0"), Window()
+    for t in range(6):
+        second(pages, busy=0.3, blocked=0.1)
+        for name, share in (("replay_inserts", 100), ("phase_seconds/gather", 0.9), ("busy_seconds", 0.95)):
+            pages["replay-0"].add(name, share)
+        window.push(Reading(float(t), pages.read(), {"unrolls": {"asked": 0.0}, "weights": WIRES["weights"]}))
+    text = verdict({**window.snapshot(), "cores_busy": 8.0}, 5.0, "local", 8)
+    assert text.startswith("replay-bound: the replay table worked 95 %") and "--replay.shards" not in text
+    assert "--replay.shards" in verdict({**window.snapshot(), "cores_busy": 4.0}, 5.0, "local", 8)
+
+
 def test_balanced():
     assert judged(busy=0.9, blocked=0.1).startswith("balanced")
 

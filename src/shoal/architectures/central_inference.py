@@ -71,6 +71,7 @@ class CentralInference(Architecture):
     name = "central_inference"
     config_class = Config
     takes_replay = takes_demos = runs_on_gpu = one_place = batch_slots = True
+    spreads = "actors"
     size_options = ("batch_slots", "envs_per_actor")
 
     def delivers(self, config: Config) -> Delivery:

@@ -12,26 +12,33 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from shoal.core import Pieces
 from shoal.errors import CheckpointError
 from shoal.runtime.checkpointing import link
+from shoal.runtime.saving import in_pieces
 
-__all__ = ["Checkpoints", "Slices", "TensorFiles", "read_json", "read_meta", "saved_slices", "write_json"]
+__all__ = ["Checkpoints", "Slices", "TensorFiles", "holds_table", "read_json", "read_meta", "saved_slices", "write_json"]
 
 META = "checkpoint.json"
 WRITING = ".writing-"
 DIGEST = ".sha256"  # beside a file, until its checkpoint is whole
 DAMAGED = "damaged-"
+WORD = 8             # bytes of the length that a safetensors file begins with
+LONGEST_HEADER = 1 << 27
+MAPPED_BYTES = 1 << 20
+PART_BYTES = 1 << 20
 TABLES = ("replay", "demonstrations")  # roles whose state is a replay table
 
 
@@ -59,10 +66,13 @@ def write_json(path: Path, value: Any) -> None:
 class TensorFiles:
     """How a role's state is written: named arrays in a safetensors file."""
 
-    def save(self, path: Path, state: Mapping[str, np.ndarray]) -> None:
+    def save(self, path: Path, state: Mapping[str, np.ndarray | Pieces]) -> None:
         from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
+        if in_pieces(state):
+            _save_in_pieces(path, state)
+            return
         arrays = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in state.items()}
         try:
             save_file(arrays, path)
@@ -72,13 +82,78 @@ class TensorFiles:
             raise OSError(str(error)) from None
 
     def load(self, path: Path) -> dict[str, np.ndarray]:
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+        """The arrays. Large ones of bytes, as replay tables are saved, are mapped: they need no memory of their own."""
+        from safetensors import SafetensorError, safe_open
 
         try:
-            return load_file(path)
+            mapped = _large(path)
+            with safe_open(path, "numpy") as file:  # which also checks the header
+                small = {name: file.get_tensor(name) for name in file.keys() if name not in mapped}  # noqa: SIM118 (no dictionary)
+            return {**small, **{name: np.memmap(path, np.uint8, "r", *place) for name, place in mapped.items()}}
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from None
+
+
+def holds_table(path: Path) -> bool:
+    """Whether a role's file holds a replay table; only its beginning is read."""
+    return "chunks" in _header(path)[0]
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """What a safetensors file says of its arrays, and where the first one begins."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(WORD), "little")
+        text = file.read(min(length, LONGEST_HEADER))
+    try:
+        header = json.loads(text)
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    return header if isinstance(header, dict) else {}, WORD + length
+
+
+def _large(path: Path) -> dict[str, tuple[int, tuple[int]]]:
+    """The large arrays of bytes in a file: where each begins, and its shape."""
+    header, start = _header(path)
+    return {name: (start + entry["data_offsets"][0], tuple(entry["shape"])) for name, entry in header.items()
+            if entry.get("dtype") == "U8" and len(entry["shape"]) == 1 and entry["shape"][0] >= MAPPED_BYTES}
+
+
+def _save_in_pieces(path: Path, state: Mapping[str, np.ndarray | Pieces]) -> None:
+    """Write a state piece by piece, and its digest along: nothing is copied, and nothing is read again."""
+    from safetensors.numpy import save
+
+    pieces = {name: value for name, value in state.items() if isinstance(value, Pieces)}
+    arrays = {name: np.ascontiguousarray(value) for name, value in state.items() if not isinstance(value, Pieces)}
+    blob = save(arrays)
+    start = WORD + int.from_bytes(blob[:WORD], "little")
+    header, end = json.loads(blob[WORD:start]), len(blob) - start
+    for name, piece in pieces.items():
+        header[name] = {"dtype": "U8", "shape": [piece.nbytes], "data_offsets": [end, end + piece.nbytes]}
+        end += piece.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % WORD)
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        first: list[bytes | memoryview] = [len(text).to_bytes(WORD, "little"), text, blob[start:]]
+        for part in _joined(itertools.chain(first, *pieces.values())):
+            digest.update(part)
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+    path.with_name(path.name + DIGEST).write_text(digest.hexdigest(), encoding="ascii")
+
+
+def _joined(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The same bytes in parts that are not small: each write and each digest has its price."""
+    few: list[bytes | memoryview] = []
+    size = 0
+    for part in parts:
+        few.append(part)
+        size += len(part)
+        if size >= PART_BYTES:
+            yield few[0] if len(few) == 1 else b"".join(few)
+            few, size = [], 0
+    yield b"".join(few)
 
 
 @dataclass
@@ -158,11 +233,12 @@ class Checkpoints:
         whole = self._whole()
         return whole[-1] if whole else None
 
-    def sound(self) -> Path | None:
-        """The newest checkpoint whose files are what was written; damaged ones are named in a warning."""
+    def sound(self, tables: bool = True) -> Path | None:
+        """The newest checkpoint whose files are what was written; damaged ones are named in a warning. Without `tables` saved
+        replay tables are not read: nobody needs them to act."""
         damaged: list[str] = []
         for folder in reversed(self._folders()):
-            if not (why := _damage(folder)):
+            if not (why := _damage(folder, tables)):
                 self._warn(damaged, f"{folder.name} is used instead")
                 return folder
             damaged.append(f"checkpoint {folder.name} is damaged ({why})")
@@ -249,6 +325,12 @@ def saved_slices(folder: Path) -> Slices:
     return Slices(tuple(sizes), cut)
 
 
+def _begins_a_table(path: Path) -> bool:
+    with contextlib.suppress(CheckpointError):
+        return holds_table(path)
+    return False
+
+
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -280,7 +362,7 @@ def _shortage(folder: Path) -> str:
     return "" if read_meta(folder)["files"] else f"{META} names no files"
 
 
-def _damage(folder: Path) -> str:
+def _damage(folder: Path, tables: bool) -> str:
     """What is not as it was written; empty where everything is."""
     if why := _shortage(folder):
         return why
@@ -289,7 +371,8 @@ def _damage(folder: Path) -> str:
         return f"{META} has changed since it was written"
     for name, digest in read_meta(folder)["sha256"].items():
         try:
-            if _digest(folder / Path(name).name) != digest:
+            path = folder / Path(name).name
+            if (tables or not _begins_a_table(path)) and _digest(path) != digest:
                 return f"{name} has changed since it was written"
         except OSError as error:
             return str(error)

@@ -23,6 +23,7 @@ from shoal.experiment.fit import check_fit
 from shoal.experiment.policy_choice import PolicyName
 from shoal.experiment.presets import Preset
 from shoal.experiment.references import EnvRef
+from shoal.experiment.sizing import Sizing, check_cores, sized
 from shoal.experiment.values import apply
 from shoal.learning import Algorithm, Architecture
 from shoal.nets.net_config import NetConfig
@@ -156,12 +157,18 @@ class Experiment(Options, Generic[A, R]):
     """Threads that each learner computes with."""
     device: DeviceName = "auto"
     """Where learners and inference servers compute; auto takes a GPU for images and for the device architecture."""
+    cores: int | None = number(None, at_least=1)
+    """How many of this machine's cores the run may use; all of them without it."""
+    values: Literal["tuned", "paper"] = "tuned"
+    """Whose values a preset takes where both give one: those found by trying, or the publication's."""
     seed: int = number(0, at_least=0, below=2**53)
     """Everything random derives from it."""
     until_return: float | None = number(None)
     """Stop when an evaluation's mean return reaches this, confirmed by a second one."""
     max_env_steps: int | None = number(None, above=0)
     """Stop after this many agent decisions."""
+    anneal_env_steps: int | None = number(None, above=0)
+    """Decisions after which what is annealed has its final value, where there is no --max-env-steps."""
     max_learner_steps: int | None = number(None, above=0)
     """Stop after this many updates."""
     max_seconds: float | None = number(None, above=0)
@@ -233,6 +240,8 @@ class Plan:
     algorithm: type[Algorithm] = field(compare=False)  # the names say which
     architecture: Architecture = field(compare=False)
     found: Found | None = None
+    sizing: Sizing | None = field(default=None, compare=False)
+    """How a preset's values were chosen for this machine; None for a pair, and for a run that goes on."""
 
     @property
     def title(self) -> str:
@@ -269,6 +278,8 @@ class Plan:
         """Check every value, then whether the algorithm can learn from what the architecture delivers."""
         experiment = self.experiment
         experiment.validate()
+        if experiment.values == "paper" and self.names.preset is None:
+            raise ConfigError("--values paper chooses among a preset's values, and there is no preset; give one, or leave it out")
         if experiment.actors != "auto" and experiment.actors > 1 and not self.architecture.has_actors:
             raise ConfigError(f"--actors {experiment.actors} does not fit --architecture {self.names.architecture}, whose learner "
                               "acts itself; leave it out, and raise --architecture.envs-per-actor")
@@ -293,14 +304,21 @@ def check_ray(experiment: Experiment[Any, Any], before: RayConfig | None = None)
                       "--runtime ray too, or leave it out")
 
 
-def default_plan(names: Names | Components, env: EnvRef, preset: Preset | None, overrides: Mapping[str, Any] | None = None) -> Plan:
-    """The defaults, then the preset's values for the environment, then `overrides` (dotted or nested keys)."""
+def default_plan(names: Names | Components, env: EnvRef, preset: Preset | None, overrides: Mapping[str, Any] | None = None,
+                 wished: Experiment[Any, Any] | None = None) -> Plan:
+    """The defaults, then the preset's values for the environment and this machine, then `overrides` (dotted or nested keys).
+    `wished` says what is asked of the machine, where that is not in `overrides`."""
     chosen = names if isinstance(names, Components) else Components.named(names)
-    experiment: Experiment[Any, Any] = Experiment(chosen.algorithm.config_class(), chosen.architecture.config_class())
+    plain: Experiment[Any, Any] = Experiment(chosen.algorithm.config_class(), chosen.architecture.config_class())
     if env.name.startswith("ALE/"):
-        experiment = apply(experiment, {"eval.episodes": 20}, "the default for Atari")
-    if preset is not None:
-        experiment = apply(experiment, preset.values(env.name), f"preset {preset.name}")
-    experiment = apply(apply(experiment, chosen.values, ""), overrides or {}, "")
+        plain = apply(plain, {"eval.episodes": 20}, "the default for Atari")
+
+    def made(values: Mapping[str, Any]) -> Experiment[Any, Any]:
+        experiment = apply(plain, values, f"preset {preset.name}" if preset else "")
+        return apply(apply(experiment, chosen.values, ""), overrides or {}, "")
+
+    sizing = None if preset is None else sized(preset, chosen, env.name, wished or made(preset.values(env.name)))
+    experiment = made({} if sizing is None else sizing.values)
     check_ray(experiment)
-    return Plan(chosen.names, env, experiment, chosen.algorithm, chosen.architecture)
+    check_cores(experiment)
+    return Plan(chosen.names, env, experiment, chosen.algorithm, chosen.architecture, sizing=sizing)

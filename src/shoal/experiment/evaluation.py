@@ -15,7 +15,7 @@ from shoal.core import Tree
 from shoal.envs import BatchedEnv
 from shoal.envs.space_codecs import ActionCodec, ObservationCodec
 from shoal.errors import CheckpointError, ConfigError
-from shoal.experiment.checkpoints import TensorFiles
+from shoal.experiment.checkpoints import TensorFiles, holds_table
 from shoal.experiment.policy_choice import PolicyChoice
 from shoal.learning import Algorithm, Progress, StepView
 from shoal.roles.episodes import EpisodePlay
@@ -35,7 +35,7 @@ def published_of(algorithm: Algorithm, folder: Path, choice: PolicyChoice) -> Tr
 
 def _published(algorithm: Algorithm, folder: Path, choice: PolicyChoice) -> Tree:
     tensors = TensorFiles()
-    states = {path.name: tensors.load(path) for path in sorted(folder.glob("*.safetensors"))}
+    states = {path.name: tensors.load(path) for path in sorted(folder.glob("*.safetensors")) if not holds_table(path)}
     published = algorithm.published_layout().empty()
     for state in states.values():
         if choice.source != "learner" and f"{choice.source}_return" in state:

@@ -47,14 +47,17 @@ def show_command(arguments: list[str]) -> int:
     from shoal.experiment.parse import choose, parse_train
     from shoal.experiment.prepare import prepare
     from shoal.experiment.presets import load_preset
+    from shoal.experiment.sizing import kept_to, sizing_lines
 
     choice = choose(arguments)
     paired = bool(choice.algorithm or choice.architecture)
     if len(choice.positionals) == (0 if paired else 1):
         arguments = [*choice.positionals, "CartPole-v1", *_pair(choice), *choice.rest]
     plan = parse_train(arguments)
-    prepared = prepare(plan)
-    sys.stdout.write(prepared.program().describe() + "\n")
+    with kept_to(plan.experiment.cores):
+        prepared = prepare(plan)
+        sys.stdout.write("".join(f"{line}\n" for line in sizing_lines(plan)))
+        sys.stdout.write(prepared.program().describe() + "\n")
     sys.stdout.write(f"\n{prepared.spec.backend_reason}\n")
     if plan.names.preset is not None:
         preset = load_preset(plan.names.preset)

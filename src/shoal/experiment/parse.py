@@ -13,6 +13,7 @@ from shoal.errors import ConfigError
 from shoal.experiment.config import Experiment, Names, Plan, check_ray, default_plan, experiment_type
 from shoal.experiment.presets import Preset, load_preset, preset_names
 from shoal.experiment.references import EnvRef
+from shoal.experiment.sizing import check_cores
 from shoal.experiment.suggestions import closest, translated
 from shoal.experiment.values import keys, words
 from shoal.options import flag
@@ -20,6 +21,7 @@ from shoal.options import flag
 __all__ = ["parse_options", "parse_train", "split_positionals"]
 
 T = TypeVar("T")
+USAGE = "shoal train PRESET ENV"
 NUMBER = re.compile(r"-[\d.]")
 
 
@@ -77,11 +79,16 @@ def split_positionals(tokens: Sequence[str], wanted: int) -> tuple[list[str], li
 def parse_train(arguments: Sequence[str]) -> Plan:
     """`PRESET ENV [options]` or `--algorithm A --architecture B ENV [options]`."""
     choice = choose(arguments)
-    names, env, preset = _what(choice)
-    plan = default_plan(names, EnvRef.named(env), preset)
-    experiment: Experiment[Any, Any] = parse_options(experiment_type(plan), plan.experiment, choice.rest, "shoal train PRESET ENV")
-    check_ray(experiment)
-    return replace(plan, experiment=experiment)
+    names, word, preset = _what(choice)
+    env = EnvRef.named(word)
+    plan = default_plan(names, env, preset)
+    wished: Experiment[Any, Any] = parse_options(experiment_type(plan), plan.experiment, choice.rest, USAGE)
+    check_ray(wished)
+    check_cores(wished)
+    sized = default_plan(names, env, preset, wished=wished)
+    if sized.experiment == plan.experiment:
+        return replace(sized, experiment=wished)
+    return replace(sized, experiment=parse_options(experiment_type(sized), sized.experiment, choice.rest, USAGE))
 
 
 def _what(choice: Choice) -> tuple[Names, str, Preset | None]:

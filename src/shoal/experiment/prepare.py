@@ -89,6 +89,7 @@ class Prepared:
                       actors=self.plan.actor_count, most_actors=experiment.autoscale.most if experiment.moving else None,
                       learners=experiment.learners,
                       learner_threads=experiment.learner_threads, max_env_steps=experiment.max_env_steps,
+                      anneal_env_steps=experiment.anneal_env_steps,
                       max_learner_steps=experiment.max_learner_steps,
                       eval=experiment.eval.plan(experiment.until_return, experiment.offline, *self._evaluation_cores()),
                       replay=experiment.replay, spread=experiment.runtime == "ray" and experiment.ray.joined is not None,

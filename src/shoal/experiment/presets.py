@@ -10,6 +10,8 @@ each value comes from. Title and status may be left out; algorithm and architect
     actors = 2
     [env."CartPole-v1".tuned]                   # for one environment; the name may be a pattern: "ALE/*"
     algorithm.lr = 2e-3
+    [env."ALE/*".large]                         # found by trying on 12 or more cores with a GPU (see sizing.py)
+    architecture.batch_slots = 26
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from shoal.experiment.suggestions import closest
 
 __all__ = ["Override", "Preset", "load_preset", "preset_names"]
 
-SOURCES = ("paper", "tuned")
+SOURCES = ("paper", "tuned", "large")
 EXAMPLES = {"title": "My preset", "algorithm": "ppo", "architecture": "synchronous", "status": "untried"}
 
 
@@ -37,7 +39,7 @@ class Override:
 
     key: str  # dotted: algorithm.lr
     value: Any
-    source: str  # "paper" | "tuned"
+    source: str  # "paper" | "tuned" | "large"
     env: str | None = None  # the environment it is for, or all
 
 
@@ -52,11 +54,21 @@ class Preset:
     status: str
     overrides: tuple[Override, ...]
 
-    def values(self, env: str) -> dict[str, Any]:
-        """Dotted keys and values for an environment; those for the environment win over those for all."""
-        chosen = [o for o in self.overrides if o.env is None]
-        chosen += [o for o in self.overrides if o.env is not None and fnmatch.fnmatchcase(env, o.env)]
+    def values(self, env: str, paper: bool = False) -> dict[str, Any]:
+        """Dotted keys and values for an environment on a small machine; those for the environment win over those for all. With
+        `paper` the publication's win over those that were found by trying."""
+        chosen = [override for override in self._for(env) if override.source != "large"]
+        if paper:
+            chosen.sort(key=lambda override: override.source == "paper")
         return {override.key: override.value for override in chosen}
+
+    def large_values(self, env: str) -> dict[str, Any]:
+        """What differs on a large machine; nothing where the preset has no values for that."""
+        return {override.key: override.value for override in self._for(env) if override.source == "large"}
+
+    def _for(self, env: str) -> list[Override]:
+        general = [override for override in self.overrides if override.env is None]
+        return general + [one for one in self.overrides if one.env is not None and fnmatch.fnmatchcase(env, one.env)]
 
 
 def preset_names() -> list[str]:
@@ -107,7 +119,7 @@ def _items(name: str, key: str, value: Any) -> list[tuple[str, Any]]:
 def _overrides(name: str, tables: Mapping[str, Any], env: str | None) -> Iterator[Override]:
     for source, values in tables.items():
         if source not in SOURCES or not isinstance(values, Mapping):
-            raise ConfigError(f"preset {name}: {source} stands alone; put values under [paper] or [tuned], such as "
+            raise ConfigError(f"preset {name}: {source} stands alone; put values under [paper], [tuned] or [large], such as "
                               "[tuned] with the line algorithm.lr = 1e-3 below it")
         for key, value in _flatten(values):
             yield Override(key, value, source, env)

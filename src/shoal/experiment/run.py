@@ -34,6 +34,7 @@ from shoal.experiment.presets import load_preset
 from shoal.experiment.references import EnvRef, check_trust, modules_of
 from shoal.experiment.rundir import RunDir, default_directory, numbers
 from shoal.experiment.session import Base, Goals, RunSession
+from shoal.experiment.sizing import kept_to, sizing_lines
 from shoal.experiment.values import apply
 from shoal.options import flag
 from shoal.telemetry.console import console
@@ -65,7 +66,7 @@ class Run:
 
     @cached_property
     def _checkpoint(self) -> Path:
-        newest = RunDir(self.directory).checkpoints().sound()
+        newest = RunDir(self.directory).checkpoints().sound(tables=False)
         if newest is None:
             raise CheckpointError(f"{self.directory} has no whole checkpoint; start the run again with `shoal train`")
         return newest
@@ -225,6 +226,7 @@ def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = No
     """Check, create or continue the run directory, run, and return the finished run."""
     started = time.monotonic()
     with contextlib.ExitStack() as held:
+        held.enter_context(kept_to(plan.experiment.cores))
         if rundir is not None:
             held.enter_context(alone(rundir.path))
         return _launched(plan, rundir, stream or sys.stdout, started, held)
@@ -239,7 +241,10 @@ def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float
                           "give --demos PATH (make some with `shoal data record SOURCE ENV --out PATH`), or --replay.demo-ratio 0")
     if plan.experiment.demos is not None:  # as an absolute path: a resume may come from another folder
         plan = replace(plan, experiment=replace(plan.experiment, demos=os.path.abspath(plan.experiment.demos)))
-    prepared = prepare(laid_out(plan, _speaker(plan, stream)))
+    say = _speaker(plan, stream)
+    for line in sizing_lines(plan):
+        say(line)
+    prepared = prepare(laid_out(plan, say))
     plan, resumed = prepared.plan, 0
     if rundir is None:
         program = drawn(prepared)

@@ -113,7 +113,7 @@ class DeviceLearner:
         sums, moments = learn.sums(batch), learn.moments(batch)
         steps = 0
         fraction: Any = self.fraction  # a tensor: what is annealed is computed on the device
-        progress = Progress(fraction=fraction) if self.learner_state.budget else Progress()
+        progress = Progress(fraction=fraction) if self.learner_state.horizon else Progress()
         rng: Any = self.generator  # of the device: no random number leaves it
         for minibatch in learn.minibatches(batch, sums, progress, rng):
             self.metrics = []

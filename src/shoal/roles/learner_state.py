@@ -38,6 +38,7 @@ class LearnerState(Generic[U]):
     def __init__(self, me: Me, parts: Parts, learn: U, counts: np.ndarray | None = None, peers: int = 1) -> None:
         """`counts` has one row per instance; the totals are theirs together. `peers` learners are assumed to be equally far."""
         self.me, self.budget, self.peers = me, parts.max_env_steps, peers
+        self.horizon = parts.max_env_steps or parts.anneal_env_steps
         self.offline, self.updates = parts.offline, parts.max_learner_steps
         self.learn = learn
         self.counts = np.zeros((1, 2), np.int64) if counts is None else counts
@@ -53,8 +54,8 @@ class LearnerState(Generic[U]):
     @property
     def progress(self) -> Progress:
         env_steps, learner_steps = (int(n) for n in self.totals)
-        done, budget = (learner_steps, self.updates) if self.offline else (env_steps, self.budget)
-        return Progress(env_steps, learner_steps, min(1.0, done / budget) if budget else 0.0)
+        done, horizon = (learner_steps, self.updates) if self.offline else (env_steps, self.horizon)
+        return Progress(env_steps, learner_steps, min(1.0, done / horizon) if horizon else 0.0)
 
     def count(self, env_steps: int, learner_steps: int) -> None:
         self.counts[self.row] += (env_steps, learner_steps)

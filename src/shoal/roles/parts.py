@@ -79,6 +79,8 @@ class Parts:
     learners: int = 1
     learner_threads: int = 1
     max_env_steps: int | None = None
+    anneal_env_steps: int | None = None
+    """When what is annealed has its final value, where there is no max_env_steps."""
     max_learner_steps: int | None = None
     eval: EvalPlan = field(default_factory=EvalPlan)
     replay: ReplayConfig = field(default_factory=ReplayConfig)

@@ -29,12 +29,13 @@ import hashlib
 import io
 import math
 from collections import deque
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from shoal import replay
-from shoal.core import Me, Request, Server, Tree, any_of
+from shoal.core import Me, Pieces, Request, Server, Tree, any_of
 from shoal.replay.table import checkpoint
 from shoal.replay.table.replay_core import Core
 from shoal.roles.demonstrations import Demonstrations
@@ -267,12 +268,14 @@ class Replay:
             self.forecast.look()
 
     # ------------------------------------------------------------------ what a checkpoint holds
-    def state(self) -> dict[str, np.ndarray] | None:
-        """The whole table, where it is wanted: chunks one after the other, and the index that says what they are."""
+    def state(self) -> dict[str, np.ndarray | Pieces] | None:
+        """The whole table, where it is wanted: chunks one after the other, and the index that says what they are. They are written
+        from the store while it goes on: rows that items refer to never change, and none are reused before all are written."""
         if not self.config.checkpoint:
             return None
         index, blocks = checkpoint.snapshot(self.core)
-        chunks = np.concatenate([np.zeros(0, np.uint8), *(_raw(block) for block in blocks)])
+        store = self.core.store
+        chunks = Pieces(blocks, partial(store.end_read, store.begin_read()))
         words = np.frombuffer(checkpoint.packed(index), np.uint8)
         nbytes = chunks.nbytes + words.nbytes
         if self.table.size and nbytes >= 2 * self.noted:
@@ -336,8 +339,3 @@ class Pages(io.RawIOBase):
         count = min(len(buffer), len(self._left))
         buffer[:count], self._left = self._left[:count], self._left[count:]
         return count
-
-
-def _raw(block: Any) -> np.ndarray:
-    """The bytes of a stored chunk, compressed or not."""
-    return np.frombuffer(block, np.uint8) if isinstance(block, bytes) else np.ascontiguousarray(block).reshape(-1).view(np.uint8)

@@ -53,11 +53,6 @@ class ReplayConfig(Options):
         """The number behind none."""
         return 1 / 256 if self.demo_ratio is None else self.demo_ratio
 
-    @property
-    def copies(self) -> int:
-        """How often the table is in memory at most: a second time while it is saved."""
-        return 2 if self.checkpoint else 1
-
     def part(self, count: int) -> int:
         """One shard's part of `count` items, rounded up."""
         return -(-count // self.shards)

@@ -141,19 +141,25 @@ class ReplaySampler:
             share = shares(self._masses, self._sizes, self._batch, self._most)
             counts = deal(share, self._batch, float(self._rng.random()))
         trim = self._trim_updates > 0 and self._batches % self._trim_updates == 0
-        pending, whose = [], self._keys >> SHARD_BIT
+        pending = []
         for shard in range(self._shards):
             draft = await self._client.slot()
-            mine = np.flatnonzero(whose == shard)
-            count = draft.data["count"][0] = len(mine)
-            draft.data["key"][:count] = self._keys[mine] & ((1 << SHARD_BIT) - 1)
-            draft.data["priority"][:count] = self._priorities[mine]
+            keys, priorities = self._told(shard)
+            count = draft.data["count"][0] = len(keys)
+            draft.data["key"][:count], draft.data["priority"][:count] = keys, priorities
             draft.data["wanted"][0], draft.data["trim"][0] = counts[shard], trim
             if "heard" in draft.data:
                 draft.data["heard"][:] = self._heard
             pending.append(draft.send(shard if self._shards > 1 else None))
         self._keys, self._priorities = np.zeros(0, np.int64), np.zeros(0)
         return Asked(pending, counts, share)
+
+    def _told(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
+        """The new priorities of a shard's items, by its own keys."""
+        if self._shards == 1:
+            return self._keys, self._priorities
+        mine = np.flatnonzero(self._keys >> SHARD_BIT == shard)
+        return self._keys[mine] & ((1 << SHARD_BIT) - 1), self._priorities[mine]
 
     def _joined(self, asked: Asked, replies: list[Tree]) -> tuple[np.ndarray, Tree]:
         """The shards' parts as one batch of one table."""
@@ -174,6 +180,9 @@ class ReplaySampler:
 
     def update(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """New priorities of a batch that was taken; they go with the next question."""
+        if not len(self._keys):
+            self._keys, self._priorities = keys.copy(), np.array(priorities, np.float64)  # they lie in memory that is given back
+            return
         self._keys, self._priorities = np.concatenate([self._keys, keys]), np.concatenate([self._priorities, priorities])
 
 

@@ -40,7 +40,7 @@ def item_bytes(columns: tuple[Column, ...], config: ReplayConfig) -> int:
     """What an item takes: exact, or without the columns that are compressed the least."""
     squeezed = codecs(columns, config.compression)
     kept = sum(column.spec.cell_bytes for column in columns if column.spec.path not in squeezed)
-    return config.copies * (kept + SLOT_BYTES)
+    return kept + SLOT_BYTES
 
 
 def table_bytes(columns: tuple[Column, ...], config: ReplayConfig, budget: int | None = None) -> int:
@@ -72,7 +72,7 @@ class Forecast:
             return
         self._items, self._bytes = 2.0 * size, 2.0 * nbytes
         config, taken, free = self._config, nbytes + SLOT_BYTES * size, self._free()
-        each = self._together * config.copies * taken / size  # what one more item in every shard takes of this machine
+        each = self._together * taken / size  # what one more item in every shard takes of this machine
         there = SURE * (free + self._together * taken)
         if each * self._part <= there:
             return

@@ -15,6 +15,7 @@ from shoal.core import Adjustable, Closable, Drainable, KeepsTurn, Role, Settles
 from shoal.errors import ProgramError, ShoalError
 from shoal.runtime.control import ControlHandle
 from shoal.runtime.program import ControlPort, Program, Store
+from shoal.runtime.saving import Saving, in_pieces, let_go
 from shoal.runtime.wires import Port
 
 __all__ = ["Instance", "RoleContext", "instance_name", "shares_state", "split_name"]
@@ -76,7 +77,8 @@ class Instance:
     """
 
     def __init__(self, program: Program, node: str, index: int, incarnation: int, emit: Emit, control: ControlHandle,
-                 newest: Path | None, kept_settings: Mapping[str, Any] | None = None) -> None:
+                 newest: Path | None, kept_settings: Mapping[str, Any] | None = None, saves_aside: bool = False) -> None:
+        """With `saves_aside` a large state is written in a thread of its own, and `account` has to be called now and then."""
         self.name = instance_name(node, index)
         self.node, self.index = node, index
         self._program, self._emit = program, emit
@@ -88,10 +90,13 @@ class Instance:
         self.wait: Wait | None = None
         self._coroutine: Coroutine[Wait, None, None] | None = None
         self._drain_reply: dict[str, Any] = {}
+        self._saves_aside = saves_aside
+        self._saving: tuple[Saving, dict[str, Any]] | None = None  # and the reply to the command
         self._since = 0.0
         self._stepped = False
         arguments = {key: self._bind(value, incarnation, control) for key, value in program.nodes[node].arguments.items()}
         self.role: Role = program.nodes[node].role(self.me, **arguments)
+        self._keeper = self.role if isinstance(self.role, KeepsTurn) else None  # asked once: a protocol takes tens of microseconds
         if newest is not None:
             self._load_newest(newest)
         if kept_settings and kept_settings["values"]:
@@ -134,7 +139,9 @@ class Instance:
             self.me.beat()
 
     def account(self, now: float) -> None:
-        """Give a sign of life, and count the time waited so far: a long wait shows while it lasts."""
+        """Give a sign of life, count the time waited so far (a long wait shows while it lasts), report a state that is written."""
+        if self._saving is not None and self._saving[0].over:
+            self._end_saving()
         self.stats.set("heartbeat", now)
         if self.wait is not None:
             now = time.perf_counter()
@@ -147,9 +154,11 @@ class Instance:
 
     def keeps_turn(self) -> bool:
         """Whether the role is in the middle of work that it has cut into many steps."""
-        return isinstance(self.role, KeepsTurn) and self.role.keeps_turn and not (self.drained or self.paused)
+        return self._keeper is not None and self._keeper.keeps_turn and not (self.drained or self.paused)
 
     def close(self) -> None:
+        if self._saving is not None:
+            self._end_saving()
         try:
             if self._coroutine is not None:
                 self._coroutine.close()
@@ -167,7 +176,7 @@ class Instance:
     # ------------------------------------------------------------------ commands, between two steps only
     def obey(self) -> bool:
         """Carry out commands if this is the moment; returns whether any was carried out."""
-        orders: dict[str, Callable[..., str | None]] = {
+        orders: dict[str, Callable[..., str | Saving | None]] = {
             "checkpoint": self._do_checkpoint, "load": self._do_load, "pause": self._do_pause, "resume": self._do_resume,
             "set": self._do_set, "drain": self._do_drain}
         done = False
@@ -176,7 +185,11 @@ class Instance:
             done = True
             answer = {"kind": "done", "id": command.get("id"), "op": command["op"], "error": None}
             try:
-                answer["result"] = orders[command["op"]](**command.get("arguments", {}))
+                result = orders[command["op"]](**command.get("arguments", {}))
+                if isinstance(result, Saving):
+                    self._saving = result, answer
+                    continue  # replied to when it is written
+                answer["result"] = result
             except (OSError, ShoalError) as error:
                 answer["error"] = f"{self.name}: {error}"
             if self.drained:
@@ -195,15 +208,32 @@ class Instance:
         until: float = command.setdefault("until", time.monotonic() + command["arguments"]["patience_seconds"])
         return time.monotonic() >= until
 
-    def _do_checkpoint(self, folder: str) -> str | None:
-        """Write the role's state, if there is any; returns the file's name."""
+    def _do_checkpoint(self, folder: str) -> str | Saving | None:
+        """Write the role's state, if there is any; returns the file's name, or what goes on writing it."""
+        if self._saving is not None:
+            self._end_saving()
         state = self.role.state() if isinstance(self.role, Stateful) else None
         if state is None:
             return None
-        file, store = f"{self.name}.safetensors", self._store()
-        with self.stats.phase("checkpoint"):
-            store.save(Path(folder) / file, state)
-        return file
+        path, store = Path(folder) / f"{self.name}.safetensors", self._store()
+        if self._saves_aside and in_pieces(state):
+            return Saving(store, path, state)
+        try:
+            with self.stats.phase("checkpoint"):
+                store.save(path, state)
+        finally:
+            let_go(state)
+        return path.name
+
+    def _end_saving(self) -> None:
+        """Wait until the state is written, and reply to the command."""
+        assert self._saving is not None
+        (saving, answer), self._saving = self._saving, None
+        try:
+            answer["result"] = saving.end()
+        except (OSError, ShoalError) as error:
+            answer["error"] = f"{self.name}: {error}"
+        self._emit(answer)
 
     def _do_load(self, path: str) -> None:
         store = self._store()

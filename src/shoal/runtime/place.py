@@ -169,7 +169,7 @@ class PlaceProcess:
         newest = Path(start.newest) if start.newest else None
         self._main.failed = name  # unless we come back
         instance = Instance(self._program, start.node, start.index, start.incarnation, emit, control, newest,
-                            start.kept_settings)
+                            start.kept_settings, saves_aside=True)
         self._main.failed = None
         loop.instances.append(instance)
         self._replies[name], self._living[name] = replies, (instance, loop)

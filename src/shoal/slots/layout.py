@@ -43,7 +43,7 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """The same tree with `function` applied to each leaf (and to the matching leaves of `others`)."""
-    if isinstance(tree, Mapping):
+    if type(tree) is not np.ndarray and isinstance(tree, Mapping):  # most leaves are arrays, and asking for the protocol is slow
         return {key: map_tree(function, value, *(other[key] for other in others)) for key, value in tree.items()}
     return function(tree, *others)
 

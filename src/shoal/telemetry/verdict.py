@@ -3,15 +3,16 @@
 The theoretical limit of a distributed RL system is a learner that always finds its next batch ready. So the first
 question is whether the learner waits; if it does, what the actors wait for says why; if it does not, whether the actors
 wait for it says whether there are too many of them. Where handing weights over takes the time of the learner or of the actors,
-the run waits for that; unless all cores are taken: a learner that wakes others by publishing then loses its core to them, and
-what looks like publishing is their work.
+the run waits for that. Weights are not blamed if all cores are taken: a learner that wakes others by publishing then loses its core
+to them, and what looks like publishing is their work. A replay table or an inference server that works all the time while the
+learner waits is named first: more actors would only wait longer for it.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 __all__ = ["verdict"]
@@ -19,6 +20,7 @@ __all__ = ["verdict"]
 IDLE = 0.25  # a learner that waits less than this is kept busy
 FULL = 0.9  # of the cores: there is none to spare
 BLOCKED = 0.25  # actors that wait more than this for one thing are held up by it
+SATURATED = 0.85  # of its time: a role that all others need can do no more
 EVALUATING = 0.4  # of a core: worth a word where cores are scarce
 WARM_SECONDS = 3.0
 
@@ -51,11 +53,19 @@ def verdict(shot: Mapping[str, Any], seconds: float, runtime: str = "local", cor
                 "batches publish less often, or a smaller network")
     also = f" (publishing took {_percent(publishing)} of the learner's time there: larger batches do it less often)" \
         if publishing >= BLOCKED else ""
+    if idle >= IDLE and replays and (table := _saturated(shot, _keeps)):
+        instead = f"all {cores} cores are busy: larger --replay.insert-batch, fewer --replay.samples-per-insert, or more cores" \
+            if full else "more --replay.shards, larger --replay.insert-batch, or fewer --replay.samples-per-insert"
+        return f"replay-bound: the replay table worked {_percent(table)} {span} while the learner idled {_percent(idle)}; {instead}"
     if idle >= IDLE:
         pulling = max((role["phases"].get("pull", 0.0) for role in actors.values()), default=0.0)
+        if server := _saturated(shot, _answers):
+            return (f"inference-bound: the inference server worked {_percent(server)} {span}, and actors waited {_percent(calls)} "
+                    f"for inference while the learner idled {_percent(idle)}; a GPU, a smaller network, or --architecture "
+                    "actor_learner, whose actors infer themselves")
         if calls >= BLOCKED and calls >= weights:
             return (f"inference-bound: actors waited {_percent(calls)} {span} for inference while the learner idled "
-                    f"{_percent(idle)}; more environments per actor, or another inference server")
+                    f"{_percent(idle)}; more environments per actor")
         if weights >= BLOCKED and not _lock_step(shot):
             return (f"weight-bound: actors waited {_percent(weights)} {span} for new weights while the learner idled "
                     f"{_percent(idle)}; let actors go on with older weights, or publish more often")
@@ -84,6 +94,22 @@ def _slow_relabelling(shot: Mapping[str, Any]) -> str:
 
 def _acts(role: Mapping[str, Any]) -> bool:
     return "env" in role["phases"] and "evaluate" not in role["phases"]
+
+
+def _keeps(phases: Mapping[str, float]) -> bool:
+    """Whether these are the phases of a replay table."""
+    return "gather" in phases and not phases.keys() & {"env", "inference", "learn", "evaluate"}
+
+
+def _answers(phases: Mapping[str, float]) -> bool:
+    """Whether these are the phases of an inference server."""
+    return "inference" in phases and not phases.keys() & {"env", "learn", "evaluate"}
+
+
+def _saturated(shot: Mapping[str, Any], kind: Callable[[Mapping[str, float]], bool]) -> float:
+    """The share of time that a role of this kind works, where that is nearly all of it; else 0."""
+    busy = max((role["busy"] for role in shot["roles"].values() if kind(role["phases"])), default=0.0)
+    return float(busy) if busy >= SATURATED else 0.0
 
 
 def _infers(shot: Mapping[str, Any]) -> bool:

@@ -1,0 +1,166 @@
+"""How much of a machine a run takes where the user does not say: actors, environments, and which of a preset's values.
+
+    small     up to 4 cores                       the preset's values as they are
+    between                                       the same learning values, with more environments in flight
+    large     12 or more cores and a GPU          the preset's values for this size: [env."ALE/*".large]
+
+More cores pay off where a step costs a good part of a millisecond (Atari); a cheap environment keeps the numbers that its preset
+was trained with on any machine, and so does --runtime inline, whose results must not depend on the machine. What the user gives
+always wins. --cores and --device say how much of the machine there is for the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from shoal.errors import ConfigError
+from shoal.experiment.components import Components
+from shoal.experiment.presets import Preset
+from shoal.experiment.values import apply
+
+if TYPE_CHECKING:
+    from shoal.experiment.config import Experiment, Plan
+
+__all__ = ["Machine", "Sizing", "check_cores", "kept_to", "machine_here", "sized", "sizing_lines"]
+
+SMALL_CORES = 4
+LARGE_CORES = 12
+MOST_ACTORS = 30
+"""Of size large: it was trained with 14, and the data of many more would be older."""
+CORES_PER_LEARNER_THREAD = 4
+"""Without a GPU: an update of a batch takes about a third of the time that acting it out takes."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a run can take."""
+
+    cores: int
+    gpus: int = 0
+
+    def __str__(self) -> str:
+        gpus = {0: "no GPU", 1: "a GPU"}.get(self.gpus, f"{self.gpus} GPUs")
+        return f"{self.cores} core{'s' if self.cores > 1 else ''} and {gpus}"
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """A preset's values for a machine."""
+
+    size: Literal["small", "large"]
+    """Whose learning values these are."""
+    machine: Machine | None
+    """What was found of it; None where nobody looked, because it makes no difference."""
+    values: Mapping[str, Any]
+    """Dotted keys; what the user gives comes after them."""
+
+
+def machine_here() -> Machine:
+    """The cores that this process may use, and the GPUs that PyTorch finds."""
+    import torch
+
+    return Machine(len(os.sched_getaffinity(0)), torch.cuda.device_count())
+
+
+def sized(preset: Preset, chosen: Components, env: str, wished: Experiment[Any, Any]) -> Sizing:
+    """The preset's values for this machine. `wished` has what the user gave, over the values for a small one."""
+    paper = wished.values == "paper"
+    small = preset.values(env, paper=paper)
+    if not _expensive(env) or wished.runtime == "inline" or (wished.runtime == "ray" and wished.ray.joined):
+        return Sizing("small", None, small)
+    found = machine_here()
+    machine = Machine(min(wished.cores or found.cores, found.cores), found.gpus if _may_use_gpu(chosen, wished) else 0)
+    if machine.cores <= SMALL_CORES:
+        return Sizing("small", machine, small)
+    large = preset.large_values(env) if machine.cores >= LARGE_CORES and machine.gpus and not paper else {}
+    values = {**small, **large}
+    return Sizing("large" if large else "small", machine, {**values, **_spread(chosen, wished, values, machine)})
+
+
+def _expensive(env: str) -> bool:
+    return env.startswith("ALE/")
+
+
+def _may_use_gpu(chosen: Components, wished: Experiment[Any, Any]) -> bool:
+    return wished.device != "cpu" and chosen.algorithm.runs_on_gpu and chosen.architecture.runs_on_gpu
+
+
+def _spread(chosen: Components, wished: Experiment[Any, Any], values: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+    """More actors, with the batch as it is: some cores are left for learners, inference, and evaluations."""
+    architecture, experiment = chosen.architecture, apply(wished, values, "")
+    if wished.actors == "auto" or experiment.actors == "auto" or (architecture.one_place and wished.architecture.one_place):
+        return {}
+    threads = 1 if machine.gpus else max(1, machine.cores // CORES_PER_LEARNER_THREAD)
+    threaded = {"learner_threads": threads} if threads > 1 else {}
+    if architecture.spreads == "actors":
+        return {"actors": max(2, min(machine.cores - threads * wished.learners - 1, MOST_ACTORS)), **threaded}
+    if architecture.spreads == "rows" and not chosen.algorithm.from_replay:  # they take turns with the learner
+        rows = experiment.actors * experiment.architecture.envs_per_actor
+        each = math.ceil(rows / (machine.cores - 1))
+        return {"actors": round(rows / each), "architecture.envs_per_actor": each,
+                **({} if machine.gpus else {"learner_threads": machine.cores - 1})}
+    return {}
+
+
+def check_cores(experiment: Experiment[Any, Any]) -> None:
+    """Refuse more cores than there are."""
+    here = len(os.sched_getaffinity(0))
+    if experiment.cores is not None and experiment.cores > here and experiment.runtime != "ray":
+        raise ConfigError(f"--cores {experiment.cores} is more than the {here} cores that this machine gives a run; give --cores "
+                          f"{here} or fewer, or leave it out")
+
+
+@contextlib.contextmanager
+def kept_to(cores: int | None) -> Iterator[None]:
+    """Keep this thread, and all processes that it starts meanwhile, on that many cores."""
+    before = os.sched_getaffinity(0)
+    if cores is None or cores >= len(before):
+        yield
+        return
+    os.sched_setaffinity(0, set(sorted(before)[:cores]))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@runtime_checkable
+class _Grouped(Protocol):
+    """The options of an architecture whose actors step several groups of environments in turn."""
+
+    envs_per_actor: int
+    groups: int
+
+
+def sizing_lines(plan: Plan) -> Iterator[str]:
+    """What a run takes of the machine and why, for people; nothing where the machine makes no difference."""
+    sizing, experiment = plan.sizing, plan.experiment
+    if sizing is None or sizing.machine is None:
+        return
+    options, machine = experiment.architecture, sizing.machine
+    each = f"{options.groups} x {options.envs_per_actor}" if isinstance(options, _Grouped) else str(options.envs_per_actor)
+    actors = "actors to be found by trying" if experiment.actors == "auto" else f"{experiment.actors} actors"
+    batch = f"{plan.slots_per_batch} unrolls in a batch" if not plan.algorithm.from_replay else \
+        f"batches of {experiment.replay.batch_size}"
+    yield (f"size {sizing.size}, for {machine}: {actors} of {each} environments, {batch}, {'GPU' if machine.gpus else 'CPU'} "
+           f"learner{'' if experiment.learner_threads == 1 else f' of {experiment.learner_threads} threads'}")
+    yield f"  {_why(plan, sizing, machine)}"
+
+
+def _why(plan: Plan, sizing: Sizing, machine: Machine) -> str:
+    names, experiment = plan.names, plan.experiment
+    if experiment.values == "paper":
+        return "learning values: the paper's, where it gives them (--values paper)"
+    if sizing.size == "large":
+        return (f"learning values: those of preset {names.preset} for {LARGE_CORES} or more cores and a GPU; --values paper, "
+                "--cores N or --device cpu for others")
+    if machine.cores >= LARGE_CORES and machine.gpus:
+        return f"learning values: those of preset {names.preset} for any machine; it has none for this size"
+    if machine.cores > SMALL_CORES:
+        return f"learning values: those of a small machine; size large takes {LARGE_CORES} or more cores and a GPU"
+    return "as the preset has it for few cores; --actors auto tries what is faster here"
