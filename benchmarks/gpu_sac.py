@@ -1,6 +1,6 @@
 """SAC on HalfCheetah: a whole run against the bare update loop, on a machine with a GPU.
 
-    python -m benchmarks.gpu_sac [--seconds 400] [--device cuda] [--env HalfCheetah-v5] [--layouts turns,apart] [--set NAME=JSON ...]
+    python -m benchmarks.gpu_sac [--seconds 400] [--device cuda] [--env HalfCheetah-v5] [--layouts turns,apart] [--set A=JSON]
     python -m benchmarks.gpu_sac --device cpu --seconds 20 --trial-seconds 10 --bare-seconds 3
 
 Networks of 256-256, batches of 256, one update for each environment step. The bare loop makes whole updates (critics, actor,
@@ -11,8 +11,9 @@ each layout is tried for a while, and the fastest one trains for the rest of the
     apart    actor, table and learner in processes of their own, at work at the same time; the table's limiter keeps one update
              per step
 
-Progress goes to stderr, one JSON object at the end to stdout (and to --out): updates/s of the run and of the bare loops, their ratio,
-how much of the time the learner waited, env steps, and the return of every evaluation. With the defaults it takes under 9 minutes.
+Progress goes to stderr, one JSON object at the end to stdout (and to --out): updates/s of the run and of the bare loops, their
+ratio, how much of the time the learner waited, env steps, and the return of every evaluation. With the defaults it takes under
+9 minutes.
 """
 
 from __future__ import annotations
@@ -61,22 +62,27 @@ EVALUATE_ENV_STEPS = 25_000
 # ---------------------------------------------------------------------------------------------- the bare loop
 def bare(env: str, hardware: Hardware, seconds: float) -> dict[str, float]:
     """Updates/s on one batch: whole updates as one graph or kernel by kernel, and phases as graphs of their own."""
-    algorithm = algorithms.make(sac.Config(), envs.describe(env), NetConfig(hidden=HIDDEN, activation="relu"), 1)
-    ways = {"whole": (True, True), "phases": (True, False), "eager": (False, True)} if hardware.on_gpu else {"eager": (False, False)}
-    return {name: round(Bare(algorithm, hardware, *way).rate(seconds), 1) for name, way in ways.items()}
+    algorithm = algorithm_of(env, HIDDEN)
+    on_gpu = {"whole": (True, True), "phases": (True, False), "eager": (False, True)}  # graphs, all phases at once
+    ways = on_gpu if hardware.on_gpu else {"eager": (False, False)}
+    return {name: round(Bare(algorithm, hardware, BATCH, *way).rate(seconds), 1) for name, way in ways.items()}
+
+
+def algorithm_of(env: str, hidden: tuple[int, ...]) -> Any:
+    return algorithms.make(sac.Config(), envs.describe(env), NetConfig(hidden=hidden, activation="relu"), 1)
 
 
 class Bare:
     """Updates on a batch that never moves."""
 
-    def __init__(self, algorithm: Any, hardware: Hardware, graphs: bool, whole: bool) -> None:
+    def __init__(self, algorithm: Any, hardware: Hardware, batch: int, graphs: bool, whole: bool) -> None:
         self.learn, self.hardware, self.whole = algorithm.learn(0), hardware, whole
         if hardware.on_gpu:
             self.learn.to(hardware)
             if graphs:
                 self.learn.capture()
-        batch = noise(algorithm)
-        (self.minibatch,) = self.learn.minibatches(batch, self.learn.sums(batch), Progress(), np.random.default_rng(0))
+        tree = noise(algorithm, batch)
+        (self.minibatch,) = self.learn.minibatches(tree, self.learn.sums(tree), Progress(), np.random.default_rng(0))
 
     def update(self) -> int:
         if self.whole:
@@ -93,14 +99,14 @@ class Bare:
         return work_rate(self.update, seconds, waiting_for(self.hardware))
 
 
-def noise(algorithm: Any) -> Tree:
+def noise(algorithm: Any, batch: int) -> Tree:
     """A batch in the form of one from a table."""
-    rng, items = np.random.default_rng(0), algorithm.record.layout.joined(BATCH).empty()
+    rng, items = np.random.default_rng(0), algorithm.record.layout.joined(batch).empty()
     for name in ("observation", "next_observation", "reward"):
         items[name][...] = rng.normal(size=items[name].shape)
     items["action"][...] = rng.uniform(-1, 1, items["action"].shape)
     items["discount"][...] = 0.99
-    return {**items, "probability": np.full(BATCH, 1e-5), "table_size": np.full(1, 100_000)}
+    return {**items, "probability": np.full(batch, 1e-5), "table_size": np.full(1, 100_000)}
 
 
 # ---------------------------------------------------------------------------------------------- a whole run
@@ -108,14 +114,14 @@ def trained(env: str, layout: str, seconds: float, device: str, seed: int, more:
     """What became of a run that had this many seconds of training. Its rates are those between its first updates and its end."""
     start, settings = LAYOUTS[layout]
     values = {"replay.batch_size": BATCH, "replay.samples_per_insert": float(BATCH), "replay.min_size": START,
-              "algorithm.random_steps": START, "net.hidden": HIDDEN, "eval.every_env_steps": EVALUATE_ENV_STEPS, "eval.episodes": 10,
-              **settings, **more}
+              "algorithm.random_steps": START, "net.hidden": HIDDEN, "eval.every_env_steps": EVALUATE_ENV_STEPS,
+              "eval.episodes": 10, **settings, **more}
     words = [word for name, value in values.items() for word in _option(name, value)]
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         command = ["train", *start, env, "--device", device, "--seed", str(seed), "--max-seconds",
                    f"{seconds:g}", "--console.mode", "none", "--no-tensorboard", *words]
-        done = subprocess.run([sys.executable, "-m", "shoal.cli", *command, "--run-dir", f"{folder}/run"], capture_output=True, text=True,
-                              check=False, timeout=seconds + 2 * START_SECONDS,
+        done = subprocess.run([sys.executable, "-m", "shoal.cli", *command, "--run-dir", f"{folder}/run"], capture_output=True,
+                              text=True, check=False, timeout=seconds + 2 * START_SECONDS,
                               preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM))
         shots = snapshots(Path(folder, "run", "metrics.jsonl"))
         summary = Path(folder, "run", "summary.json")
