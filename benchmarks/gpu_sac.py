@@ -1,6 +1,6 @@
 """SAC on HalfCheetah: a whole run against the bare update loop, on a machine with a GPU.
 
-    python -m benchmarks.gpu_sac [--seconds 400] [--device cuda] [--env HalfCheetah-v5] [--layouts turns,apart] [--set A=JSON]
+    python -m benchmarks.gpu_sac [--seconds 380] [--device cuda] [--env HalfCheetah-v5] [--layouts turns,apart] [--set A=JSON]
     python -m benchmarks.gpu_sac --device cpu --seconds 20 --trial-seconds 10 --bare-seconds 3
 
 Networks of 256-256, batches of 256, one update for each environment step. The bare loop makes whole updates (critics, actor,
@@ -160,7 +160,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--env", default="HalfCheetah-v5")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--layouts", default="turns,apart", help=f"which to try, with commas: {', '.join(LAYOUTS)}")
-    parser.add_argument("--seconds", type=float, default=400.0, help="of the long run")
+    parser.add_argument("--seconds", type=float, default=380.0, help="of the long run")
     parser.add_argument("--trial-seconds", type=float, default=20.0, help="of the run of each layout that is tried before")
     parser.add_argument("--bare-seconds", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=1)

@@ -160,7 +160,7 @@ class PhasedLearn(ABC, Generic[M]):
         for phase in phases:
             gradient, metrics, found = self._descend(minibatch, phase)
             readings.append(metrics)
-            verdicts.append(self.parameters.apply(gradient, phase))
+            verdicts.append(torch.as_tensor(self.parameters.apply(gradient, phase)))
             judged = judged if found is None else found
         return Readings.joined(readings), judged, torch.stack(verdicts)
 
