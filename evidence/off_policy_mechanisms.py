@@ -136,8 +136,8 @@ LINES = [
     Line("mechanism-critics", 18, f"td3 on Pendulum-v1, medians of 5 seeds after {CRITIC_UPDATES:,} updates: with one critic "
          "values are too high, and by at least twice as much as with two", critics, seeds=(0,)),
     Line("mechanism-entropy", 18, f"sac on Pendulum-v1 after {ENTROPY_UPDATES:,} updates, at least 4 of 5 seeds each: with "
-         "alpha = 0 the entropy falls to -2 nats or less; with a learned alpha it stays at -1.5 or more (its target is -1)", entropy,
-         seeds=(0,)),
+         "alpha = 0 the entropy falls to -2 nats or less; with a learned alpha it stays at -1.5 or more (the target "
+         "is -1)", entropy, seeds=(0,)),
     Line("mechanism-ppo-pendulum", 18, "ppo on Pendulum-v1 does not reach -200 within 15,000 env steps", ppo, seeds=SEEDS),
 ]
 
