@@ -126,3 +126,16 @@ def test_bad_input_is_answered_with_a_sentence_and_nothing_is_written(words, sai
     assert cli.main(["train", *words]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("env", ["InvertedPendulum-v5", "HalfCheetah-v5"])
+@pytest.mark.parametrize("preset", ["sac", "td3", "apex_dpg"])
+def test_presets_start_on_mujoco(preset, env, tmp_path, monkeypatch):
+    pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", preset, env, "--runtime", "inline", "--max-env-steps", "160", "--run-dir", "run", "--net.hidden", "8",
+                     "--replay.min-size", "64", "--replay.batch-size", "16", "--replay.samples-per-insert", "8",
+                     "--replay.insert-batch", "1", "--algorithm.random-steps", "50", "--eval.episodes", "1",
+                     "--eval.max-episode-steps", "20", "--console.mode", "none", "--no-tensorboard"]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["env_steps"] >= 160 and summary["learner_steps"] > 10, summary
