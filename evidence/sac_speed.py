@@ -27,7 +27,7 @@ from shoal.bench.run_folders import temporary_run_folder
 
 __all__ = ["LINES"]
 
-SB3 = Peer("sb3_sac", "stable-baselines3", ("stable-baselines3>=2.7", "gymnasium==1.4.0", "mujoco<4"),
+SB3 = Peer("sb3_sac", "stable-baselines3", ("stable-baselines3>=2.7", "gymnasium[mujoco]==1.4.0", "mujoco<4"),
            beside=("torch", "gymnasium", "numpy", "mujoco"))
 TURNS, SECONDS, WARM_SECONDS, START = 5, 5.0, 2.0, 300
 
@@ -44,12 +44,10 @@ class Case:
     """Than SB3, at least."""
     share: float = 0.0
     """Of the bare loop, at least."""
-    apart: bool = False
-    """Whether the layout with processes of their own is judged too; the faster one counts."""
 
 
 PENDULUM = Case("Pendulum-v1", (64, 64), 128, 1e-3, faster=2.0)
-CHEETAH = Case("HalfCheetah-v5", (256, 256), 256, 3e-4, faster=1.2, share=0.85, apart=True)
+CHEETAH = Case("HalfCheetah-v5", (256, 256), 256, 3e-4, faster=1.2, share=0.85)
 
 
 def ours(case: Case, seed: int, apart: bool) -> float:
@@ -63,7 +61,10 @@ def ours(case: Case, seed: int, apart: bool) -> float:
                      "run_dir": str(folder / "run"), **values}
         subprocess.run([sys.executable, "-m", "shoal.bench.training", json.dumps(arguments)], check=True, capture_output=True,
                        cwd=ROOT, timeout=300)
-        return rate(marks_of(snapshots(folder / "run" / "metrics.jsonl")), WARM_SECONDS, looked=True)
+        found = rate(marks_of(snapshots(folder / "run" / "metrics.jsonl")), WARM_SECONDS, looked=True)
+    if not found > 0:
+        raise RuntimeError(f"{case.env}: the run was too slow to have a rate")
+    return found
 
 
 def theirs(case: Case, seed: int, threads: int) -> float:
@@ -99,13 +100,12 @@ def compared(case: Case) -> dict[str, Any]:
     if not able:
         raise RuntimeError(words)
     ways: dict[str, Callable[[int], float]] = {
-        "shoal": lambda seed: ours(case, seed, False), "sb3, 1 thread": lambda seed: theirs(case, seed, 1),
-        "sb3, 2 threads": lambda seed: theirs(case, seed, 2), "bare": lambda seed: bare(case)}
-    if case.apart:
-        ways["apart"] = lambda seed: ours(case, seed, True)
+        "shoal": lambda seed: ours(case, seed, False), "apart": lambda seed: ours(case, seed, True),
+        "sb3, 1 thread": lambda seed: theirs(case, seed, 1), "sb3, 2 threads": lambda seed: theirs(case, seed, 2),
+        "bare": lambda seed: bare(case)}
     turns = [{name: round(run(seed), 1) for name, run in ways.items()} for seed in range(1, TURNS + 1)]
     middle = {name: statistics.median(turn[name] for turn in turns) for name in ways}
-    mine = max(middle["shoal"], middle.get("apart", 0.0))
+    mine = max(middle["shoal"], middle["apart"])
     faster = mine / max(middle["sb3, 1 thread"], middle["sb3, 2 threads"])
     share = mine / middle["bare"]
     return {"met": faster >= case.faster and share >= case.share, "times as fast as SB3": round(faster, 3),
@@ -114,7 +114,7 @@ def compared(case: Case) -> dict[str, Any]:
 
 def line(name: str, case: Case) -> Line:
     words = f"sac on {case.env}, {'-'.join(map(str, case.hidden))}, batches of {case.batch}, one update per env step, two cores, " \
-            f"medians of {TURNS} turns: at least {case.faster:g} times the env steps/s of SB3's SAC"
+            f"medians of {TURNS} turns: at least {case.faster:g} times the env steps/s of SB3's SAC, in the faster of two layouts"
     if case.share:
         words += f" and {case.share:.0%} of the bare update loop"
     return Line(f"speed-sac-{name}", 18, words, lambda _: compared(case), seeds=(0,))
