@@ -22,5 +22,6 @@ LINES = [
     learns("td3", "Pendulum-v1", "pendulum", -200, 15_000),
     learns("ddpg", "Pendulum-v1", "pendulum", -300, 20_000),
     learns("apex_dpg", "Pendulum-v1", "pendulum", -250, 100_000),
+    learns("sac", "InvertedPendulum-v5", "inverted-pendulum", 950, 30_000),
     learns("sac", "CartPole-v1", "cartpole", 450, 100_000),
 ]

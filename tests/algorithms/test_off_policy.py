@@ -140,6 +140,27 @@ def test_a_learner_in_tensors_makes_the_same_updates(case, captures):
             np.testing.assert_allclose(there.state[name].detach(), tensor.detach(), rtol=1e-3, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("captures", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("case", LEARNED)
+def test_all_phases_at_once_are_the_phases_one_by_one(case, captures):
+    """As on a GPU, bit for bit; one batch has rewards that are NaN."""
+    algorithm, toy = made(case)
+    apart, at_once = algorithm.learn(3), algorithm.learn(3)
+    for learn in (apart, at_once):
+        learn.to(Hardware())
+        if captures:
+            learn.capture()
+    for step, batch in enumerate(batches(algorithm, toy_env(4, **toy), 8)):
+        progress = Progress(learner_steps=step, fraction=step / 8)
+        found = update(apart, minibatch_of(apart, batch, progress, step), progress)
+        metrics, finite = at_once.update(minibatch_of(at_once, batch, progress, step), phases_due(at_once, progress))
+        assert finite.tolist() == [one for _, _, one in found.values()] == [phase != "critic" or step != 5 for phase in found]
+        expected = {name: value for _, readings, _ in found.values() for name, value in readings.items()}
+        assert dict(metrics.items()) == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
+        np.testing.assert_array_equal(at_once.priorities, apart.priorities)
+        assert all(torch.equal(tensor, at_once.state[name]) for name, tensor in apart.state.items())
+
+
 @pytest.mark.parametrize("case", LEARNED)
 def test_critics_learn_a_fixed_batch(case):
     algorithm, toy = made(case)

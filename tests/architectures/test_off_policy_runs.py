@@ -14,7 +14,8 @@ from shoal.architectures import ARCHITECTURES, named
 from shoal.errors import ConfigError
 from shoal.nets import NetConfig
 from shoal.roles.replay_config import ReplayConfig
-from tests.architectures.graphs import train
+from tests.architectures.graphs import Weights, draw, go, train
+from tests.runtime.harness import Killer, Saver
 
 PENDULUM = "Pendulum-v1"
 NET = NetConfig(hidden=(16,), activation="relu")
@@ -62,6 +63,31 @@ def test_between_processes(case, architecture, options, tmp_path):
     assert run.reason == "counted" and np.isfinite(run.published["params"]).all()
 
 
+def test_sac_goes_on_after_kills_and_no_counter_runs_backwards(tmp_path):
+    """What a table has saved comes back with it, so its inserts are those of all its lives together."""
+    config, env, table = CASES["sac"]
+    victims = ("actor-0", "replay-0", "learner-0")
+    program, _ = draw(config, "actor_learner", env, actors=2, replay=replace(table, checkpoint=True), net=NET)
+    killer, save = Killer(victims, times=len(victims), progress="learner_steps", every=30), Saver(tmp_path, every=20)
+    highest: dict[str, float] = {}
+    versions = [0]
+
+    def act(control):
+        for name in ("env_steps", "learner_steps", "replay_inserts", "replay_samples", "samples_consumed", "episodes"):
+            now = control.total(name)
+            assert now >= highest.get(name, 0), f"{name} ran backwards"
+            highest[name] = now
+        versions.append(control.program.wires["weights"].attach("reader", 0, 0).version)
+        assert versions[-1] >= versions[-2]
+        save(control)
+        killer(control)
+
+    watch = go(program, "local", tmp_path, Weights(killer.done, act, seconds=240))
+    assert watch.reason == "until" and killer.kills == len(victims), (watch.reason, killer.kills, highest)
+    assert not [event for event in watch.events if event["kind"] == "error"]
+    assert highest["replay_inserts"] <= highest["env_steps"], "an item was counted twice"
+
+
 def test_dpg_with_one_step_uniform_draws_and_polyak_is_ddpg_bit_for_bit(tmp_path):
     """Whatever makes it Ape-X is turned off but the priorities of its actors: these are uniform draws' business no more."""
     plain = ddpg.Config(random_steps=50, target_tau=0.01)
@@ -100,3 +126,16 @@ def test_bad_input_is_answered_with_a_sentence_and_nothing_is_written(words, sai
     assert cli.main(["train", *words]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("env", ["InvertedPendulum-v5", "HalfCheetah-v5"])
+@pytest.mark.parametrize("preset", ["sac", "td3", "apex_dpg"])
+def test_presets_start_on_mujoco(preset, env, tmp_path, monkeypatch):
+    pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", preset, env, "--runtime", "inline", "--max-env-steps", "160", "--run-dir", "run", "--net.hidden", "8",
+                     "--replay.min-size", "64", "--replay.batch-size", "16", "--replay.samples-per-insert", "8",
+                     "--replay.insert-batch", "1", "--algorithm.random-steps", "50", "--eval.episodes", "1",
+                     "--eval.max-episode-steps", "20", "--console.mode", "none", "--no-tensorboard"]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["env_steps"] >= 160 and summary["learner_steps"] > 10, summary

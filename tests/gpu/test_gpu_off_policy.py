@@ -66,6 +66,33 @@ def test_a_learner_on_the_gpu_makes_the_updates_of_one_on_the_cpu(name, captured
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_a_whole_update_is_one_graph_with_the_cpus_numbers(name):
+    """As a learner without others makes it. Of td3 there are two graphs: with the actor and without."""
+    config, env = CASES[name]
+    algorithm = algorithms.make(config, envs.describe(env), NET, 4)
+    here, there = algorithm.learn(0), algorithm.learn(0)
+    there.to(GPU)
+    there.capture()
+    for number, batch in enumerate(batches(algorithm, envs.make(env, 4), 14)):
+        batch["reward"] /= 10
+        progress = Progress(learner_steps=number, fraction=number / 14)
+        mine, its = (next(learn.minibatches(batch, learn.sums(batch), progress, np.random.default_rng(number)))
+                     for learn in (here, there))
+        due = phases_due(here, progress)
+        readings, finite = there.update(its, due)
+        for phase in due:
+            here.apply(here.gradients(mine, phase)[0], phase)
+        there.release()
+        assert finite.tolist() == [phase != "critic" or number != 5 for phase in due]
+        assert {f"{phase}_loss" for phase in due} <= set(readings) and np.isfinite(readings["critic_loss"]) == (number != 5)
+        np.testing.assert_allclose(there.priorities.cpu(), here.priorities, rtol=1e-2, atol=1e-3)
+        for key, tensor in here.state.items():
+            np.testing.assert_allclose(there.state[key].detach().cpu(), tensor.detach(), rtol=1e-2, atol=5e-4,
+                                       err_msg=f"{key}, update {number}")
+    assert replays(there._whole) and not any(replays(graphs.descend) for graphs in there._graphs.values())
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_a_servers_answers_are_the_policys(name):
     """Greedily, kernel by kernel and then through the graph; exploring, within the bounds and not always the same."""
     config, env = CASES[name]

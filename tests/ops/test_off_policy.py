@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shoal.ops import off_policy
-from shoal.ops.distributions import tanh_gaussian_entropy, tanh_gaussian_from_noise, tanh_gaussian_log_prob
+from shoal.ops.distributions import tanh_gaussian_action, tanh_gaussian_entropy, tanh_gaussian_from_noise, tanh_gaussian_log_prob
 
 tensor = torch.tensor
 
@@ -20,6 +20,7 @@ def close(found, expected, tolerance=1e-6):
 # ---------------------------------------------------------------------------------------------- numbers worked by hand
 def test_T22_the_density_of_a_squashed_gaussian():
     action, log_prob = tanh_gaussian_from_noise(tensor([[0.0]]), tensor([[0.0]]), tensor([[0.5]]))
+    assert torch.equal(action, tanh_gaussian_action(tensor([[0.0]]), tensor([[0.0]]), tensor([[0.5]])))
     close(action, [[0.46211716]])
     close(log_prob, [-1.04393853 + 0.24022901])
 

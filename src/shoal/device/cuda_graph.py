@@ -1,6 +1,7 @@
 """CUDA graphs of a learner's update: batches of one shape launch the same kernels every time, so they are launched as one.
 
-    minibatch ──copied──▶ fixed tensors ──▶ gradient: one graph ──▶ [all-reduce] ──▶ optimiser: one graph
+    minibatch ──copied──▶ fixed tensors ──▶ gradients and optimisers of all phases: one graph
+    with several learners, for each phase   gradient: one graph ──▶ all-reduce ──▶ optimiser: one graph
 
 Launching the kernels of a small network one by one takes the CPU as long as the GPU takes to compute them. The first calls run
 kernel by kernel (libraries choose their kernels then), the next call is captured, later calls replay the capture. Numbers that
@@ -83,10 +84,15 @@ class LearnerGraphs:
 
     def __init__(self, optimiser: HasLearningRate, descend: Callable[..., Any], step: Callable[..., Any]) -> None:
         self._rate = optimiser.lr = torch.zeros((), device=optimiser.params.device)
+        self._given: float | None = None
         self.descend, self._step = CapturedFunction(descend), CapturedFunction(step)
 
     def anneal(self, rate: float | torch.Tensor) -> None:
-        self._rate.fill_(rate)
+        if isinstance(rate, torch.Tensor):
+            self._rate.copy_(rate)
+        elif rate != self._given:
+            self._rate.fill_(rate)
+            self._given = rate
 
     def step(self, gradient: np.ndarray | torch.Tensor) -> torch.Tensor:
         """Whether the gradient was finite, so that the step was made."""

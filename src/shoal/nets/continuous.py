@@ -27,7 +27,7 @@ from shoal.nets.net_config import NetConfig
 from shoal.nets.stacked import StackedValues
 from shoal.nets.torsos import orthogonal
 from shoal.nets.trunk import seeded
-from shoal.ops.distributions import tanh_gaussian_from_noise
+from shoal.ops.distributions import tanh_gaussian_action, tanh_gaussian_from_noise
 
 LOG_STD = (-20.0, 2.0)  # of the squashed Gaussian; gradients vanish only outside of it
 
@@ -138,6 +138,11 @@ class SquashedGaussianActor(PolicyNetwork):
         """Actions made of standard normal ``noise`` [N, D], and their log-probabilities [N]; gradients flow through both."""
         mean, log_std = super().forward(observation).chunk(2, -1)
         return tanh_gaussian_from_noise(mean, log_std.clamp(*LOG_STD), noise)
+
+    def action(self, observation: Observation, noise: Tensor) -> Tensor:
+        """The actions of `sample`."""
+        mean, log_std = super().forward(observation).chunk(2, -1)
+        return tanh_gaussian_action(mean, log_std.clamp(*LOG_STD), noise)
 
     def unit(self, observation: Observation) -> Tensor:
         """The median action."""

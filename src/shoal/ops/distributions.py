@@ -37,6 +37,7 @@ __all__ = [
     "multi_categorical_log_prob",
     "multi_categorical_mode",
     "multi_categorical_sample",
+    "tanh_gaussian_action",
     "tanh_gaussian_entropy",
     "tanh_gaussian_from_noise",
     "tanh_gaussian_latent_log_prob",
@@ -195,6 +196,11 @@ def gaussian_kl(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std
 def tanh_gaussian_latent_log_prob(mean: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
     """Log-density of the action tanh(u), from u itself: exact however far tanh is saturated."""
     return gaussian_log_prob(mean, log_std, u) - _log_tanh_slope(u).sum(-1)
+
+
+def tanh_gaussian_action(mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
+    """The action of `tanh_gaussian_from_noise` alone: half the work, for policies that only act."""
+    return torch.tanh(torch.addcmul(mean, log_std.exp(), noise))
 
 
 def tanh_gaussian_from_noise(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,9 +15,14 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["adagrad_", "adam_", "clip_by_global_norm_", "rmsprop_", "sgd_"]
+__all__ = ["adagrad_", "adam_", "clip_by_global_norm_", "fuses_adam", "rmsprop_", "sgd_"]
 
 _FUSED_DEVICES = ("cpu", "cuda") if hasattr(torch, "_fused_adam_") else ()  # private in PyTorch: it may go
+
+
+def fuses_adam(params: Tensor) -> bool:
+    """Whether PyTorch has Adam as one kernel for these parameters."""
+    return params.device.type in _FUSED_DEVICES and params.dtype == torch.float32
 
 
 @torch.no_grad()
@@ -32,13 +37,15 @@ def adam_(
     b2: float = 0.999,
     eps: float = 1e-8,
     fused: bool = True,
+    finite: Tensor | None = None,
 ) -> None:
     """Adam (Kingma & Ba 2015); the numbers of `torch.optim.Adam`.
 
-    Uses PyTorch's fused kernel where there is one: 2.4 to 2.9 times as fast as separate ones (10k to 2M parameters).
+    Uses PyTorch's fused kernel where there is one (`fuses_adam`): 2.4 to 2.9 times as fast as separate ones (10k to 2M
+    parameters). Only that kernel heeds ``finite``, a flag on the device: where it is false nothing changes.
     """
-    count += 1
-    if fused and params.device.type in _FUSED_DEVICES and params.dtype == torch.float32:
+    count += 1 if finite is None else finite
+    if fused and fuses_adam(params):
         torch._fused_adam_(
             [params],
             [grad],
@@ -53,6 +60,7 @@ def adam_(
             eps=eps,
             amsgrad=False,
             maximize=False,
+            found_inf=None if finite is None else (~finite).float(),
         )
         return
     m.lerp_(grad, 1 - b1)

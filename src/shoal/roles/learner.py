@@ -124,13 +124,24 @@ class Learner:
         if decisions:
             progress = self.learner_state.progress
             for minibatch in learn.minibatches(batch, sums, progress, self.rng):
-                self.metrics = [await self._phase(minibatch, phase) for phase in phases_due(learn, progress)]
+                due = phases_due(learn, progress)
+                if self.device is not None and self.group is None and self.model is None:
+                    self.metrics = [self._all_phases(self.device, minibatch, due)]
+                else:
+                    self.metrics = [await self._phase(minibatch, phase) for phase in due]
                 steps += 1
         learn.absorb(moments)
         self.learner_state.count(fresh, steps)
         if self.leader or self.model is not None:
             stats.add("learner_steps", steps)
         return bool(decisions)
+
+    def _all_phases(self, learn: DeviceLearn, minibatch: object, due: tuple[str, ...]) -> Mapping[str, float]:
+        with self.me.stats.phase("learn"):
+            metrics, finite = learn.update(minibatch, due)
+            self.learner_state.unseen.append(finite)
+        self.me.beat()
+        return metrics
 
     async def _phase(self, minibatch: object, phase: str) -> Mapping[str, float]:
         with self.me.stats.phase("learn"):

@@ -74,7 +74,7 @@ class LearnerState(Generic[U]):
         for phase in metrics:
             if isinstance(phase, Readings):
                 phase.send()
-        verdicts, self.unseen = to_host(torch.stack(self.unseen)), []
+        verdicts, self.unseen = to_host(torch.hstack(self.unseen)), []
 
         def look() -> None:
             self._judge_all(verdicts.tolist())
@@ -85,7 +85,7 @@ class LearnerState(Generic[U]):
     def look(self) -> None:
         """Wait for the updates on a GPU and see what became of them."""
         if self.unseen:
-            verdicts, self.unseen = torch.stack(self.unseen), []
+            verdicts, self.unseen = torch.hstack(self.unseen), []
             self._judge_all(verdicts.tolist())
 
     def forget(self) -> None:

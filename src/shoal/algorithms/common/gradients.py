@@ -21,6 +21,15 @@ class Readings(Mapping[str, float]):
         self._names = tuple(numbers)
         self._values = torch.stack([value.detach() for value in numbers.values()])
 
+    @classmethod
+    def joined(cls, parts: Sequence[Readings]) -> Readings:
+        """The numbers of several, which have different names."""
+        if len(parts) == 1:
+            return parts[0]
+        whole = cls.__new__(cls)
+        whole._names, whole._values = tuple(name for part in parts for name in part), torch.cat([part._values for part in parts])
+        return whole
+
     def copy(self) -> Readings:
         """The same numbers, in memory of their own."""
         other = Readings.__new__(Readings)

@@ -22,13 +22,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from shoal.algorithms.common.gradients import descend
+from shoal.algorithms.common.gradients import Readings, descend
 from shoal.algorithms.common.model import Model
 from shoal.algorithms.common.normaliser import Statistics
 from shoal.algorithms.common.parameter_slice import ParameterSlice
 from shoal.algorithms.common.phases import Phase, PhasedParameters
 from shoal.core import Tree, Vector
-from shoal.device.cuda_graph import LearnerGraphs
+from shoal.device.cuda_graph import CapturedFunction, LearnerGraphs
 from shoal.device.placement import Hardware
 from shoal.device.transfer import PinnedUploader
 from shoal.device.weight_handoff import DeviceWeights, WeightExporter, WeightSnapshot
@@ -77,6 +77,7 @@ class PhasedLearn(ABC, Generic[M]):
         self._tensor: Callable[[Any], torch.Tensor] = torch.from_numpy
         self._uploader: PinnedUploader | None = None
         self._graphs: dict[str, LearnerGraphs] = {}
+        self._whole: CapturedFunction | None = None
         self._exporter = WeightExporter(self._weights_of)
 
     # -------------------------------------------------------------------------------- what an algorithm says
@@ -141,6 +142,28 @@ class PhasedLearn(ABC, Generic[M]):
         judged = found.priorities.detach().double()
         return gradient, metrics, (judged.numpy() if self._waits else judged) + priorities.FLOOR
 
+    def update(self, minibatch: Any, phases: tuple[str, ...]) -> tuple[Mapping[str, float], torch.Tensor]:
+        """All of these phases, one after the other; on a GPU as one graph: a launch for each of them would take longer."""
+        if self._whole is None:
+            metrics, judged, finite = self._update(minibatch, phases)
+        elif not self.capturable(minibatch):
+            metrics, judged, finite = self._whole.eagerly(minibatch, phases)
+        else:
+            metrics, judged, finite = self._whole(minibatch, phases)
+            metrics, judged, finite = metrics.copy(), None if judged is None else judged.clone(), finite.clone()
+        if judged is not None:
+            self._priorities = judged
+        return metrics, finite
+
+    def _update(self, minibatch: Any, phases: tuple[str, ...]) -> tuple[Readings, Any, torch.Tensor]:
+        readings, verdicts, judged = [], [], None
+        for phase in phases:
+            gradient, metrics, found = self._descend(minibatch, phase)
+            readings.append(metrics)
+            verdicts.append(torch.as_tensor(self.parameters.apply(gradient, phase)))
+            judged = judged if found is None else found
+        return Readings.joined(readings), judged, torch.stack(verdicts)
+
     def apply(self, gradient: Vector, phase: str) -> bool | torch.Tensor:
         """Clip, step, and refresh the target where that is due. False, and nothing changed, where the gradient is not finite."""
         return self._graphs[phase].step(gradient) if self._graphs else self.parameters.apply(gradient, phase)
@@ -175,6 +198,7 @@ class PhasedLearn(ABC, Generic[M]):
         """Learn by replaying CUDA graphs from now on, where the loss can be captured (see cuda_graph.py)."""
         if self.captures:
             self._graphs = {phase: self._graphs_of(phase) for phase in self.phases}
+            self._whole = CapturedFunction(self._update)
 
     def _graphs_of(self, phase: str) -> LearnerGraphs:
         def step(gradient: torch.Tensor) -> Any:

@@ -56,11 +56,12 @@ class Optimiser:
             grad = grad * (self.grad_norm / norm)
         return (grad.clamp(-self.grad_limit, self.grad_limit) if self.grad_limit > 0 else grad), norm
 
-    def _apply(self, grad: torch.Tensor) -> None:
+    def _apply(self, grad: torch.Tensor, finite: torch.Tensor | None = None) -> None:
+        """`finite` is for a fused Adam: see optimise.adam_."""
         moments = self.moments
         if self.kind == "adam":
             optimise.adam_(self.params, grad, moments["adam.m"], moments["adam.v"], moments["adam.count"], self.lr,
-                           eps=self.epsilon, fused=self.fused)
+                           eps=self.epsilon, fused=self.fused, finite=finite)
         elif self.kind in ("rmsprop", "rmsprop_centred"):
             optimise.rmsprop_(self.params, grad, moments["rmsprop.square"], self.lr, self.decay, self.epsilon,
                               moments.get("rmsprop.mean"))
@@ -76,6 +77,9 @@ class Optimiser:
         finite = torch.isfinite(norm)
         if self.grad_limit > 0:
             grad.clamp_(-self.grad_limit, self.grad_limit)
+        if self.kind == "adam" and self.fused and optimise.fuses_adam(self.params):
+            self._apply(grad, finite)
+            return finite
         changed = (self.params, *self.moments.values())
         before = [tensor.clone() for tensor in changed]
         self._apply(grad)

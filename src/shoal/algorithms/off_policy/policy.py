@@ -97,8 +97,7 @@ class SampledPolicy(BoxPolicy[SquashedGaussianActor]):
 
     def explored(self, seen: Tree, state: Tree, first: Tensor, amount: Tensor, rng: torch.Generator) -> tuple[Tensor, Tree]:
         noise = torch.randn(len(amount), self.size, generator=rng, device=amount.device)
-        unit, _ = self.actor.sample(seen, torch.where(amount > 0, noise, 0.0))  # without noise: the median
-        return unit, state
+        return self.actor.action(seen, torch.where(amount > 0, noise, 0.0)), state  # without noise: the median
 
 
 class DiscretePolicy(ModelPolicy[Model[Any]]):

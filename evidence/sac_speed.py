@@ -1,0 +1,123 @@
+"""SAC's speed (issue 18): shoal beside Stable-Baselines3 and beside the bare update loop, in turns on the same two cores.
+
+One environment, one update per env step, no evaluation. A turn is one run of each, one after the other, so that a machine that is
+slower for a while is slower for all; rates are env steps/s once updates have begun, and the medians of the turns are compared.
+
+    shoal    `shoal train sac ENV`: actor, table and learner take turns in one process
+    apart    the same in processes of their own, at work at the same time; the table's limiter keeps one update per step
+    sb3      its SAC in an environment of its own under .peers/ (benchmarks/peers), with one thread and with two: the faster counts
+    bare     whole updates on one batch that never moves: no environment, no table, nothing is published
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.gpu_sac import LAYOUTS
+from benchmarks.peers.install import DRIVERS, Peer, driver_environment, install
+from evidence.lines import ROOT, Line
+from shoal.bench.rates import marks_of, rate, snapshots
+from shoal.bench.run_folders import temporary_run_folder
+
+__all__ = ["LINES"]
+
+SB3 = Peer("sb3_sac", "stable-baselines3", ("stable-baselines3>=2.7", "gymnasium[mujoco]==1.4.0", "mujoco<4"),
+           beside=("torch", "gymnasium", "numpy", "mujoco"))
+TURNS, SECONDS, WARM_SECONDS, START = 5, 5.0, 2.0, 300
+
+
+@dataclass(frozen=True)
+class Case:
+    """The same networks and batches for all."""
+
+    env: str
+    hidden: tuple[int, ...]
+    batch: int
+    lr: float
+    faster: float
+    """Than SB3, at least."""
+    share: float = 0.0
+    """Of the bare loop, at least."""
+
+
+PENDULUM = Case("Pendulum-v1", (64, 64), 128, 1e-3, faster=2.0)
+CHEETAH = Case("HalfCheetah-v5", (256, 256), 256, 3e-4, faster=1.2, share=0.85)
+
+
+def ours(case: Case, seed: int, apart: bool) -> float:
+    """Env steps/s of shoal."""
+    pair = {"algorithm": "sac", "architecture": "actor_learner"} if apart else {"preset": "sac"}
+    values = {**(LAYOUTS["apart"][1] if apart else {}), "net.hidden": case.hidden, "replay.batch_size": case.batch,
+              "replay.samples_per_insert": float(case.batch), "replay.min_size": START, "algorithm.random_steps": START,
+              "eval.enabled": False, "console.mode": "none", "tensorboard": False}
+    with temporary_run_folder() as folder:
+        arguments = {**pair, "env": case.env, "seed": seed, "max_seconds": WARM_SECONDS + SECONDS,
+                     "run_dir": str(folder / "run"), **values}
+        subprocess.run([sys.executable, "-m", "shoal.bench.training", json.dumps(arguments)], check=True, capture_output=True,
+                       cwd=ROOT, timeout=300)
+        found = rate(marks_of(snapshots(folder / "run" / "metrics.jsonl")), WARM_SECONDS, looked=True)
+    if not found > 0:
+        raise RuntimeError(f"{case.env}: the run was too slow to have a rate")
+    return found
+
+
+def theirs(case: Case, seed: int, threads: int) -> float:
+    """Env steps/s of SB3."""
+    order = {"env": case.env, "hidden": case.hidden, "batch": case.batch, "lr": case.lr, "seed": seed, "threads": threads,
+             "seconds": SECONDS}
+    done = subprocess.run(SB3.command(order), check=True, capture_output=True, text=True, cwd=DRIVERS, env=driver_environment(),
+                          timeout=300)
+    (began, first), (ended, last) = json.loads(done.stdout.splitlines()[-1])["marks"]
+    return (last - first) / (ended - began)
+
+
+def bare(case: Case) -> float:
+    """Updates/s without anything around them."""
+    given = case.env, case.hidden, case.batch, SECONDS / 2
+    code = f"from evidence.sac_speed import bare_here; print(bare_here(*{given!r}))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    return float(done.stdout.split()[-1])
+
+
+def bare_here(env: str, hidden: tuple[int, ...], batch: int, seconds: float) -> float:
+    import torch
+
+    from benchmarks.gpu_sac import Bare, algorithm_of
+    from shoal.device.placement import Hardware
+
+    torch.set_num_threads(1)
+    return Bare(algorithm_of(env, hidden), Hardware(), batch, graphs=False, whole=False).rate(seconds)
+
+
+def compared(case: Case) -> dict[str, Any]:
+    able, words = install(SB3, print)
+    if not able:
+        raise RuntimeError(words)
+    ways: dict[str, Callable[[int], float]] = {
+        "shoal": lambda seed: ours(case, seed, False), "apart": lambda seed: ours(case, seed, True),
+        "sb3, 1 thread": lambda seed: theirs(case, seed, 1), "sb3, 2 threads": lambda seed: theirs(case, seed, 2),
+        "bare": lambda seed: bare(case)}
+    turns = [{name: round(run(seed), 1) for name, run in ways.items()} for seed in range(1, TURNS + 1)]
+    middle = {name: statistics.median(turn[name] for turn in turns) for name in ways}
+    mine = max(middle["shoal"], middle["apart"])
+    faster = mine / max(middle["sb3, 1 thread"], middle["sb3, 2 threads"])
+    share = mine / middle["bare"]
+    return {"met": faster >= case.faster and share >= case.share, "times as fast as SB3": round(faster, 3),
+            "share of the bare loop": round(share, 3), "medians": middle, "turns": turns, "packages": words}
+
+
+def line(name: str, case: Case) -> Line:
+    words = f"sac on {case.env}, {'-'.join(map(str, case.hidden))}, batches of {case.batch}, one update per env step, two cores, " \
+            f"medians of {TURNS} turns: at least {case.faster:g} times the env steps/s of SB3's SAC, in the faster of two layouts"
+    if case.share:
+        words += f" and {case.share:.0%} of the bare update loop"
+    return Line(f"speed-sac-{name}", 18, words, lambda _: compared(case), seeds=(0,))
+
+
+LINES = [line("pendulum", PENDULUM), line("halfcheetah", CHEETAH)]
