@@ -31,6 +31,7 @@ from shoal.telemetry.console import Plain
 from shoal.telemetry.outputs import JsonLines, read_lines
 from shoal.telemetry.snapshot import COUNTERS
 from tests.architectures.graphs import Farm
+from tests.runtime.harness import PATIENCE
 
 SMALL = {"net": {"hidden": (8,)}, "eval": {"enabled": False}, "architecture": {"envs_per_actor": 4, "batch_slots": 1}, "actors": 1}
 EVALUATED = {"eval": {"episodes": 4, "every_env_steps": 400}, "actors": 2}
@@ -39,7 +40,7 @@ EVALUATED = {"eval": {"episodes": 4, "every_env_steps": 400}, "actors": 2}
 class Steered(RunSession):
     """The session of a real run, with hands: `act` at every tick, an end when `until` is true, a limit for a test that fails."""
 
-    def __init__(self, rundir, *, act=None, until=None, seconds=60.0, goals=None, every=0.3):
+    def __init__(self, rundir, *, act=None, until=None, seconds=PATIENCE, goals=None, every=0.3):
         self.screen = io.StringIO()
         sinks = [Plain(self.screen, "a test", {}, 1.0), JsonLines(rundir.metrics_file)]
         super().__init__(rundir, {"runtime": "local"}, goals or Goals(), checkpoint_seconds=every, keep=3, outputs=sinks)

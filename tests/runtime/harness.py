@@ -169,7 +169,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def eventually(condition: Callable[[], Any], seconds: float = 30.0) -> bool:
+def eventually(condition: Callable[[], Any], seconds: float = 120.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():
