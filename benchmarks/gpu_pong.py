@@ -52,7 +52,7 @@ CORES = len(os.sched_getaffinity(0))
 ENV = Cell("env", 16, Layout(CORES, 1), "raw:ale")
 ACT = Cell("act", 64, Layout(CORES, 1))
 NATURE = {"net.torso": "nature"}
-WIDE = {"device": "cuda", "actors": CORES, "architecture.envs_per_actor": 16}
+WIDE = {"device": "cuda", "values": "paper", "actors": CORES, "architecture.envs_per_actor": 16}  # not the values of size large
 SEED = {**WIDE, "actors": max(1, CORES - 1), "architecture.groups": 2, "architecture.batch_slots": 8,
         "architecture.queue_slots": 32}  # a core is left for the server
 IMPALA = {**NATURE, **WIDE, "architecture.batch_slots": 8}

@@ -128,9 +128,10 @@ def _parts(rows: Rows) -> dict[str, Any] | None:
     limits = [row["limit"] for row in rows if not row["error"] and row.get("limit")]
     if not limits:
         return None
-    e, i, l = (statistics.median(limit[part] for limit in limits) for part in ("e", "i", "l"))  # noqa: E741
     last = limits[-1]
-    return {**last, "e": e, "i": i, "l": l, "env_steps_per_second": composed(e, i, l, last["passes"], last.get("gpu", False))}
+    parts = {name: statistics.median(limit[name] for limit in limits) for name in ("e", "i", "l", "n", "s") if name in last}
+    together = composed(**parts, r=last["passes"], gpu=last.get("gpu", False), q=last.get("items_per_env_step", 1.0))
+    return {**last, **parts, "env_steps_per_second": together}
 
 
 def _unmodelled(by_actors: Mapping[int, Rows]) -> str:

@@ -27,6 +27,12 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """What somebody has calibrated on this machine decides nothing here."""
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path_factory.getbasetemp() / "no_cache"))
+
+
+@pytest.fixture(autouse=True)
 def one_thread():
     """Tensors are small here: more threads only spin on cores that other processes need."""
     torch.set_num_threads(1)

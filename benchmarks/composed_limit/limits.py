@@ -3,6 +3,13 @@
     limit = 1 / (1/e + 1/i + r/l)            one kind of processor does everything, so the times of a frame add up
     limit = min(e, 1 / (1/i + r/l))          with a GPU: environments and the GPU work side by side
 
+With replay a step also costs an insert, and r items have to be drawn for it before they are learned from:
+
+    limit = 1 / (1/e + 1/i + q/n + r (1/s + 1/l))              with a GPU min(1 / (1/e + q/n + r/s), 1 / (1/i + r/l))
+
+where n, s and l are items/s into the table, out of it (with their new priorities) and through updates of the workload's own batch
+size, q the items that an env step adds, and r = q x --replay.samples-per-insert, so r / batch size are the updates per env step.
+
 e is env steps/s of the fastest back-end with random actions, made with the workload's own arguments (--envs.kwargs), i the
 frames/s of the policy, l those of the learner (forward, backward, optimiser) on data in memory, r the passes over the data. Each
 is measured alone with all cores, as the best over a grid of batch sizes and of layouts (P processes of t threads with
@@ -14,6 +21,7 @@ same run.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -30,15 +38,17 @@ from shoal.bench.parent_death import tied_to_parent
 __all__ = ["PARTS", "Cell", "Layout", "Limit", "Probes", "cells", "composed", "layouts", "measure", "measure_again"]
 
 PARTS = {"env": "e", "act": "i", "learn": "l"}
+REPLAY_PARTS = {"insert": "n", "sample": "s"}
 CHECKOUT = Path(__file__).resolve().parents[2]
 WARM_SECONDS = 0.25
 SECONDS = 0.75
 GPU_FRAMES, GPU_LEARN_FRAMES = (1024, 4096), (8192,)  # beside those of the case: a GPU wants more at once
 
 
-def composed(e: float, i: float, l: float, r: float = 1.0, gpu: bool = False) -> float:  # noqa: E741  the issue's names
+def composed(e: float, i: float, l: float, r: float = 1.0, gpu: bool = False, *,  # noqa: E741  the issue's names
+             n: float = math.inf, s: float = math.inf, q: float = 1.0) -> float:
     """Frames/s that the parts allow together; a part that costs nothing is infinite."""
-    stepping, computing = 1 / e, 1 / i + r / l
+    stepping, computing = 1 / e + q / n + r / s, 1 / i + r / l
     return 1 / max(stepping, computing) if gpu else 1 / (stepping + computing)
 
 
@@ -63,7 +73,7 @@ def layouts(cores: int) -> list[Layout]:
 class Cell:
     """One place in the grid and, once measured, its rate."""
 
-    what: str  # a key of PARTS
+    what: str  # a key of PARTS or REPLAY_PARTS
     batch: int
     layout: Layout
     backend: str = ""
@@ -71,7 +81,7 @@ class Cell:
 
     def __str__(self) -> str:
         where = f" {self.backend}" if self.backend else ""
-        return f"{PARTS[self.what]}{where} batch {self.batch}, {self.layout}: {self.frames_per_second:,.0f}/s"
+        return f"{(PARTS | REPLAY_PARTS)[self.what]}{where} batch {self.batch}, {self.layout}: {self.frames_per_second:,.0f}/s"
 
 
 @dataclass(frozen=True)
@@ -81,17 +91,28 @@ class Limit:
     e: Cell
     i: Cell
     l: Cell  # noqa: E741
-    passes: int
+    passes: float
     grid: list[Cell] = field(default_factory=list)
     gpu: bool = False
     """Whether i and l are those of a GPU."""
+    n: Cell | None = None
+    """With replay: items into the table."""
+    s: Cell | None = None
+    """With replay: items out of the table."""
+    items_per_env_step: float = 1.0
 
     @property
     def env_steps_per_second(self) -> float:
-        return composed(self.e.frames_per_second, self.i.frames_per_second, self.l.frames_per_second, self.passes, self.gpu)
+        n, s = (math.inf if cell is None else cell.frames_per_second for cell in (self.n, self.s))
+        return composed(self.e.frames_per_second, self.i.frames_per_second, self.l.frames_per_second, self.passes, self.gpu,
+                        n=n, s=s, q=self.items_per_env_step)
 
     @property
     def formula(self) -> str:
+        if self.n is not None:
+            q, r = f"{self.items_per_env_step:g}", f"{self.passes:g}"
+            return f"min(1 / (1/e + {q}/n + {r}/s), 1 / (1/i + {r}/l))" if self.gpu else \
+                f"1 / (1/e + 1/i + {q}/n + {r}/s + {r}/l)"
         return f"min(e, 1 / (1/i + {self.passes}/l))" if self.gpu else f"1 / (1/e + 1/i + {self.passes}/l)"
 
     @classmethod
@@ -100,13 +121,20 @@ class Limit:
         def cell(one: Mapping[str, Any]) -> Cell:
             return Cell(**{**one, "layout": Layout(**one["layout"])})
 
+        n, s = (cell(record[name]) if record.get(name) else None for name in REPLAY_PARTS.values())
         return cls(cell(record["e"]), cell(record["i"]), cell(record["l"]), record["passes"], [cell(one) for one in record["grid"]],
-                   record.get("gpu", False))
+                   record.get("gpu", False), n, s, record.get("items_per_env_step", 1.0))
+
+    def parts(self) -> dict[str, Cell]:
+        """The best cells by their letters."""
+        cells = {"e": self.e, "i": self.i, "l": self.l, "n": self.n, "s": self.s}
+        return {name: cell for name, cell in cells.items() if cell is not None}
 
     def record(self) -> dict[str, Any]:
         """For the JSON file."""
         return {"env_steps_per_second": self.env_steps_per_second, "passes": self.passes, "gpu": self.gpu,
-                **{name: asdict(cell) for name, cell in (("e", self.e), ("i", self.i), ("l", self.l))},
+                **{name: asdict(cell) for name, cell in self.parts().items()},
+                **({} if self.n is None else {"items_per_env_step": self.items_per_env_step}),
                 "grid": [asdict(cell) for cell in self.grid]}
 
 
@@ -187,6 +215,15 @@ def cells(workload: Workload, cores: int, gpu: bool = False) -> list[Cell]:
     return out
 
 
+def replay_cells(workload: Workload, cores: int, gpu: bool, replay: Any) -> list[Cell]:
+    """The grid of a workload with these options of replay: how many items are learned from at once is a value of the algorithm."""
+    out = [cell for cell in cells(workload, cores, gpu) if cell.what != "learn"]
+    out += [Cell("learn", replay.batch_size, layout) for layout in ([Layout(1, 1)] if gpu else layouts(cores))]
+    for layout in layouts(cores):
+        out += [Cell("insert", replay.insert_batch, layout), Cell("sample", replay.batch_size, layout)]
+    return out
+
+
 def with_able_backends(workload: Workload, kwargs: tuple[str, ...], say: Callable[[str], None]) -> Workload:
     """The workload with only those back-ends that can make its environment with its own arguments (--envs.kwargs)."""
     from benchmarks.composed_limit.probe import refusal
@@ -204,9 +241,8 @@ def with_able_backends(workload: Workload, kwargs: tuple[str, ...], say: Callabl
 
 def measure_again(workload: Workload, probes: Probes, known: Limit, seconds: float = SECONDS) -> Limit:
     """A known limit, measured now at its best cells only."""
-    e, i, l = (replace(cell, frames_per_second=probes.rate(workload, cell, seconds))  # noqa: E741
-               for cell in (known.e, known.i, known.l))
-    return Limit(e, i, l, known.passes, gpu=known.gpu)
+    now = {name: replace(cell, frames_per_second=probes.rate(workload, cell, seconds)) for name, cell in known.parts().items()}
+    return replace(known, grid=[], **now)
 
 
 def measure(workload: Workload, probes: Probes, *, same_env: Limit | None = None, seconds: float = SECONDS,
@@ -216,18 +252,22 @@ def measure(workload: Workload, probes: Probes, *, same_env: Limit | None = None
     `same_env` is the limit of another workload in the same environment, made with the same arguments: its e is this one's.
     """
     from benchmarks.composed_limit.probe import passes, prepared
+    from benchmarks.composed_limit.replay_parts import items_per_env_step
 
     started, ready = time.monotonic(), prepared(workload.key())
-    gpu = ready.hardware().on_gpu
+    gpu, experiment = ready.hardware().on_gpu, ready.plan.experiment
+    replay = experiment.replay if ready.algorithm.from_replay else None
     workload = with_able_backends(workload, ready.plan.experiment.envs.kwargs, say)
     grid = [] if same_env is None else [cell for cell in same_env.grid if cell.what == "env"]
-    for cell in cells(workload, len(os.sched_getaffinity(0)), gpu):
+    cores = len(os.sched_getaffinity(0))
+    for cell in cells(workload, cores, gpu) if replay is None else replay_cells(workload, cores, gpu, replay):
         if same_env is None or cell.what != "env":
             grid.append(replace(cell, frames_per_second=probes.rate(workload, cell, seconds)))
             say(f"  {grid[-1]}")
-    e, i, l = (max((cell for cell in grid if cell.what == what), key=lambda cell: cell.frames_per_second)  # noqa: E741
-               for what in PARTS)
-    limit = Limit(e, i, l, passes(ready.plan.experiment), grid, gpu)
+    best = {name: max((cell for cell in grid if cell.what == what), key=lambda cell: cell.frames_per_second)
+            for what, name in (PARTS if replay is None else PARTS | REPLAY_PARTS).items()}
+    items = 1.0 if replay is None else items_per_env_step(experiment)
+    limit = Limit(**best, passes=passes(experiment, replay), grid=grid, gpu=gpu, items_per_env_step=items)
     say(f"  limit of {workload.name}: {limit.env_steps_per_second:,.0f} env steps/s = {limit.formula}, "
         f"found in {time.monotonic() - started:.0f} s")
     return limit

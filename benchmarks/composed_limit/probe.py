@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from benchmarks.composed_limit import replay_parts
 from benchmarks.work_rate import work_rate
 
 if TYPE_CHECKING:
@@ -53,8 +54,10 @@ class LearnsInEpochs(Protocol):
     def epochs(self) -> int: ...
 
 
-def passes(experiment: Any) -> int:
-    """r: how often the learner sees each frame."""
+def passes(experiment: Any, replay: Any = None) -> float:
+    """r: how often the learner sees each frame; with `replay`, its options, how many items it sees for each."""
+    if replay is not None:
+        return float(replay.samples_per_insert * replay_parts.items_per_env_step(experiment))
     return experiment.algorithm.epochs if isinstance(experiment.algorithm, LearnsInEpochs) else 1
 
 
@@ -168,6 +171,8 @@ def learning(workload: str, batch: int) -> Work:
     from shoal.roles.parts import Parts
 
     ready = prepared(workload)
+    if ready.algorithm.from_replay:
+        return replay_parts.updating(ready)
     experiment = ready.plan.experiment
     algorithm = algorithms.make(experiment.algorithm, ready.spec, experiment.net, SEATS)
     tree, frames = _batch(algorithm, ready.source.make(SEATS), max(1, round(batch / experiment.algorithm.unroll / SEATS)))
@@ -188,7 +193,7 @@ def learning(workload: str, batch: int) -> Work:
         learn.absorb(learn.moments(tree))
         if not all(applied):  # asked at the end: a GPU is waited for here
             raise FloatingPointError("the learner's gradient is not finite")
-        return frames * repeat
+        return int(frames * repeat)
 
     return work
 
@@ -218,6 +223,8 @@ def _batch(algorithm: Any, env: Any, slots: int) -> tuple[Any, int]:
 def part(order: Mapping[str, Any], threads: int) -> Work:
     if order["what"] == "env":
         return stepping(order["workload"], order["backend"], order["batch"], threads)
+    if order["what"] in ("insert", "sample"):
+        return (replay_parts.inserting if order["what"] == "insert" else replay_parts.sampling)(prepared(order["workload"]))
     return (acting if order["what"] == "act" else learning)(order["workload"], order["batch"])
 
 

@@ -26,9 +26,9 @@ def check_limit(case: SuiteCase, plan: Plan) -> None:
     if case.env not in SCENES:
         raise ConfigError(f"limit=true is not possible: the parts of a limit are known for {' and '.join(sorted(SCENES))}; write "
                           "limit = false")
-    if plan.algorithm.from_replay:
-        raise ConfigError(f"limit=true is not possible: {plan.names.algorithm} learns from replay, and is held to its samples per "
-                          "insert, not by the parts of that limit; write limit = false")
+    if plan.algorithm.from_replay and (plan.experiment.replay.samples_per_insert is None or plan.architecture.needs_relabel):
+        raise ConfigError(f"limit=true is not possible: {plan.names.algorithm} learns from replay, and how many updates go with an "
+                          "env step is not given by --replay.samples-per-insert alone; write limit = false")
 
 
 class SuiteLimits:
@@ -60,7 +60,8 @@ class SuiteLimits:
             self._probes = limits.Probes()
             return None
         return {"env_steps_per_second": now.env_steps_per_second, "passes": now.passes, "cores": len(os.sched_getaffinity(0)),
-                "gpu": now.gpu, "e": now.e.frames_per_second, "i": now.i.frames_per_second, "l": now.l.frames_per_second}
+                "gpu": now.gpu, **{name: cell.frames_per_second for name, cell in now.parts().items()},
+                **({} if now.n is None else {"items_per_env_step": now.items_per_env_step})}
 
     def _known(self, workload: Workload, seconds: float) -> limits.Limit:
         """The whole grid, from the results where it has been measured before. Workloads in an environment that is made with the

@@ -27,6 +27,7 @@ shoal: distributed reinforcement learning
   shoal replay serve|info|keys ...      the replay service
   shoal data record SOURCE ENV          write demonstrations: of a run, a script, an untrained preset, or random ones
   shoal data info PATH                  what is in a recording
+  shoal calibrate ENV [PRESET]          measure once what --actors auto would try at every start, and keep it
   shoal plan PRESET ENV --actors 2000   what more actors, learners and machines would do, by measuring and simulating
   shoal bench SUITE [--suite quick]     the unified benchmark: throughput, learning, scaling, faults, replay, ray
   shoal bench compare A B               two results: ratios, and which differences are noise
@@ -53,6 +54,7 @@ Exit codes: 0 done, 2 something you gave makes no sense, 3 a role kept failing, 
 COMMANDS = {
     **dict.fromkeys(("train", "resume", "eval", "play"), "shoal.experiment.run_commands"),
     **dict.fromkeys(("show", "list", "runs", "doctor", "replay"), "shoal.experiment.inspect_commands"),
+    "calibrate": "shoal.experiment.auto_layout",
     "data": "shoal.experiment.data_commands",
     "bench": "shoal.bench.command",
     "plan": "shoal.planning.command",

@@ -51,7 +51,8 @@ REPLAY = {"workload": "small", "size": 100, "who": ["shoal inline"]}
     ({**SHOAL, "kill": ["learner 0", "actor 0"], "runtime": "inline"}, "kill with runtime='inline' is not possible"),
     ({**SHOAL, "kill": ["worker 0"], "actors": ["auto"]}, "kill='worker 0' is not possible"),
     ({**SHOAL, "limit": True, "env": "Acrobot-v1"}, "limit=true is not possible: the parts of a limit are known for ALE/Pong-v5"),
-    ({**SHOAL, "limit": True, "preset": "apex"}, "limit=true is not possible: dqn learns from replay"),
+    ({**SHOAL, "limit": True, "preset": "apex", "overrides": {"replay.samples_per_insert": None}},
+     "limit=true is not possible: dqn learns from replay"),
     ({**SHOAL, "preset": "r2d3", "env": "shoal/CueLure-v0", "expert": "no.such:thing"}, "expert='no.such:thing' is not possible"),
     ({**SHOAL, "preset": "dqn", "env": "Pendulum-v1"}, "Pendulum-v1"),
 ])

@@ -26,6 +26,28 @@ def test_a_gpu_works_beside_the_environments():
     assert composed(e=3.0, i=math.inf, l=math.inf, gpu=True) == pytest.approx(3.0)
 
 
+def test_replay_adds_an_insert_and_as_many_samples_as_belong_to_it():
+    assert composed(4.0, 4.0, 8.0, 2, n=8.0, s=16.0, q=1.0) == pytest.approx(1.0)  # 1/4 + 1/4 + 1/8 + 2/16 + 2/8
+    assert composed(4.0, 4.0, 8.0, 2, n=8.0, s=16.0, q=0.0) == pytest.approx(1 / 0.875)
+    assert composed(4.0, 4.0, 8.0, 2, True, n=8.0, s=16.0) == pytest.approx(2.0)  # the cores; the device does 1/4 + 2/8 too
+    assert composed(4.0, 2.0, 8.0, 2, True, n=8.0, s=16.0) == pytest.approx(4 / 3)  # the device: 1/2 + 2/8
+
+
+@pytest.mark.parametrize(("preset", "env", "q", "r"), [("dqn", "CartPole-v1", 1.0, 16.0), ("r2d2", "CartPole-v1", 0.1, 0.8)])
+def test_replay_s_parts_are_really_measured(preset, env, q, r, monkeypatch):
+    scene = replace(CARTPOLE, grid=Grid((16,), (16,), (64,), ("compiled",)))
+    case = Workload("tiny", scene, preset, {"replay.batch_size": 16, "replay.capacity": 300, "replay.min_size": 16})
+    monkeypatch.setattr(limits, "layouts", lambda cores: [Layout(1, 1)])
+    with Probes() as probes:
+        limit = limits.measure(case, probes, seconds=0.05)
+        again = limits.measure_again(case, probes, limit, 0.05)
+    assert (limit.items_per_env_step, limit.passes) == (q, pytest.approx(r))
+    assert {cell.what for cell in limit.grid} == {"env", "act", "learn", "insert", "sample"}
+    assert all(0 < again.env_steps_per_second < cell.frames_per_second for cell in (again.e, again.i))
+    read = Limit.read(json.loads(json.dumps(limit.record())))
+    assert read == limit and "/n" in limit.formula and "/s" in limit.formula
+
+
 def test_figures_of_the_issue():
     assert composed(10e6, 2e6, 1.4e6) == pytest.approx(761e3, rel=0.01)
     assert composed(6300, 8500, 3000) == pytest.approx(1641, rel=0.01)

@@ -5,11 +5,13 @@ import json
 import pytest
 
 import shoal
+from shoal import cli
 from shoal.architectures import actor_learner
 from shoal.coordination import calibration
 from shoal.coordination.calibration import ActorLayout, Trial, candidates
 from shoal.errors import ConfigError, ShoalError
 from shoal.experiment import auto_layout as layouts
+from shoal.experiment.calibration_cache import cache_file
 from shoal.experiment.run import plan_of
 from shoal.runtime import Faults
 from shoal.telemetry.outputs import read_lines
@@ -158,3 +160,49 @@ def test_ctrl_c_in_a_trial_ends_the_command(monkeypatch):
 def test_a_reuse_that_is_no_number_of_times_is_refused(reuse):
     with pytest.raises(ConfigError, match="reuse is"):
         actor_learner.Config(reuse=reuse, buffer_slots=8).validate()
+
+
+# ---------------------------------------------------------------------------------------------- what is kept
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """An empty cache, and trials that are counted instead of run."""
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    calls = []
+
+    def calibrate(layouts, *_):
+        calls.append(layouts)
+        return [Trial(layout, 100.0 - at) for at, layout in enumerate(layouts)]
+
+    monkeypatch.setattr("shoal.coordination.calibrate", calibrate)
+    return calls
+
+
+def test_what_was_calibrated_is_not_tried_again_and_holds_for_the_same_values_only(measured, capsys):
+    assert cli.main(["calibrate", "CartPole-v1", "impala"]) == 0
+    said = capsys.readouterr().out
+    assert len(measured) == 1 and "kept in" in said and "--actors auto" in said
+    plan = layouts.laid_out(plan_of("impala", "CartPole-v1", None, None, {"actors": "auto", "seed": 5, "until_return": 9.0}), print)
+    assert len(measured) == 1 and "shoal calibrate" in plan.found.how and plan.found.chosen in said
+    for other in ({"net.hidden": (8,)}, {"cores": 1}, {"algorithm.unroll": 7}):
+        layouts.laid_out(plan_of("impala", "CartPole-v1", None, None, {"actors": "auto", **other}), print)
+    layouts.laid_out(plan_of("impala", "Acrobot-v1", None, None, {"actors": "auto"}), print)
+    assert len(measured) == 5
+    assert cli.main(["calibrate", "CartPole-v1"]) == 0
+    assert len(measured) == 6, "asked to measure, it measures"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"x": 3}'])
+def test_a_damaged_cache_is_measured_anew(text, measured):
+    cli.main(["calibrate", "CartPole-v1", "impala"])
+    entry = json.loads(cache_file().read_text())
+    cache_file().write_text(text or json.dumps({key: {"date": "x", "tried": [{"actors": 1}]} for key in entry}))
+    layouts.laid_out(plan_of("impala", "CartPole-v1", None, None, {"actors": "auto"}), print)
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ([], "which environment"), (["CartPole-v1", "apex"], "nothing to calibrate for apex: --algorithm dqn learns from a replay"),
+    (["CartPole-v1", "a3c"], "nothing to calibrate for a3c"), (["CartPole-v1", "impala", "--runtime", "inline"], "one thread")])
+def test_what_cannot_be_calibrated_is_said(words, said, measured, capsys):
+    assert cli.main(["calibrate", *words]) == 2 and not measured
+    assert said in capsys.readouterr().err

@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from shoal.runtime.start_checks import cpu_name, gpu_names
+
 __all__ = ["ROOT", "describe"]
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,7 +27,7 @@ def describe() -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": _git("rev-parse", "HEAD") or "unknown",
         "uncommitted_changes": None if changes is None else bool(changes),
-        "machine": {"cores": len(os.sched_getaffinity(0)), "cpu": _cpu(), "memory_gb": _memory_gb(), "gpus": _gpus(),
+        "machine": {"cores": len(os.sched_getaffinity(0)), "cpu": cpu_name(), "memory_gb": _memory_gb(), "gpus": gpu_names(),
                     "load": [round(x, 2) for x in os.getloadavg()],
                     "system": platform.platform(), "python": platform.python_version()},
         "versions": {name: _version(name) for name in PACKAGES},
@@ -47,20 +49,6 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
-
-
 def _memory_gb() -> float:
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return round(pages * size / 2**30, 1)
-
-
-def _gpus() -> list[str]:
-    """What NVIDIA's driver knows; torch need not be imported for it."""
-    files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]

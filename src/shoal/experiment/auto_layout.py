@@ -11,19 +11,22 @@ from typing import Any
 from shoal.coordination.autoscale import ACTORS_PER_CORE, AutoscaleConfig
 from shoal.coordination.calibration import ActorLayout
 from shoal.errors import ConfigError
+from shoal.experiment.calibration_cache import recall, remember
 from shoal.experiment.config import Found, Plan
 from shoal.experiment.machine_checks import drawn
 from shoal.experiment.prepare import prepare
+from shoal.experiment.sizing import kept_to
 from shoal.runtime import Program
 
-__all__ = ["laid_out"]
+__all__ = ["calibrate_command", "laid_out"]
 
 
-def laid_out(plan: Plan, say: Callable[[str], None]) -> Plan:
+def laid_out(plan: Plan, say: Callable[[str], None], anew: bool = False) -> Plan:
     """The plan with actors, environments per actor and places decided, and whether the number of actors moves from there.
 
     On the local runtime and on a cluster calibration finds them, if the architecture can put everything into one place. Inline,
-    for other architectures, with replay (whose rate is chosen, not found) and with --autoscale.start, `actor_count` decides.
+    for other architectures, with replay (whose rate is chosen, not found) and with --autoscale.start, `actor_count` decides. What
+    `shoal calibrate` found earlier is taken as it is, unless it is to be measured `anew` and kept.
     """
     experiment = plan.experiment
     if experiment.actors != "auto":
@@ -36,12 +39,12 @@ def laid_out(plan: Plan, say: Callable[[str], None]) -> Plan:
     if open_:
         with _ground(plan) as (room, most):
             if experiment.autoscale.start is None:
-                plan = _calibrated(plan, room, say)
+                plan = _calibrated(plan, room, say, anew)
     how = "by the number of cores" if _acting(plan) else "as the architecture has it"
     how = "by --autoscale.start" if experiment.autoscale.start is not None else how
     plan = _following(plan, most, say if open_ else lambda line: None)
     tried = plan.found.tried if plan.found else {}
-    return dataclasses.replace(plan, found=Found(_words(plan), "by trying" if tried else how, tried))
+    return dataclasses.replace(plan, found=Found(_words(plan), plan.found.how if plan.found else how, tried))
 
 
 def _cores() -> int:
@@ -98,9 +101,9 @@ def _following(plan: Plan, most: int, say: Callable[[str], None]) -> Plan:
     return dataclasses.replace(plan, experiment=dataclasses.replace(experiment, actors=start, autoscale=scale))
 
 
-def _calibrated(plan: Plan, cores: int, say: Callable[[str], None]) -> Plan:
-    """The plan with the fastest of the layouts that were tried. On a cluster actors have processes of their own, unless the user
-    asked for one place: a single process would leave the other nodes idle."""
+def _calibrated(plan: Plan, cores: int, say: Callable[[str], None], anew: bool) -> Plan:
+    """The plan with the fastest of the layouts that were tried, now or earlier. On a cluster actors have processes of their own,
+    unless the user asked for one place: a single process would leave the other nodes idle."""
     experiment, architecture = plan.experiment, plan.experiment.architecture
     drawn(prepare(plan))  # find what is wrong before anything is tried
     from shoal.coordination import calibrate, candidates
@@ -122,14 +125,19 @@ def _calibrated(plan: Plan, cores: int, say: Callable[[str], None]) -> Plan:
         silent = dataclasses.replace(trial.experiment, autoscale=AutoscaleConfig(), eval=quiet, until_return=None)
         return prepare(dataclasses.replace(trial, experiment=silent)).program()
 
-    say(f"calibrating: {rows} environments per batch on {cores} cores")
-    trials = calibrate(layouts, draw, say, experiment.faults, None, ray)
+    date, trials = ("", []) if anew or ray is not None else recall(plan, cores)
+    trials = [trial for trial in trials if trial.layout in layouts]
+    how = f"by trying on {date} (shoal calibrate)" if trials else "by trying"
+    if not trials:
+        say(f"calibrating: {rows} environments per batch on {cores} cores")
+        trials = calibrate(layouts, draw, say, experiment.faults, None, ray)
+        if anew and trials and ray is None:
+            say(f"kept in {remember(plan, cores, trials)}")
     if not trials:
         say("no layout could be measured, so the number of cores decides")
         return plan
     tried = {str(trial.layout): trial.env_steps_per_second for trial in trials}
-    found = Found(str(trials[0].layout), "by trying", tried)
-    return dataclasses.replace(_with(plan, trials[0].layout), found=found)
+    return dataclasses.replace(_with(plan, trials[0].layout), found=Found(str(trials[0].layout), how, tried))
 
 
 def _with(plan: Plan, layout: ActorLayout) -> Plan:
@@ -143,3 +151,23 @@ def _with(plan: Plan, layout: ActorLayout) -> Plan:
     return dataclasses.replace(plan, experiment=dataclasses.replace(
         experiment, architecture=architecture, actors=layout.actors, learners=learners,
         learner_threads=layout.learner_threads))
+
+
+def calibrate_command(arguments: list[str]) -> int:
+    """`shoal calibrate ENV [PRESET] [options]`: measure once, so that --actors auto begins at once from then on."""
+    from shoal.experiment.parse import parse_train, split_positionals
+
+    given, rest = split_positionals(arguments, 2)
+    if not 1 <= len(given) <= 2:
+        raise ConfigError("which environment, and which preset? Such as: shoal calibrate CartPole-v1 impala")
+    env, preset = given[0], given[1] if len(given) == 2 else "impala"
+    plan = parse_train([preset, env, *rest, "--actors", "auto"])
+    open_ = plan.architecture.one_place and not plan.algorithm.from_replay
+    if not open_ or plan.experiment.runtime != "local" or plan.experiment.autoscale.start is not None:
+        why = _fixed(plan) or "its number of actors is given"
+        raise ConfigError(f"there is nothing to calibrate for {preset}: {why}")
+    with kept_to(plan.experiment.cores):
+        found = laid_out(plan, lambda line: print(line, flush=True), anew=True).found
+    assert found is not None
+    print(f"chosen: {found.chosen}; `shoal train {preset} {env} --actors auto` begins with it")
+    return 0

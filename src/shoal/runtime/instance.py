@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import zlib
 from collections import deque
@@ -158,7 +159,8 @@ class Instance:
 
     def close(self) -> None:
         if self._saving is not None:
-            self._end_saving()
+            with contextlib.suppress(OSError):  # the supervisor may be gone
+                self._end_saving()
         try:
             if self._coroutine is not None:
                 self._coroutine.close()

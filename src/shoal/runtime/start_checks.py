@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import resource
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from shoal.runtime.fork_server import FILES
 from shoal.runtime.program import Program
 from shoal.slots import Channel, InlineAllocator, MemoryBlock
 
-__all__ = ["Need", "free_memory", "least", "most_memory", "needs", "shortage"]
+__all__ = ["Need", "cpu_name", "free_memory", "gpu_names", "least", "most_memory", "needs", "shortage"]
 
 LINE_FILES = 2                # a place's socket and its pidfd
 SPARE_FILES = 256             # for logs, libraries, environments
@@ -97,6 +98,21 @@ def free_processes() -> int:
         limits.append(soft - here)
     limits += [_number(f"{group}/pids.max") - _number(f"{group}/pids.current", 0) for group in _groups("pids")]
     return max(0, min(limits))
+
+
+def cpu_name() -> str:
+    """The processor, as the kernel calls it."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def gpu_names() -> list[str]:
+    """What NVIDIA's driver knows; torch need not be imported for it."""
+    files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]
 
 
 def most_memory() -> int:

@@ -1,0 +1,158 @@
+"""The parts of a workload that learns from replay, each alone: items into a table, batches out of it, updates from them.
+
+    inserting   a Replay's own table, made as a run would make it, takes inserts of --replay.insert-batch items
+    sampling    it gathers batches of --replay.batch-size and takes their new priorities
+    updating    the algorithm's own Learn makes updates of one such batch in memory
+
+Rates are items per second. Items come from real steps of the environment, so that images compress as they do in a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from shoal.experiment.prepare import Prepared
+
+__all__ = ["inserting", "items_per_env_step", "sampling", "updating"]
+
+SEATS = 8
+FILLED = 2_000  # items in the table that is drawn from; a larger one costs no more
+
+Work = Callable[[], int]
+
+
+@runtime_checkable
+class _Strided(Protocol):
+    """The options of an algorithm whose items are windows that begin some steps apart."""
+
+    @property
+    def stride(self) -> int: ...
+
+
+def items_per_env_step(experiment: Any) -> float:
+    """q: how many items a decision adds, episodes' ends aside."""
+    return 1 / experiment.algorithm.stride if isinstance(experiment.algorithm, _Strided) else 1.0
+
+
+class _Table:
+    """A table like that of the workload's Replay, and items to put into it."""
+
+    def __init__(self, ready: Prepared) -> None:
+        from shoal import replay
+        from shoal.replay.table.replay_core import Core
+        from shoal.roles.replay_memory import codecs
+        from shoal.roles.replay_wires import stored_columns
+
+        self.config, self.algorithm = ready.plan.experiment.replay, _algorithm(ready)
+        self.columns = stored_columns(self.algorithm.record.layout)
+        selector = replay.Prioritized(self.config.exponent) if self.config.exponent else replay.Uniform()
+        self.core = Core([replay.Table("t", selector, replay.Fifo(), max_size=max(FILLED, self.config.batch_size),
+                                       limiter=replay.MinSize(1))], compression=codecs(self.columns, self.config.compression))
+        self.table = self.core.table("t")
+        self._items = _items(self.algorithm, ready, self.config.insert_batch)
+        self._priority = np.ones(self.config.insert_batch)
+
+    def insert(self) -> int:
+        from shoal.roles.replay_wires import store
+
+        store(self.core, self.table, self.columns, self._items, self._priority)
+        return len(self._priority)
+
+    def fill(self) -> None:
+        while self.table.size < self.table.table.max_size:
+            self.insert()
+
+
+def _algorithm(ready: Prepared) -> Any:
+    from shoal import algorithms
+
+    return algorithms.make(ready.plan.experiment.algorithm, ready.spec, ready.plan.experiment.net, SEATS)
+
+
+def _items(algorithm: Any, ready: Prepared, count: int) -> Any:
+    """Items of real steps, side by side."""
+    import torch
+
+    from shoal.learning import Progress
+
+    env, policy, recorder = ready.source.make(SEATS), algorithm.policy(), algorithm.record.recorder(SEATS)
+    rng, explore = torch.Generator().manual_seed(0), algorithm.explore(0, 1, SEATS, Progress())
+    now, state = env.reset(0), policy.initial_state(SEATS)
+    recorder.begin(now)
+    while recorder.ready < count:
+        before = state
+        action, state, extras = policy.act(recorder.view(now), state, explore, rng)
+        now = env.step(action)
+        recorder.write(action, before, extras, now, 1)
+    env.close()
+    items = algorithm.record.layout.joined(count).empty()
+    recorder.take(items, np.zeros(count))
+    return items
+
+
+def inserting(ready: Prepared) -> Work:
+    """n: items into the table."""
+    return _Table(ready).insert
+
+
+def sampling(ready: Prepared) -> Work:
+    """s: items out of the table, and their new priorities into it."""
+    kept = _Table(ready)
+    kept.fill()
+    draw = _drawing(kept)
+
+    def work() -> int:
+        _, info = draw()
+        kept.table.update(info.keys, np.ones(len(info.keys)))
+        return len(info.keys)
+
+    return work
+
+
+def _drawing(kept: _Table) -> Callable[[], tuple[Any, Any]]:
+    """Draws a batch into the same memory every time."""
+    from shoal.roles.replay_wires import Block, items_layout
+
+    size = kept.config.batch_size
+    layout = items_layout(kept.algorithm.record.layout, size)
+    memory = np.zeros(layout.nbytes, np.uint8)
+
+    def draw() -> tuple[Any, Any]:
+        batch = kept.core.try_sample("t", size, Block(memory), True, None, False)
+        assert batch is not None
+        return layout.views(memory), batch.info
+
+    return draw
+
+
+def updating(ready: Prepared) -> Work:
+    """l: items learned from; on a GPU in the GPU's memory, because the bus is not part of l."""
+    from shoal.learning import Progress
+    from shoal.roles.parts import Parts
+
+    kept = _Table(ready)
+    kept.fill()
+    items, info = _drawing(kept)()
+    batch = {**items, "probability": info.probabilities, "table_size": np.full(len(info.keys), info.table_size)}
+    learn, rng = Parts(kept.algorithm, ready.source, SEATS, hardware=ready.hardware()).learn(), np.random.default_rng(0)
+
+    def minibatches() -> Iterator[Any]:
+        return learn.minibatches(batch, learn.sums(batch), Progress(), rng)
+
+    there = list(minibatches()) if ready.hardware().on_gpu else None
+
+    def work() -> int:
+        applied = []
+        for minibatch in there or minibatches():
+            for phase in learn.phases:
+                gradient, _ = learn.gradients(minibatch, phase)
+                applied.append(learn.apply(gradient, phase))
+        if not all(applied):  # asked at the end: a GPU is waited for here
+            raise FloatingPointError("the learner's gradient is not finite")
+        return kept.config.batch_size
+
+    return work
