@@ -182,7 +182,7 @@ class Round:
 
     def saved(self) -> int:
         """Environment steps of the newest checkpoint. (After a full disk metrics.jsonl is given up, and says nothing more.)"""
-        return max((int(path.name.strip("+")) for path in (self.run / "checkpoints").glob("0*")), default=0)
+        return max((int(path.name.partition("+")[0]) for path in (self.run / "checkpoints").glob("0*")), default=0)
 
     def learns(self) -> None:
         """Wait until it has acted, learned and saved further."""

@@ -1,9 +1,9 @@
 """Issue 15: 5,000 mutated run directories and 500 command lines by a generator. No traceback, no hang, no growth.
 
 Cases run in processes of their own, 250 in each, through the function behind the `shoal` command: a case that ends the process,
-takes longer than a minute (two, in a run), raises, or prints a traceback is a finding. What a process holds in memory is measured after a quarter
-of its cases (libraries are loaded by then) and at its end. A case follows from its number: `python -m evidence.fuzz runs 172`
-repeats one.
+takes longer than a minute (two, in a run), raises, or prints a traceback is a finding. What a process holds in memory is measured
+after a quarter of its cases (libraries are loaded by then) and at its end. A case follows from its number:
+`python -m evidence.fuzz runs 172` repeats one.
 Messages and replay checkpoints are fuzzed by `replay-fuzz` (evidence/replay_kills.py).
 """
 
