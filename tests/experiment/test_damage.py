@@ -61,6 +61,16 @@ def test_metrics_that_cannot_be_read_are_passed_over(text, run, capsys):
     assert say(capsys, "resume", run, "--max-env-steps", "600", "--console.mode", "none")[0] == 0
 
 
+@pytest.mark.parametrize("odd", [["a", 3], {"name": 3}, "x", 2])
+def test_a_summary_with_something_else_in_it(odd, run, capsys):
+    """Values of every kind that are wrong are passed over: the run goes on from its checkpoint."""
+    summary = json.loads((run / "summary.json").read_text())
+    wrong = {name: odd for name in summary if name not in ("actors", "env_steps", "learner_steps", "seconds")}
+    (run / "summary.json").write_text(json.dumps({**summary, **wrong, "layout": odd}))
+    code, said = say(capsys, "resume", run, "--max-env-steps", "600", "--console.mode", "none")
+    assert code == 0, said
+
+
 def places(value, path=()):
     """The paths of everything in a JSON value."""
     if path:
