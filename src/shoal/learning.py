@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shoal.telemetry.metrics import Metric
 
 __all__ = ["Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn", "Delivery", "DeviceLearn", "DevicePolicy",
-           "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels", "ReplayLearn",
+           "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels", "ReplayLearn",
            "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord", "UnrollRecorder", "Updater", "UpdaterSlice",
            "Viewer", "phases_due"]
 
@@ -171,6 +171,14 @@ class StoredItems(Protocol):
     def decisions(self) -> int: ...
     @property
     def observation_moments(self) -> int: ...
+
+
+@runtime_checkable
+class IndexedItems(Protocol):
+    """Items with fields that hold indices (discrete actions): a table that is loaded is checked, as memory is read by them."""
+
+    @property
+    def index_sizes(self) -> Mapping[str, np.ndarray]: ...  # by the name of the field: its values are at least 0 and below this
 
 
 class ItemRecord(Record):

@@ -4,10 +4,12 @@ import json
 import random
 import shutil
 
+import numpy as np
 import pytest
 
 import shoal
 from shoal import cli
+from shoal.algorithms.records.items import EpisodeItems
 
 DEEP = "[" * 5000 + "]" * 5000
 ODD = [[], {}, "x", None, -1, 1e300, True, ["a", 3], {"name": 3}, "?x", "no.such:Thing", float("nan")]
@@ -133,3 +135,14 @@ def test_a_file_of_an_earlier_version_with_a_damaged_header(text, run, capsys):
         (folder / "checkpoint.json").write_text(json.dumps(meta))
     refused(capsys, "eval", run, "--episodes", "1")
     refused(capsys, "resume", run, "--max-env-steps", "700")
+
+
+def test_a_table_with_actions_that_there_are_not(tmp_path, monkeypatch, capsys):
+    """As of a file that was changed by hand, with its checksums."""
+    values = {"runtime": "inline", "actors": 1, "console": {"mode": "none"}, "tensorboard": False, "net": {"hidden": (4,)},
+              "replay": {"checkpoint": True, "capacity": 200, "min_size": 20}, "eval": {"enabled": False}}
+    run = tmp_path / "run"
+    shoal.train("dqn", "CartPole-v1", run_dir=str(run), max_env_steps=100, **values)
+    monkeypatch.setattr(EpisodeItems, "index_sizes", {"action": np.array(1)})
+    code, said = say(capsys, "resume", run, "--max-env-steps", "200")
+    assert code in (2, 3) and said.count("\n") == 1 and "its field action has values outside its space" in said
