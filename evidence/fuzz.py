@@ -270,6 +270,11 @@ def some(kind: str, first: int, count: int, folder: Path, out: Path) -> None:
             file.flush()
 
 
+def plain(text: str, folder: Path) -> str:
+    """Without the places of files on this machine."""
+    return text.replace(f"{ROOT}/", "").replace(f"{folder}/", "")
+
+
 def fuzz(kind: str, total: int, first: int = 0) -> dict[str, Any]:
     """All cases, in processes of TOGETHER cases."""
     rows: list[dict[str, Any]] = []
@@ -285,11 +290,12 @@ def fuzz(kind: str, total: int, first: int = 0) -> dict[str, Any]:
             words = [sys.executable, "-m", "evidence.fuzz", kind, str(start), str(count), str(folder), str(out)]
             done = subprocess.run(words, cwd=ROOT, check=False, capture_output=True, text=True,
                                   env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}/src:{ROOT}"})
-            lines = [json.loads(line) for line in out.read_text().splitlines()]
+            lines = [json.loads(line) for line in plain(out.read_text(), folder).splitlines()]
             mine = [line for line in lines if "code" in line]
             rows += mine
             if done.returncode:
-                ended.append(f"case {lines[-1].get('begun')}: the process ended with {done.returncode}: {done.stderr[-500:]}")
+                ended.append(f"case {lines[-1].get('begun')}: the process ended with {done.returncode}: "
+                             f"{plain(done.stderr, folder)[-500:]}")
             if len(mine) == count >= TOGETHER:
                 growth.append(round(mine[-1]["resident_mb"] - mine[count // 4]["resident_mb"], 1))
     wrong = [row for row in rows if row["wrong"]]

@@ -10,6 +10,7 @@ import pytest
 import shoal
 from shoal import cli
 from shoal.algorithms.records.items import EpisodeItems
+from shoal.experiment.checkpoints import TensorFiles
 
 DEEP = "[" * 5000 + "]" * 5000
 ODD = [[], {}, "x", None, -1, 1e300, True, ["a", 3], {"name": 3}, "?x", "no.such:Thing", float("nan")]
@@ -146,3 +147,18 @@ def test_a_table_with_actions_that_there_are_not(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(EpisodeItems, "index_sizes", {"action": np.array(1)})
     code, said = say(capsys, "resume", run, "--max-env-steps", "200")
     assert code in (2, 3) and said.count("\n") == 1 and "its field action has values outside its space" in said
+
+
+def test_a_file_without_what_its_role_needs(run, capsys):
+    """As of another version, or changed by hand with its checksums."""
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    for path in newest.glob("*.safetensors"):
+        arrays = {name.replace("adam.v", "adam.w"): array for name, array in TensorFiles().load(path).items()}
+        TensorFiles().save(path, arrays)
+        path.with_name(path.name + ".sha256").unlink()
+    meta = json.loads((newest / "checkpoint.json").read_text())
+    files = {path.name: path.stat().st_size for path in newest.glob("*.safetensors")}
+    kept = {name: value for name, value in meta.items() if name not in ("seal", "sha256")}  # as earlier versions had it
+    (newest / "checkpoint.json").write_text(json.dumps({**kept, "files": files}))
+    said = refused(capsys, "resume", run, "--max-env-steps", "600", "--console.mode", "none")
+    assert "is not what" in said and "KeyError: 'learn/adam.v'" in said
