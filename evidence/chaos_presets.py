@@ -137,7 +137,8 @@ class Round:
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
         with self.output.open("wb") as output:
             return subprocess.Popen(shoal_command(*words), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                                    env=ENVIRONMENT, cwd=ROOT, start_new_session=True)
+                                    env=ENVIRONMENT, cwd=ROOT, start_new_session=True,
+                                    preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))  # under nohup it is ignored
 
     # ------------------------------------------------------------------ looking
     def said(self) -> str:
