@@ -130,7 +130,8 @@ def trend(samples: Sequence[tuple[float, float]], seconds: float) -> dict[str, f
 
 def monotone(rows: Sequence[dict[str, Any]]) -> list[str]:
     """The counters that ran backwards, whenever they did."""
-    values: dict[str, list[float]] = {name: [row[name] for row in rows] for name in (*COUNTERS, "weights_version", "seconds")}
+    values: dict[str, list[float]] = {name: [row[name] for row in rows if name in row]  # what the run measures
+                                     for name in (*COUNTERS, "weights_version", "seconds")}
     values |= {f"slots {name}": [row["slots"][name] for row in rows] for name in ("written", "consumed", "dropped")}
     return [name for name, series in values.items() if series != sorted(series)]
 

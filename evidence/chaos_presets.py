@@ -51,7 +51,7 @@ __all__ = ["LINES"]
 MINUTES = 30.0
 FAULTS = ("kill", "kill", "stop", "fill", "damage")
 ENDS = ("TERM", "HUP", "INT", "INT INT", "KILL")
-START_SECONDS, LEARN_SECONDS, STOP_SECONDS, LEFT_SECONDS = 120.0, 120.0, 60.0, 10.0
+START_SECONDS, LEARN_SECONDS, STOP_SECONDS, LEFT_SECONDS = 300.0, 120.0, 60.0, 10.0  # kernels of a new checkout are compiled first
 DISK_MB, FULL_SECONDS = 256, 3.0
 MORE_STEPS = 600   # environment steps of the resumed run
 COMMON = ("--checkpoint.every-seconds", "2", "--faults.hang-seconds", "10", "--console.mode", "plain", "--no-tensorboard",
@@ -137,7 +137,8 @@ class Round:
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
         with self.output.open("wb") as output:
             return subprocess.Popen(shoal_command(*words), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                                    env=ENVIRONMENT, cwd=ROOT, start_new_session=True)
+                                    env=ENVIRONMENT, cwd=ROOT, start_new_session=True,
+                                    preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))  # under nohup it is ignored
 
     # ------------------------------------------------------------------ looking
     def said(self) -> str:
@@ -182,7 +183,7 @@ class Round:
 
     def saved(self) -> int:
         """Environment steps of the newest checkpoint. (After a full disk metrics.jsonl is given up, and says nothing more.)"""
-        return max((int(path.name.strip("+")) for path in (self.run / "checkpoints").glob("0*")), default=0)
+        return max((int(path.name.partition("+")[0]) for path in (self.run / "checkpoints").glob("0*")), default=0)
 
     def learns(self) -> None:
         """Wait until it has acted, learned and saved further."""

@@ -53,6 +53,8 @@ def why_not() -> str:
         return "hosts of namespaces need root"
     if not Path("/dev/net/tun").exists():
         return "the relay of a link needs /dev/net/tun"
+    if ROOT.is_relative_to("/tmp"):
+        return "hosts of namespaces have a /tmp of their own: this repository must lie elsewhere"
     tried = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False)
     return f"this machine allows no namespaces: {tried.stderr.strip()}" if tried.returncode else ""
 

@@ -298,7 +298,7 @@ def test_killed_half_way_resumed_and_never_backwards(tmp_path):
     process.kill()
     process.communicate(timeout=180)
     assert json.loads((folder / "summary.json").read_text())["stopped_by"] is None
-    before = max(_counted(folder)[-1], *(int(path.name.rstrip("+")) for path in (folder / "checkpoints").glob("0*")))
+    before = max(_counted(folder)[-1], *(int(path.name.partition("+")[0]) for path in (folder / "checkpoints").glob("0*")))
     done = command("resume", str(folder), "--max-env-steps", str(before + 2000), "--console.mode", "none")
     assert done.returncode == 0, done.stderr
     counted = _counted(folder)

@@ -9,7 +9,8 @@
 
 An algorithm knows nothing of processes and an architecture knows nothing of losses. Whether the two fit is computed: the
 algorithm says which age of data it `tolerates`, the architecture which one it `delivers`. What is optional is a protocol of
-its own (`ReplayLearn`, `DeviceLearn`, `SlicedLearn`, `DevicePolicy`, `Relabels`) or a declared field with a default.
+its own (`ReplayLearn`, `DeviceLearn`, `SlicedLearn`, `DevicePolicy`, `Relabels`, `IndexedItems`) or a declared field with a
+default.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
     from shoal.telemetry.metrics import Metric
 
 __all__ = ["Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn", "Delivery", "DeviceLearn", "DevicePolicy",
-           "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels", "ReplayLearn",
-           "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord", "UnrollRecorder", "Updater", "UpdaterSlice",
-           "Viewer", "phases_due"]
+           "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels",
+           "ReplayLearn", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord", "UnrollRecorder", "Updater",
+           "UpdaterSlice", "Viewer", "phases_due"]
 
 
 # ---------------------------------------------------------------------------------------------- acting
@@ -171,6 +172,14 @@ class StoredItems(Protocol):
     def decisions(self) -> int: ...
     @property
     def observation_moments(self) -> int: ...
+
+
+@runtime_checkable
+class IndexedItems(Protocol):
+    """Items with fields that hold indices (discrete actions): a table that is loaded is checked, as memory is read by them."""
+
+    @property
+    def index_sizes(self) -> Mapping[str, np.ndarray]: ...  # by the name of the field: its values are at least 0 and below this
 
 
 class ItemRecord(Record):

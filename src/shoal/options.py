@@ -26,6 +26,8 @@ __all__ = ["Bounds", "Options", "flag", "number"]
 
 LARGEST = 2**63
 """Whole numbers stay below it: arrays, files and messages hold 64 bits."""
+LARGEST_FLOAT = 3.4e38
+"""Other numbers stay below it: nets and optimisers compute with float32."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Bounds:
 
     def hold(self, value: float) -> bool:
         return (
-            (abs(value) < LARGEST if isinstance(value, int) else math.isfinite(value) or (self.infinite and value == math.inf))
+            (abs(value) < (LARGEST if isinstance(value, int) else LARGEST_FLOAT) or (self.infinite and value == math.inf))
             and (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
             and (self.at_most is None or value <= self.at_most)
@@ -85,6 +87,8 @@ def _check(section: str, entry: Field[Any], value: Any) -> None:
     name = flag(entry.name, section)
     if isinstance(value, int) and abs(value) >= LARGEST:
         raise ConfigError(f"{name} has {int(math.log10(abs(value))) + 1} digits; it must be below 2^63")
+    if math.isfinite(value) and abs(value) >= LARGEST_FLOAT:
+        raise ConfigError(f"{name} is {value:g}; it must be below {LARGEST_FLOAT:g}")
     usual: Any = entry.default
     words = ["none"] if "None" in str(entry.type) else []  # annotations are text here
     words += [usual] if isinstance(usual, str) else []

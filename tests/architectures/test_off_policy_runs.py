@@ -40,7 +40,7 @@ def test_every_pair_runs_and_learns_something(case, architecture, tmp_path):
         if not config.actor_priorities:
             with pytest.raises(ConfigError, match="its policies take a part of them"):
                 train(tmp_path, config, architecture, env, "inline", replay=table, net=NET)
-        config = replace(config, actor_priorities=True, normalise_observations=False)
+        config = replace(config, actor_priorities=True)
     first, more = (train(tmp_path, config, architecture, env, "inline", actors=1 if architecture == "synchronous" else 2,
                          updates=updates, replay=table, net=NET) for updates in (1, 30))
     assert more.reason == "counted" and np.isfinite(more.published["params"]).all()

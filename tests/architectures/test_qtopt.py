@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import shoal
 from shoal import algorithms, cli, envs
 from shoal.algorithms import qtopt
 from shoal.envs.experts import explore_grasps
@@ -25,6 +26,7 @@ from shoal.roles.replay_wires import replay_wires, samples_wire
 from shoal.runtime import Program
 from shoal.runtime.instance import RoleContext
 from shoal.slots import InlineAllocator, leaves
+from shoal.telemetry.outputs import read_lines
 from tests.architectures.graphs import COUNTS, Weights, counted, draw, go
 from tests.architectures.test_replay_role import Consumer, FakeParts, Producer, done
 from tests.offline.recordings import recorded
@@ -243,6 +245,15 @@ QUICK = ["--console.mode", "none", "--no-tensorboard", "--runtime", "inline", "-
          "--replay.batch-size", "16", "--net.hidden", "16", "16"]
 
 
+def check_best(run, before):
+    """What is loaded is the best of all versions, those from before and after going online."""
+    rows = [row for row in read_lines(run / "metrics.jsonl") if row["kind"] == "snapshot" and row["eval_return"] is not None]
+    after, summary = shoal.load(run).choice, json.loads((run / "summary.json").read_text())
+    assert rows[-1]["eval_version"] > before.version and after.name == summary["policy"] == "best"
+    assert after.version == summary["policy_version"] and after.eval_return == pytest.approx(summary["eval_return"])
+    assert after.eval_return >= max(before.eval_return, *(row["eval_return"] - 1e-6 for row in rows))
+
+
 def test_record_learn_offline_then_go_online(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["data", "record", "scripted", GRASP, "--episodes", "30", "--out", "logs"]) == 0
@@ -250,7 +261,9 @@ def test_record_learn_offline_then_go_online(tmp_path, monkeypatch, capsys):
                      *QUICK]) == 0
     assert cli.main(["resume", "run", "--online"]) == 2
     assert "give a larger --max-learner-steps" in capsys.readouterr().err
+    before = shoal.load("run").choice
     assert cli.main(["resume", "run", "--online", "--max-learner-steps", "90", "--console.mode", "none"]) == 0
+    check_best(tmp_path / "run", before)
     run = json.loads((tmp_path / "run" / "config.json").read_text())
     assert run["offline"] is False and 30 <= run["architecture"]["online_after"] < 40 and run["demos"] == str(tmp_path / "logs")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["env_steps"] > 0

@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shoal.algorithms import dqn, r2d2
+from shoal.algorithms import dqn, r2d2, td3
 from shoal.nets import NetConfig
 from shoal.roles.learner import Learner
+from shoal.roles.parameter_shards import first_shard
 from shoal.roles.replay_config import ReplayConfig
 from tests.architectures.graphs import Weights, draw, go
 
@@ -41,3 +42,28 @@ def test_each_observation_counts_once(name, tmp_path):
     assert watch.reason == "until" and counted == env_steps > 100
     assert np.abs(mean).max() > 1e-3 and np.isfinite(mean).all()
     assert np.abs(watch.published["norm"]["mean"] - mean).max() < 0.2 and (watch.published["norm"]["scale"] > 0).all()
+
+
+def test_a_parameter_server_counts_each_once_also_with_gradients_that_are_not_applied(tmp_path):
+    """Of two learners and shards; some gradients are refused for their age, some are never sent for their loss."""
+    seen = []
+
+    def looking(me, **arguments):
+        server = first_shard(me, **arguments)
+        publish = server._publish
+
+        def look():
+            seen.append((float(server.learn.state["observations.count"]), int(server.learner_state.counts[0, 0])))
+            publish()
+
+        server._publish = look
+        return server
+
+    config = td3.Config(random_steps=50, normalise_observations=True, actor_priorities=True)
+    program, _ = draw(config, "parameter_server", "Pendulum-v1", actors=2, replay=TABLE, shards=2, max_staleness=0,
+                      outlier_width=0.1)
+    program.nodes["server"].role = looking
+    watch = go(program, "inline", tmp_path, Weights(lambda c: c.total("learner_steps") >= 80))
+    assert watch.reason == "until" and all(counted == env_steps for counted, env_steps in seen) and seen[-1][0] > 100
+    numbers = {name: sum(page[name] for page in watch.final.values()) for name in ("gradients_outlying", "gradients_stale")}
+    assert min(numbers.values()) > 0

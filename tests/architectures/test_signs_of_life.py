@@ -69,7 +69,8 @@ def test_acting_and_learning_beat_within_a_step():
 def test_an_evaluation_beats_after_every_step_of_its_environments():
     cast = Cast(a2c.Config(unroll=UNROLL), eval=EvalPlan(episodes=8, every_env_steps=1))
     evaluator = cast.born("evaluator")
-    assert not stepped(cast.trainer) and stepped(evaluator)  # it has begun
+    assert not stepped(cast.trainer) and stepped(evaluator)
+    assert evaluator.me.beats == 1  # what compiles (environments, the policy) does so in the first step, which may take long
     while evaluator.keeps_turn:
         before = evaluator.me.beats
         assert stepped(evaluator) and evaluator.me.beats == before + 1

@@ -71,6 +71,17 @@ def test_two_at_the_same_step_are_both_whole(tmp_path):
     assert checkpoints.newest().name == "000000000005+"
 
 
+def test_many_at_the_same_step_keep_their_order_and_short_names(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    (tmp_path / "000000000005++").mkdir()  # torn, and named as by earlier versions
+    for number in range(20):
+        save(checkpoints, 5)
+        assert checkpoints.newest() == max(checkpoints._whole(), key=lambda path: path.stat().st_mtime_ns), number
+    assert len(checkpoints.newest().name) < 25
+    save(checkpoints, 6)
+    assert checkpoints.newest().name == "000000000006"
+
+
 def test_a_torn_folder_is_never_the_newest(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     save(checkpoints, 1)

@@ -4,10 +4,13 @@ import json
 import random
 import shutil
 
+import numpy as np
 import pytest
 
 import shoal
 from shoal import cli
+from shoal.algorithms.records.items import EpisodeItems
+from shoal.experiment.checkpoints import TensorFiles
 
 DEEP = "[" * 5000 + "]" * 5000
 ODD = [[], {}, "x", None, -1, 1e300, True, ["a", 3], {"name": 3}, "?x", "no.such:Thing", float("nan")]
@@ -59,6 +62,16 @@ def test_metrics_that_cannot_be_read_are_passed_over(text, run, capsys):
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(text)
     assert say(capsys, "resume", run, "--max-env-steps", "600", "--console.mode", "none")[0] == 0
+
+
+@pytest.mark.parametrize("odd", [["a", 3], {"name": 3}, "x", 2])
+def test_a_summary_with_something_else_in_it(odd, run, capsys):
+    """Values of every kind that are wrong are passed over: the run goes on from its checkpoint."""
+    summary = json.loads((run / "summary.json").read_text())
+    wrong = {name: odd for name in summary if name not in ("actors", "env_steps", "learner_steps", "seconds")}
+    (run / "summary.json").write_text(json.dumps({**summary, **wrong, "layout": odd}))
+    code, said = say(capsys, "resume", run, "--max-env-steps", "600", "--console.mode", "none")
+    assert code == 0, said
 
 
 def places(value, path=()):
@@ -123,3 +136,29 @@ def test_a_file_of_an_earlier_version_with_a_damaged_header(text, run, capsys):
         (folder / "checkpoint.json").write_text(json.dumps(meta))
     refused(capsys, "eval", run, "--episodes", "1")
     refused(capsys, "resume", run, "--max-env-steps", "700")
+
+
+def test_a_table_with_actions_that_there_are_not(tmp_path, monkeypatch, capsys):
+    """As of a file that was changed by hand, with its checksums."""
+    values = {"runtime": "inline", "actors": 1, "console": {"mode": "none"}, "tensorboard": False, "net": {"hidden": (4,)},
+              "replay": {"checkpoint": True, "capacity": 200, "min_size": 20}, "eval": {"enabled": False}}
+    run = tmp_path / "run"
+    shoal.train("dqn", "CartPole-v1", run_dir=str(run), max_env_steps=100, **values)
+    monkeypatch.setattr(EpisodeItems, "index_sizes", {"action": np.array(1)})
+    code, said = say(capsys, "resume", run, "--max-env-steps", "200")
+    assert code in (2, 3) and said.count("\n") == 1 and "its field action has values outside its space" in said
+
+
+def test_a_file_without_what_its_role_needs(run, capsys):
+    """As of another version, or changed by hand with its checksums."""
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    for path in newest.glob("*.safetensors"):
+        arrays = {name.replace("adam.v", "adam.w"): array for name, array in TensorFiles().load(path).items()}
+        TensorFiles().save(path, arrays)
+        path.with_name(path.name + ".sha256").unlink()
+    meta = json.loads((newest / "checkpoint.json").read_text())
+    files = {path.name: path.stat().st_size for path in newest.glob("*.safetensors")}
+    kept = {name: value for name, value in meta.items() if name not in ("seal", "sha256")}  # as earlier versions had it
+    (newest / "checkpoint.json").write_text(json.dumps({**kept, "files": files}))
+    said = refused(capsys, "resume", run, "--max-env-steps", "600", "--console.mode", "none")
+    assert "is not what" in said and "KeyError: 'learn/adam.v'" in said

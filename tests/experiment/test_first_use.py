@@ -42,6 +42,8 @@ QUICK = {"runtime": "inline", "actors": 1, "console.mode": "none", "tensorboard"
     (["rainbow", "CartPole-v1", "--v-max", "100"], "did you mean --algorithm.value-max?"),
     (["impala", "CartPole-v1", "--seed", "12345678901234567890123456"], "--seed has 26 digits; it must be below 2^63"),
     (["impala", "CartPole-v1", "--seed", str(2**60)], "it must be at least 0 and below 9007199254740992"),
+    (["rainbow", "CartPole-v1", "--algorithm.noisy-sigma", "1e300"], "--algorithm.noisy-sigma is 1e+300; it must be below 3.4e+38"),
+    (["impala", "CartPole-v1", "--algorithm.lr", "1e39"], "--algorithm.lr is 1e+39; it must be below 3.4e+38"),
     (["impala", "CartPole-v1", "--net.hidden", "1000000000"], "every layer must have at least 1 and at most 1000000 units"),
     (["impala", "CartPole-v1", "--net.hidden", "1000000", "1000000"], "the network is too large for this machine: its 1,000,004,"),
     (["impala", "CartPole-v1", "--net.recurrent", "lstm", "--net.lstm-size", "1000000"], "lower --net.hidden or --net.lstm-size"),

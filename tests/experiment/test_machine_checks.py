@@ -127,6 +127,15 @@ def test_inline_has_no_processes_to_run_out_of(machine):
         drawn(prepared(runtime="inline", **{"architecture.envs_per_actor": 10**9}))
 
 
+@pytest.mark.parametrize("runtime", ["inline", "local"])
+def test_environments_count_where_what_is_sent_does_not_grow_with_them(runtime, machine):
+    """Items of a replay table are sent in messages of a fixed size."""
+    plan = plan_of("dqn", "CartPole-v1", None, None, {"runtime": runtime, "architecture.envs_per_actor": 2**31})
+    words = "--architecture.envs-per-actor 2147483648 is too much for this machine.*GB of memory"
+    with pytest.raises(ConfigError, match=words):
+        drawn(prepare(plan))
+
+
 def test_each_limit_has_its_words(machine):
     assert shortage(Need(100, 10, 10**6)) == ""
     assert "needs 30,000 open files, and a process may have 20,000" in shortage(Need(30_000, 10, 10**6))

@@ -248,6 +248,19 @@ def test_a_killed_process_is_called_one(make):
     assert len(control.cluster.handles["learner-0"]) == 2
 
 
+def test_only_what_was_reported_outlives_a_kill(make):
+    """A killed place has no last report; its successor counts on from the one before."""
+    control = make()
+    page, where = control.program.page("learner", 0).copy(), control.program.stats("learner", 0).position("env_steps")
+    page[where] = 10.0
+    come(control, "learner-0", pages={"learner-0": page})
+    control.cluster.handles["learner-0"][-1].die(dead())
+    control.turn()
+    _, second = control.cluster.handles["learner-0"]
+    (_, (order, _)), = second.lives
+    assert order["pages"]["learner-0"][where] == control.total("env_steps") == 10.0
+
+
 def test_a_broken_connection_is_not_called_a_kill(make):
     from ray.exceptions import ActorUnavailableError
 
@@ -259,8 +272,12 @@ def test_a_broken_connection_is_not_called_a_kill(make):
     assert events(control, "restart") == [("learner-0", "the connection to its node broke; restarted (1 so far)")]
 
 
-def test_the_death_of_the_cluster_ends_the_run(make):
-    control = make()
+@pytest.mark.parametrize("saved, advice", [(True, "the newest checkpoint is whole.*shoal resume"),
+                                           (False, "there is no checkpoint yet.*shoal train")])
+def test_the_death_of_the_cluster_ends_the_run(make, tmp_path, saved, advice):
+    watch = Watch()
+    watch.folder = tmp_path if saved else None
+    control = make(watch)
     for place in ("learner-0", "evaluator-0"):
         come(control, place)
     control.cluster.there = False
@@ -270,7 +287,7 @@ def test_the_death_of_the_cluster_ends_the_run(make):
         control.turn()
     assert not control.events() and [len(handles) for handles in control.cluster.handles.values()] == [1, 1]
     control.cluster.gone = True
-    with pytest.raises(RoleFailed, match=r"the Ray cluster at head:6379 is gone.*shoal resume"):
+    with pytest.raises(RoleFailed, match=f"the Ray cluster at head:6379 is gone.*{advice}"):
         control.turn()
 
 

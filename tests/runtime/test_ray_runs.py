@@ -162,7 +162,10 @@ def test_train_kill_interrupt_and_resume(tmp_path):
                           capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     summary = json.loads((directory / "summary.json").read_text())
-    assert summary["stopped_by"] == "env_steps" and summary["env_steps"] >= before + 1000 and summary["restarts"] == 1
+    config = json.loads((directory / "config.json").read_text())
+    batch = config["algorithm"]["unroll"] * config["architecture"]["envs_per_actor"]  # of one slot
+    assert summary["stopped_by"] == "env_steps" and summary["restarts"] == 1
+    assert before + 1000 <= summary["env_steps"] < before + 1000 + batch
     assert summary["actors"] == 2 and (directory / "logs" / "actor-1.log").exists()
     assert eventually(lambda: not marked(mark), 20), f"left behind: {names(mark)}"
 
@@ -410,7 +413,7 @@ def test_a_lost_node_costs_one_restart_each(tmp_path):
     assert result["restarts_explained"] == ["its node died; restarted (1 so far)"] * len(lost)
     summary = json.loads((running.directory / "summary.json").read_text())
     newest = sorted((running.directory / "checkpoints").glob("0*"))[-1]
-    assert summary["checkpoint_failed"] is None and int(newest.name.strip("+")) > steps
+    assert summary["checkpoint_failed"] is None and int(newest.name.partition("+")[0]) > steps
     assert {path.stem for path in newest.glob("*.safetensors")} >= {"learner-0", "evaluator-0"}
 
 

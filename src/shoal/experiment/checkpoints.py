@@ -16,6 +16,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -193,7 +194,7 @@ class Checkpoints:
         digests = {path.name: _take_digest(path) for path in paths}
         name, newest = f"{int(meta['env_steps'] or meta.get('learner_steps', 0)):012d}", self.newest()
         if newest is not None and newest.name >= name:  # two without an environment step (offline: an update) between them
-            name = f"{newest.name}+"
+            name = _name_after(newest.name)
         target = self.folder / name
         while target.exists():  # torn
             target = target.with_name(f"{target.name}+")
@@ -329,6 +330,15 @@ def _begins_a_table(path: Path) -> bool:
     with contextlib.suppress(CheckpointError):
         return holds_table(path)
     return False
+
+
+def _name_after(name: str) -> str:
+    """The next one at the same step: 000000000005, 000000000005+, 000000000005+000002, ... Names sort by age and stay short: an
+    offline run that has gone online may save hundreds of times before its env steps exceed its updates."""
+    if (parts := re.fullmatch(r"(\d+)(\+*)(\d*)\+*", name)) is None:  # renamed by somebody
+        return f"{name}+"
+    step, pluses, number = parts.groups()
+    return f"{step}+{int(number or len(pluses)) + 1:06d}" if pluses else f"{step}+"
 
 
 def _digest(path: Path) -> str:

@@ -23,6 +23,8 @@ __all__ = ["SURE", "drawn"]
 SURE = 400
 """No larger number of processes is recommended: memory for more does not mean that they can be started."""
 LEARNERS_PER_CORE = 64
+ENV_BYTES = 500
+"""An environment takes at least this much, in the process that steps it: its own object and its rows of all arrays."""
 RAY_PLACE_BYTES = 200_000_000
 """Forked processes share what was imported; a process of Ray's does not: 210 MB with a small environment and network."""
 
@@ -78,11 +80,14 @@ def _refuse_tables(prepared: Prepared, program: Program, others: int) -> None:
 
 
 def _at_least(plan: Plan) -> str:
-    """What there is not enough of, judged by the number of processes alone."""
+    """What there is not enough of, judged by the numbers of processes and environments alone."""
     experiment = plan.experiment
     actors = max(plan.actor_count, experiment.autoscale.most or 0)
     more = sum(getattr(experiment.architecture, name) for name in plan.architecture.process_options)
-    return shortage(least(actors + experiment.learners + more, experiment.runtime))
+    need = least(actors + experiment.learners + more, experiment.runtime)
+    if plan.architecture.has_actors and not (experiment.runtime == "ray" and experiment.ray.joined):
+        need = dataclasses.replace(need, nbytes=need.nbytes + ENV_BYTES * actors * experiment.architecture.envs_per_actor)
+    return shortage(need)
 
 
 def _refuse(prepared: Prepared, why: str) -> None:

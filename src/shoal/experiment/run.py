@@ -340,7 +340,7 @@ def _session(prepared: Prepared, program: Program, rundir: RunDir, base: Base, s
     names, experiment, env = prepared.plan.names, prepared.plan.experiment, prepared.plan.env
     goals = Goals(experiment.until_return, experiment.max_env_steps, experiment.max_learner_steps, experiment.max_seconds)
     found, before = prepared.plan.found, rundir.summary()
-    layout = asdict(found) if found else before.get("layout") if before.get("actors") == experiment.actors else None
+    layout = asdict(found) if found else _kept_layout(before) if before.get("actors") == experiment.actors else None
     who = "offline" if experiment.offline else layout["chosen"] if layout else f"{experiment.actors} actors"
     title = f"{prepared.plan.title} on {env.name} · {experiment.runtime} · {who} · seed {experiment.seed}"
     outputs: list[Output | None] = [
@@ -357,6 +357,12 @@ def _session(prepared: Prepared, program: Program, rundir: RunDir, base: Base, s
                       started=started, autoscaler=_autoscaler(prepared), batch_slots=_batch_slots(prepared),
                       algorithm_metrics=learning, role_metrics=[one for one in program.metrics if one not in learning],
                       policy=experiment.policy, last_env_steps=experiment.eval.last_env_steps)
+
+
+def _kept_layout(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What --actors auto had chosen for the earlier parts of a run, as its summary says; None where it says nothing of the kind."""
+    layout = summary.get("layout")
+    return layout if isinstance(layout, dict) and isinstance(layout.get("chosen"), str) else None
 
 
 def _batch_slots(prepared: Prepared) -> int:

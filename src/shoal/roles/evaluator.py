@@ -82,8 +82,9 @@ class Evaluator:
     async def step(self) -> None:
         if self.play is None:
             await self._await_version()
+        if self.play is None:
             return
-        stats, play = self.me.stats, self.play
+        stats, play = self.me.stats, self.play  # the very first one may compile, as the first step of any role
         with stats.phase("evaluate"):
             stats.add("eval_env_steps", play.step())
         stats.set("eval_episodes_played", play.episodes)

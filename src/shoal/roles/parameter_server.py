@@ -22,17 +22,21 @@ from shoal.core import Call, Me, Publisher, Request, Server, Tree, Vector
 from shoal.learning import Progress, SlicedLearn, Updater, UpdaterSlice
 from shoal.ops.gates import LossGate, judge, too_old
 from shoal.roles.learner_state import LearnerState
+from shoal.roles.observation_moments import MomentRelay, moments_fields
 from shoal.roles.parts import Parts
 from shoal.roles.worker import Origin, Worker
 from shoal.slots import Field, Layout, map_tree
 
 __all__ = ["ParameterServer", "ServerLink", "longest_span", "master_worker", "part_of_gradient", "push_layouts"]
 
+SLICED = ("params", "target")  # of a Learn's weights: what several servers own pieces of
+
 
 def push_layouts(parts: Parts, learn: Updater) -> tuple[Layout, Layout]:
     """A gradient with what goes along, and what answers it, of a server that has `learn`: the whole, or a slice."""
     weights = {name: tensor.numpy() for name, tensor in learn.weights.items()}
-    fields = parts.algorithm.record.layout.fields
+    replayed = parts.algorithm.from_replay
+    fields = moments_fields(parts.stored.observation_moments) if replayed else parts.algorithm.record.layout.fields
     request = {"gradient": Field((longest_span(learn),), "f4"), "phase": Field((1,), "i8"), "completes": Field((1,), "bool"),
                "empty": Field((1,), "bool"), "last": Field((1,), "bool"), "decisions": Field((1,), "i8"),
                "version": Field((1,), "i8"), "life": Field((1,), "i8"),
@@ -69,6 +73,8 @@ class ServerLink:
         self.learn = self.learner_state.learn
         self.gate = LossGate()
         self.owed = 0  # decisions that the server has not been told of
+        replayed = parts.algorithm.from_replay
+        self.sums = MomentRelay(parts.stored.observation_moments) if replayed else None  # of observations, likewise
         self.version, self.life, self.fresh = 0, 0, False
 
     @property
@@ -81,6 +87,8 @@ class ServerLink:
             self.fresh = True
 
     async def push(self, gradient: Vector, phase: str, origin: Origin) -> None:
+        if self.sums is not None and origin.last:
+            self.sums.add(origin.batch)
         if self.width is not None and not self._usual(origin.loss):
             self.me.stats.add("gradients_outlying")
             self.owed += origin.decisions if origin.last else 0
@@ -111,14 +119,24 @@ class ServerLink:
                 part = gradient[part_of_gradient(self.learn.span(phase), self.cuts[0])] if self.cuts else gradient
                 data["gradient"][: len(part)] = part
                 data["phase"][0], data["completes"][0] = self.learn.phases.index(phase), origin.completes
-                data["decisions"][0], self.owed = origin.decisions + self.owed, 0
-                for name, moments in data["moments"].items():
-                    map_tree(np.copyto, moments, origin.batch[name])
+                data["decisions"][0] = origin.decisions
+                self._tell(data, origin)
         reply = await draft.send().result()
         self._take(reply["weights"], self.cuts[0] if self.cuts else ...)
         self.version, self.life, self.learner_state.counts[0] = int(reply["version"][0]), int(reply["life"][0]), reply["counts"]
         if self.shards:
             await self._follow(gradient if reply["accepted"][0] else None, phase, reply["before"])
+
+    def _tell(self, data: Tree, origin: Origin) -> None:
+        """What the server counts once for an unroll or a batch, with the last of its gradients."""
+        if self.sums is None:
+            for name, moments in data["moments"].items():
+                map_tree(np.copyto, moments, origin.batch[name])
+        elif origin.last:
+            self.sums.take(data["moments"])
+        if origin.last:
+            data["decisions"][0] += self.owed
+            self.owed = 0
 
     async def _follow(self, gradient: np.ndarray | None, phase: str, before: np.ndarray) -> None:
         """The other shards' slices: of the gradient if it was accepted, and of the newest parameters. `before` is what the first
@@ -140,7 +158,8 @@ class ServerLink:
         with self.me.stats.phase("pull"), torch.no_grad():
             mine = self.learn.weights
             for name, array in weights.items():
-                mine[name][where].copy_(torch.from_numpy(array))
+                part = mine[name][where] if name in SLICED else mine[name]  # running statistics come whole, from the first shard
+                part.copy_(torch.from_numpy(array))
 
     def show(self, metrics: Sequence[Mapping[str, float]]) -> None:
         self.learner_state.show(metrics)
@@ -200,6 +219,8 @@ class ParameterServer:
         if request.data["last"][0]:  # of several gradients of one unroll the last one counts
             self.me.stats.add("samples_masked", int(request.data["decisions"][0]))
             self.learner_state.count(int(request.data["decisions"][0]), 0)
+            if self.slice is not None:  # of a replayed batch: the sums are of newer observations, which nobody sends again
+                self.learn.absorb(self.learn.moments(request.data["moments"]))
         self._reply(request)
 
     def _collect(self) -> None:

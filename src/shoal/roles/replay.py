@@ -36,6 +36,8 @@ import numpy as np
 
 from shoal import replay
 from shoal.core import Me, Pieces, Request, Server, Tree, any_of
+from shoal.errors import CheckpointError
+from shoal.learning import IndexedItems
 from shoal.replay.table import checkpoint
 from shoal.replay.table.replay_core import Core
 from shoal.roles.demonstrations import Demonstrations
@@ -72,6 +74,7 @@ class Replay:
         self.uncounted, self.metrics = uncounted, {name: of_table(parts.table, name) for name in MEASURED}
         self.limiter, exponent = make_limiter(parts, turns), self.config.exponent
         self.columns = stored_columns(parts.stored.layout)
+        self.index_sizes = parts.stored.index_sizes if isinstance(parts.stored, IndexedItems) else {}
         self.core = Core([replay.Table(
             parts.table, replay.Prioritized(exponent) if exponent else replay.Uniform(), self._remover(),
             max_size=self.config.part(self.config.capacity), limiter=self.limiter, soft=self.config.trim_updates > 0)],
@@ -290,6 +293,7 @@ class Replay:
     def load(self, state: dict[str, np.ndarray]) -> None:
         index = checkpoint.unpacked(state["index"].tobytes(), "the saved replay table")
         checkpoint.fill(self.core, index, io.BufferedReader(Pages(state["chunks"])), "the saved replay table")
+        self._check_indices()
         self.counts[0] = int(state["inserted"][0])
         self._begin_life(int(state["inserted"][1]))
         self.saved = {row.tobytes() for row in state["added"]}
@@ -299,6 +303,16 @@ class Replay:
             limiter.samples = max(0, limiter.samples + round(more * self.config.samples_per_insert * limiter.inserts))
         if self.demos is not None and "demo_keys" in state:
             self.demos.load(state)
+
+    def _check_indices(self) -> None:
+        """Refuse a table with actions that there are not: learners would read memory by them."""
+        kept = self.core.store
+        for chunk, spec in enumerate(kept.specs):
+            if spec is None or (most := self.index_sizes.get(spec.path)) is None:
+                continue
+            values = kept.array(chunk)
+            if ((values < 0) | (values >= most)).any():
+                raise CheckpointError(f"the saved replay table is damaged: its field {spec.path} has values outside its space")
 
     def close(self) -> None:
         self.core.close()

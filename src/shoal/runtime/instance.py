@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shoal.core import Adjustable, Closable, Drainable, KeepsTurn, Role, Settles, SharesState, Stateful, Wait
-from shoal.errors import ProgramError, ShoalError
+from shoal.errors import CheckpointError, ProgramError, ShoalError
 from shoal.runtime.control import ControlHandle
 from shoal.runtime.program import ControlPort, Program, Store
 from shoal.runtime.saving import Saving, in_pieces, let_go
@@ -241,7 +241,12 @@ class Instance:
         store = self._store()
         if not isinstance(self.role, Stateful):
             raise ProgramError(f"{type(self.role).__name__} has no state() and load()")
-        self.role.load(store.load(Path(path)))
+        state = store.load(Path(path))
+        try:
+            self.role.load(state)
+        except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
+            raise CheckpointError(f"{path} is not what {self.name} had saved: {type(error).__name__}: {error}; go on from an older "
+                                  "checkpoint, or start again with `shoal train`") from error
 
     def _store(self) -> Store:
         if self._program.store is None:

@@ -109,6 +109,13 @@ class EpisodeItems(ItemRecord):
     def steps(self) -> Unroll:
         return Unroll(1, self.seats, self.observation_space, self.action_space, mask_size=self.mask_size)
 
+    @property
+    def index_sizes(self) -> dict[str, np.ndarray]:
+        space = self.action_space
+        if isinstance(space, gym.spaces.Discrete):
+            return {"action": np.asarray(space.n)}
+        return {"action": np.asarray(space.nvec)} if isinstance(space, gym.spaces.MultiDiscrete) else {}
+
     def of_seats(self, seats: int) -> Self:
         return replace(self, seats=seats)
 

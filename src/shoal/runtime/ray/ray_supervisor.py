@@ -244,8 +244,10 @@ class RaySupervisor(PlaceSupervisor[RayPlace]):
     def _lose_all(self) -> None:
         """The cluster is gone, and all places with it."""
         if not self.ending:
-            raise RoleFailed(f"the Ray cluster at {self.cluster.head} is gone: {self.cluster.why_gone}; the newest "
-                             "checkpoint is whole: start a cluster and continue with `shoal resume`")
+            saved = self.session.newest() is not None
+            how = ("the newest checkpoint is whole: start a cluster and continue with `shoal resume`" if saved else
+                   "there is no checkpoint yet: start a cluster and begin again with `shoal train`")
+            raise RoleFailed(f"the Ray cluster at {self.cluster.head} is gone: {self.cluster.why_gone}; {how}")
         for child in self.children.values():
             child.handle = child.life_call = child.report_call = child.pid = None
             self._remove_members(child)
