@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
+from shoal.algorithms.common.contrast import ENCODER, Contrast
 from shoal.algorithms.common.item_batch import item_sums
-from shoal.algorithms.common.learn import PhasedLearn
+from shoal.algorithms.common.learn import Loss, PhasedLearn
 from shoal.algorithms.common.model import Model
+from shoal.algorithms.common.phases import Phase
 from shoal.core import Tree, Vector
+from shoal.learning import Progress
 
 __all__ = ["ItemLearn"]
 
@@ -17,7 +21,17 @@ M = TypeVar("M", bound=Model[Any])
 
 
 class ItemLearn(PhasedLearn[M]):
-    """A learning.Learn and ReplayLearn."""
+    """A learning.Learn and ReplayLearn. With a `contrast` the first phase also teaches the encoder, which has a phase of its own
+    after all others."""
+
+    def __init__(self, model: M, phases: Sequence[Phase], *, target: M | None = None, publishes: str | None = None,
+                 contrast: Contrast | None = None) -> None:
+        self._contrast = contrast
+        if contrast is not None:
+            first, *more = phases
+            phases = (contrast.feeding(first), *more, contrast.phase(first))
+            model.detached = contrast.detached
+        super().__init__(model, phases, target=target, publishes=publishes)
 
     @property
     def priorities(self) -> Vector:
@@ -26,3 +40,12 @@ class ItemLearn(PhasedLearn[M]):
 
     def sums(self, batch: Tree, index: int = 0, learners: int = 1) -> np.ndarray:
         return item_sums(batch, index, learners)
+
+    def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Any]:
+        return super().minibatches(batch if self._contrast is None else self._contrast.views(batch, rng), sums, progress, rng)
+
+    def loss_of(self, minibatch: Any, phase: str) -> Loss:
+        if self._contrast is None or phase != ENCODER:
+            return super().loss_of(minibatch, phase)
+        assert self.target is not None
+        return self._contrast.loss(self.model, self.target, minibatch)
