@@ -24,7 +24,7 @@ Deliberate differences:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium as gym
@@ -34,6 +34,7 @@ from shoal.algorithms import dqn, sac
 from shoal.algorithms.common.contrast import ENCODER, Contrast
 from shoal.algorithms.common.item_learn import ItemLearn
 from shoal.algorithms.common.metrics import CONTRAST_ACCURACY, CONTRAST_LOSS, phase_metrics
+from shoal.algorithms.common.representation_learn import RepresentationLearn
 from shoal.algorithms.records.transitions import Transitions
 from shoal.errors import ConfigError
 from shoal.learning import Algorithm, Policy, Progress, Tolerance
@@ -124,13 +125,14 @@ class CURL(Algorithm):
     """See the module."""
 
     name, config_class, tolerates = "curl", Config, Tolerance.REPLAY
-    from_replay = runs_on_gpu = True
+    from_replay = runs_on_gpu = represents = True
     metrics: tuple[Metric, ...]
 
-    def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
+    def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int, contrast: Contrast | None = None) -> None:
+        """`contrast` replaces what the config says of it."""
         config.validate()
         self.config = config
-        part = contrast_of(config, spec)
+        part = contrast or contrast_of(config, spec)
         self.inner: dqn.DQN | sac.SAC
         if isinstance(spec.action_space, gym.spaces.Discrete):
             self.inner = dqn.DQN(config.dqn, spec, net, seats, part)
@@ -140,6 +142,7 @@ class CURL(Algorithm):
             raise ConfigError(f"curl cannot act in {spec.name}: it takes dqn for Discrete actions and sac for Box actions, but the "
                               f"action space is {spec.action_space}; use an environment with one of the two, or ppo")
         self.plan, self.contrast = self.inner.plan, part
+        self._made_with = (config, spec, net, seats)
         self.metrics = _metrics(self.inner, DISCRETE if isinstance(self.inner, dqn.DQN) else BOX)
 
     @property
@@ -151,6 +154,17 @@ class CURL(Algorithm):
 
     def learn(self, seed: int) -> ItemLearn[Any]:
         return self.inner.learn(seed)
+
+    def apart(self, shared: bool) -> CURL:
+        """With an encoder that is learned elsewhere."""
+        return CURL(*self._made_with, replace(self.contrast, apart=True, detached=not shared))
+
+    def representation(self, seed: int) -> RepresentationLearn:
+        """The encoder alone: it begins as that of `learn(seed)`, and has the same optimiser."""
+        return RepresentationLearn(self.contrast, CURL(*self._made_with).learn(seed).parameters.phase(ENCODER), seed)
+
+    def contrasted_layout(self, batch: int) -> Layout:
+        return self.contrast.layout(batch, str(self.plan.spec.observation_space.dtype))
 
     def explore(self, index: int, count: int, seats: int, progress: Progress) -> np.ndarray:
         return self.inner.explore(index, count, seats, progress)

@@ -11,6 +11,7 @@ its own part of the joined batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,11 +26,14 @@ from shoal.algorithms.common.phases import Phase, TargetSchedule
 from shoal.core import Tree
 from shoal.nets.representation import Representation, RepresentationConfig, build_representation
 from shoal.ops import contrast as ops
+from shoal.slots import Field, Layout
 
-__all__ = ["ENCODER", "Contrast"]
+__all__ = ["ENCODER", "VIEWS", "Contrast"]
 
 ENCODER = "encoder"
 """The phase of the representation."""
+VIEWS = ("query", "key_view")
+"""What is compared: two crops of each observation."""
 SEED = 2  # added to the learner's: its nets have that one and the next
 
 
@@ -47,6 +51,8 @@ class Contrast:
     """Whether the algorithm's own loss sees random crops too; otherwise the centre."""
     detached: bool = False
     """Whether the algorithm's own loss leaves the encoder alone."""
+    apart: bool = False
+    """Whether somebody else learns the encoder."""
 
     @property
     def codes(self) -> gym.spaces.Box:
@@ -67,25 +73,44 @@ class Contrast:
         follows = TargetSchedule(period, 1.0 - self.momentum) if self.momentum < 1 else TargetSchedule()
         return replace(like, name=ENCODER, target=follows, feeds="", period_updates=1)
 
+    def with_encoder(self, phases: Sequence[Phase]) -> tuple[Phase, ...]:
+        """The phases of an algorithm, the first of which teaches the encoder too; then the encoder's own, unless it is apart."""
+        first, *more = phases
+        return (self.feeding(first), *more, *(() if self.apart else (self.phase(first),)))
+
     def views(self, batch: Tree, rng: np.random.Generator) -> Tree:
-        """The batch with its crops: `query` and `key` are two of each observation."""
-        key, query = self._crop(batch["observation"], rng), self._crop(batch["observation"], rng)
+        """The batch with its crops: two of each observation, and where the algorithm sees crops too, one of those is its own."""
+        query, key = self.pair(batch["observation"], rng)
         if not self.crops_all:
             return {**batch, "query": query, "key_view": key}
         return {**batch, "observation": query, "next_observation": self._crop(batch["next_observation"], rng), "key_view": key}
+
+    def pair(self, images: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Two crops of each image, at offsets of their own."""
+        return self._crop(images, rng), self._crop(images, rng)
+
+    def compared(self, items: Tree) -> dict[str, Any]:
+        """The VIEWS of a minibatch's items."""
+        return {"query": items["query" if "query" in items else "observation"], "key_view": items["key_view"]}
 
     def _crop(self, images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         (_, height, width), size = self.config.shape, self.config.crop
         return ops.crop(images, ops.random_offsets(rng, len(images), height, width, size), size, self.config.channels_last)
 
+    def layout(self, batch: int, dtype: str) -> Layout:
+        """Of the VIEWS of a batch, and of its weights."""
+        channels, side = self.config.shape[0], self.config.crop
+        image = Field((batch, side, side, channels) if self.config.channels_last else (batch, channels, side, side), dtype)
+        return Layout({**dict.fromkeys(VIEWS, image), "weight": Field((batch,), "float32")})
+
     def loss(self, model: Model[Any], target: Model[Any], minibatch: ItemMinibatch) -> Loss:
         """InfoNCE of a minibatch whose items have `views`."""
-        items = minibatch.items
+        items = self.compared(minibatch.items)
         learned, follows = model.representation, target.representation
         assert learned is not None and learned.comparison is not None and follows is not None
         with torch.no_grad():
             keys = follows.projected(items["key_view"])
-        logits = learned.comparison(learned.projected(items.get("query", items["observation"])), keys) * self.logit_scale
+        logits = learned.comparison(learned.projected(items["query"]), keys) * self.logit_scale
         rows = ops.info_nce(logits)
         metrics = {"contrast_accuracy": ops.retrieved(logits.detach()).mean(), "contrast_loss": rows.detach().mean()}
         return Loss((minibatch.weight * rows).sum() * (minibatch.scale * self.weight), metrics)

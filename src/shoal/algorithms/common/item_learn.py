@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from shoal.algorithms.common.contrast import ENCODER, Contrast
-from shoal.algorithms.common.item_batch import item_sums
+from shoal.algorithms.common.item_batch import ItemMinibatch, item_sums
 from shoal.algorithms.common.learn import Loss, PhasedLearn
 from shoal.algorithms.common.model import Model
 from shoal.algorithms.common.phases import Phase
@@ -22,15 +23,13 @@ M = TypeVar("M", bound=Model[Any])
 
 class ItemLearn(PhasedLearn[M]):
     """A learning.Learn and ReplayLearn. With a `contrast` the first phase also teaches the encoder, which has a phase of its own
-    after all others."""
+    after all others, or is learned elsewhere: then this is a learning.EncodedLearn."""
 
     def __init__(self, model: M, phases: Sequence[Phase], *, target: M | None = None, publishes: str | None = None,
                  contrast: Contrast | None = None) -> None:
         self._contrast = contrast
         if contrast is not None:
-            first, *more = phases
-            phases = (contrast.feeding(first), *more, contrast.phase(first))
-            model.detached = contrast.detached
+            phases, model.detached = contrast.with_encoder(phases), contrast.detached
         super().__init__(model, phases, target=target, publishes=publishes)
 
     @property
@@ -49,3 +48,21 @@ class ItemLearn(PhasedLearn[M]):
             return super().loss_of(minibatch, phase)
         assert self.target is not None
         return self._contrast.loss(self.model, self.target, minibatch)
+
+    # -------------------------------------------------------------------------------- an encoder that is learned elsewhere
+    @property
+    def encoder_gradient(self) -> np.ndarray:
+        """By the loss of the last minibatch's first phase."""
+        gradient: np.ndarray = self.model.grad[self.model.span(ENCODER)].numpy()
+        return gradient
+
+    def take_encoder(self, params: np.ndarray, target: np.ndarray) -> None:
+        span = self.model.span(ENCODER)
+        with torch.no_grad():
+            self.state["params"][span].copy_(torch.from_numpy(params))
+            self.state["target"][span].copy_(torch.from_numpy(target))
+
+    def contrasted(self, minibatch: ItemMinibatch) -> Tree:
+        """What RepresentationLearn needs of it."""
+        assert self._contrast is not None
+        return {**self._contrast.compared(minibatch.items), "weight": minibatch.weight}

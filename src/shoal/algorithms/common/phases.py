@@ -116,6 +116,10 @@ class PhasedParameters:
     def span(self, phase: str) -> slice:
         return self._parts[phase].span
 
+    def phase(self, name: str) -> Phase:
+        """As it was given."""
+        return self._parts[name].phase
+
     def optimiser(self, phase: str) -> Optimiser:
         return self._parts[phase].optimiser
 
