@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from shoal.telemetry.metrics import Metric
 
 __all__ = ["Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn", "Delivery", "DeviceLearn", "DevicePolicy",
-           "EncodedLearn", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels", "ReplayLearn",
-           "Represents", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord", "UnrollRecorder", "Updater", "UpdaterSlice",
-           "Viewer", "phases_due"]
+           "EncodedLearn", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels",
+           "ReplayLearn", "Represents", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord", "UnrollRecorder",
+           "Updater", "UpdaterSlice", "Viewer", "phases_due"]
 
 
 # ---------------------------------------------------------------------------------------------- acting
@@ -321,7 +321,7 @@ class Relabels(Protocol):
 
 # ---------------------------------------------------------------------------------------------- representations
 class EncodedLearn(Protocol):
-    """A Learn whose nets see codes by an encoder that another Learn owns, which has that encoder and nothing else as its parameters.
+    """A Learn whose nets see codes by an encoder that another Learn owns: one with that encoder as its only parameters.
 
         learn.take_encoder(params, target)                # the newest
         gradients and updates of all phases               # as with any Learn
@@ -369,7 +369,7 @@ class Algorithm(ABC):
     relabels: ClassVar[bool] = False        # it is a Relabels
     represents: ClassVar[bool] = False      # it is a Represents
     runs_on_gpu: ClassVar[bool] = False     # policy() gives a DevicePolicy and learn() a DeviceLearn
-    metrics: ClassVar[tuple[Metric, ...]] = ()  # that `Learn.gradients` names; any other name raises
+    metrics: tuple[Metric, ...] = ()        # that `Learn.gradients` names; any other name raises
 
     config: Any
     max_lag: int | None = None              # learners mask steps that are more than this many versions old

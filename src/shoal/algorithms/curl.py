@@ -3,12 +3,12 @@
     actors    the centre of an image  ->  code  ->  dqn (Discrete actions) or sac (Box actions)
     learner   three random crops of a batch: observations, next observations, keys
               dqn or sac       its own loss, of codes                        ->  gradient of its nets and of the encoder f
-              encoder          InfoNCE: f(observation) W f'(key), against all other keys of the batch  ->  added to that gradient
+              encoder          InfoNCE: f(observation) W f'(key), against all keys of the batch  ->  added to that gradient
               f' <- m f' + (1 - m) f, which is the encoder of the target net too
 
 It is a part that dqn and sac take (common/contrast.py): their nets see codes in the place of images, and everything else about
-them is an option of theirs, --algorithm.dqn.* and --algorithm.sac.*. With dqn's atoms, noisy layers and prioritised replay it is the
-paper's Rainbow version. The representation can also be learned by a process of its own (--architecture representation).
+them is an option of theirs, --algorithm.dqn.* and --algorithm.sac.*. With dqn's atoms, noisy layers and prioritised replay it is
+the paper's Rainbow version. The representation can also be learned by a process of its own (--architecture representation).
 
 Deliberate differences:
 
@@ -126,7 +126,6 @@ class CURL(Algorithm):
 
     name, config_class, tolerates = "curl", Config, Tolerance.REPLAY
     from_replay = runs_on_gpu = represents = True
-    metrics: tuple[Metric, ...]
 
     def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int, contrast: Contrast | None = None) -> None:
         """`contrast` replaces what the config says of it."""
@@ -175,9 +174,11 @@ class CURL(Algorithm):
 
 def _metrics(inner: type[Algorithm] | Algorithm, phases: Sequence[str]) -> tuple[Metric, ...]:
     """What dqn or sac measures, and the encoder; in phases of other names."""
-    own = phase_metrics(phases)
     known = {metric.name for metric in (*phase_metrics(("all",)), *phase_metrics(BOX))}
-    return (*(metric for metric in inner.metrics if metric.name not in known), *own, CONTRAST_ACCURACY, CONTRAST_LOSS)
+    of_encoder = [metric for metric in phase_metrics(phases) if metric.name.startswith(ENCODER)]
+    own = [metric for metric in phase_metrics(phases) if metric not in of_encoder]
+    apart = (replace(metric, measured_by=ENCODER) for metric in (*of_encoder, CONTRAST_ACCURACY, CONTRAST_LOSS))
+    return (*(metric for metric in inner.metrics if metric.name not in known), *own, *apart)
 
 
 CURL.metrics = tuple(dict.fromkeys((*_metrics(dqn.DQN, DISCRETE), *_metrics(sac.SAC, BOX))))
@@ -187,8 +188,8 @@ def contrast_of(config: Config, spec: EnvSpec) -> Contrast:
     """The part for the images of an environment."""
     space = spec.observation_space
     if not isinstance(space, gym.spaces.Box) or not is_image(space, "auto"):
-        raise ConfigError(f"curl cannot learn in {spec.name}: it learns from crops of one image, but an observation is {space}; use "
-                          "an environment with pixels, or dqn or sac")
+        raise ConfigError(f"curl cannot learn in {spec.name}: it learns from crops of one image, but an observation is {space}; "
+                          "use an environment with pixels, or dqn or sac")
     shape, channels_last = image_shape(space.shape)
     side = min(shape[1:])
     crop = side - max(1, side // CUT) if config.crop == "auto" else config.crop

@@ -11,7 +11,8 @@
 The representation learner owns the encoder, what compares its codes, the key encoder and their optimiser. Detached, it draws
 batches of its own beside the learner, which takes the encoder as it is. Shared, the learner sends it the gradient that its own loss
 has for the encoder, and the crops; one step is made with the sum of both. `encoder_lag` in the metrics says how many versions the
-encoder of an update is behind. In lock step everybody waits for everybody, and the run equals --architecture synchronous, bit for bit.
+encoder of an update is behind. In lock step everybody waits for everybody, and the run equals --architecture synchronous, bit for
+bit.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ class RepresentationGraph(Architecture):
             raise ConfigError(f"--learners {parts.learners} with --architecture representation does not fit: learners would have "
                               "encoders of different versions; use --learners 1, or --architecture actor_learner")
         if parts.replay.shards > 1:
-            raise ConfigError(f"--replay.shards {parts.replay.shards} with --architecture representation does not fit: the table is "
-                              "one process; leave it out")
+            raise ConfigError(f"--replay.shards {parts.replay.shards} with --architecture representation does not fit: the table "
+                              "is one process; leave it out")
         if config.lockstep and parts.replay.samples_per_insert is None:
             raise ConfigError("--replay.samples-per-insert none with --architecture.lockstep does not fit: actors and learner take "
                               "turns by it; give a number, or leave --architecture.lockstep out")

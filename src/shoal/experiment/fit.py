@@ -37,8 +37,8 @@ def check_fit(names: Names, algorithm: type[Algorithm], architecture: Architectu
                           f"compute there; use --algorithm {' or '.join(able)}, or --architecture actor_learner")
     if algorithm.from_replay and architecture.needs_encoder:
         able = [name for name in algorithms.ALGORITHMS if algorithms.named(name).represents]
-        raise ConfigError(f"{pair}: its representation learner makes an encoder, and {names.algorithm} has none apart from its nets; "
-                          f"use --algorithm {' or '.join(able)}, or --architecture actor_learner")
+        raise ConfigError(f"{pair}: its representation learner makes an encoder, and {names.algorithm} has none apart from its "
+                          f"nets; use --algorithm {' or '.join(able)}, or --architecture actor_learner")
     if algorithm.from_replay:
         known = {name: architectures.named(name) for name in architectures.ARCHITECTURES}
         able = [name for name, one in known.items() if one.takes_replay and not (one.needs_relabel or one.needs_encoder)]

@@ -72,8 +72,8 @@ class TablePath(DataPath):
         return 0
 
     def add_tables(self, place: Placing = None, uncounted: Port | None = None) -> None:
-        """Add the roles that keep the tables: one table, its shards, or one table for each actor. `uncounted` is the server's end of
-        a wire for readers beside the learner."""
+        """Add the roles that keep the tables: one table, its shards, or one table for each actor. `uncounted` is the server's end
+        of a wire for readers beside the learner."""
         from shoal.roles.replay import Replay
 
         parts = self.parts

@@ -43,8 +43,8 @@ def encoder_layout(parts: Parts) -> Layout:
 def gradient_layouts(parts: Parts) -> tuple[Layout, Layout]:
     """A learner's gradient for the encoder with the crops it came from, and the version that answers it."""
     assert isinstance(parts.algorithm, Represents)
-    request = {"gradient": encoder_layout(parts).fields["params"], **parts.algorithm.contrasted_layout(parts.replay.batch_size).fields,
-               "progress": Field((3,), "f8")}
+    crops = parts.algorithm.contrasted_layout(parts.replay.batch_size)
+    request = {"gradient": encoder_layout(parts).fields["params"], **crops.fields, "progress": Field((3,), "f8")}
     return Layout(request), Layout({"version": Field((1,), "i8")})
 
 

@@ -5,8 +5,8 @@
       encoder                 InfoNCE(f(query) W f'(key))   ──> gradient, added to that one: one step with the sum
                               f' <- m f' + (1 - m) f            f' is the encoder of the target net
 
-Crops are made once, with an offset for each image that all its frames share; policies see the centre. Several learners contrast each
-its own part of the joined batch.
+Crops are made once, with an offset for each image that all its frames share; policies see the centre. Of several learners each
+contrasts its own part of the joined batch.
 """
 
 from __future__ import annotations

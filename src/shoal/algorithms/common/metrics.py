@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from shoal.telemetry.metrics import Metric
 
 __all__ = ["ALPHA", "APPROX_KL", "CLIP_FRACTION", "CONTRAST_ACCURACY", "CONTRAST_LOSS", "DELTA_Q_FIRST", "DELTA_Q_LAST",
-           "ENTROPY", "EXPLAINED_VARIANCE", "GRAD_NORM", "IMPORTANCE_MIN", "LEARNING_RATE", "LOSS", "MEAN_RHO", "POLICY_LOSS", "POLICY_METRICS", "Q_MAX", "Q_MEAN",
-           "RETURNS_CLIPPED", "TARGET_MEAN", "TD_ERROR", "VALUE_LOSS", "phase_metrics"]
+           "ENTROPY", "EXPLAINED_VARIANCE", "GRAD_NORM", "IMPORTANCE_MIN", "LEARNING_RATE", "LOSS", "MEAN_RHO", "POLICY_LOSS",
+           "POLICY_METRICS", "Q_MAX", "Q_MEAN", "RETURNS_CLIPPED", "TARGET_MEAN", "TD_ERROR", "VALUE_LOSS", "phase_metrics"]
 
 # of every algorithm
 LOSS = Metric("loss", "gauge", "", "The whole loss of the last update.")
@@ -40,8 +40,8 @@ RETURNS_CLIPPED = Metric("returns_clipped", "gauge", "share", "Probability, in t
                          "--algorithm.value-min and value-max; with --algorithm.atoms.")
 CONTRAST_ACCURACY = Metric("contrast_accuracy", "gauge", "share", "Share of the last batch's crops whose own key was the likeliest "
                            "of all; images that are alike count as wrong.")
-CONTRAST_LOSS = Metric("contrast_loss", "gauge", "nats", "Mean contrastive loss (InfoNCE) of the last batch; log of the batch size at "
-                       "first.")
+CONTRAST_LOSS = Metric("contrast_loss", "gauge", "nats", "Mean contrastive loss (InfoNCE) of the last batch; at first about the "
+                       "logarithm of its size.")
 DELTA_Q_FIRST = Metric("delta_q_first", "gauge", "share", "How far q-values at a window's first loss step are from those with the "
                        "actor's own state, over the window's largest; with --algorithm.diagnose.")
 DELTA_Q_LAST = Metric("delta_q_last", "gauge", "share", "The same at a window's last loss step.")
