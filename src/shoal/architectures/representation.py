@@ -74,19 +74,19 @@ class RepresentationGraph(Architecture):
         weights = program.broadcast("weights", parts.algorithm.published_layout())
         encoder = program.broadcast("encoder", encoder_layout(parts))
         taught: dict[str, Any] = {}
-        learns: dict[str, Any] = {}
+        beside = None
         if shared:
             gradients = program.call("encoder_gradients", *gradient_layouts(parts), depth=1)
-            taught, learns = {"gradients": gradients.client, "lockstep": config.lockstep}, {"gradients": gradients.server}
-        beside = None if shared else samples_wire(program, parts, turns=False, counted=False)
-        if beside is not None:
-            learns = {"samples": beside.client, "updates_per_step": config.encoder_updates}
+            taught = {"gradients": gradients.client, "lockstep": config.lockstep}
+            learns: dict[str, Any] = {"gradients": gradients.server}
+        else:
+            beside = samples_wire(program, parts, turns=False, counted=False)
+            learns = {"samples": beside.client, "weights": weights.reader, "updates_per_step": config.encoder_updates}
         program.add("actor", Actor, parts=parts, experience=path.producer, weights=weights.reader, replicas=parts.actor_replicas)
         path.add_tables(uncounted=None if beside is None else beside.server)
         program.add("learner", EncodedLearner, parts=replace(parts, algorithm=algorithm.apart(shared)), batches=path.consumer,
                     weights=weights.publisher, encoder=encoder.reader, compute_threads=parts.learner_threads, **taught)
-        program.add("representation", Representation, parts=parts, encoder=encoder.publisher, newest=encoder.reader,
-                    weights=weights.reader, **learns)
+        program.add("representation", Representation, parts=parts, encoder=encoder.publisher, newest=encoder.reader, **learns)
         add_evaluator(program, parts, weights)
 
     def _check(self, parts: Parts, config: Config) -> None:

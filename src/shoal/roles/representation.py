@@ -51,10 +51,10 @@ def gradient_layouts(parts: Parts) -> tuple[Layout, Layout]:
 class Representation:
     """Learns the encoder by contrast and publishes it; takes the learner's gradients for it too, where they are shared."""
 
-    def __init__(self, me: Me, parts: Parts, encoder: Publisher, newest: Reader, weights: Reader, samples: Call | None = None,
-                 gradients: Server | None = None, updates_per_step: float = 1.0) -> None:
-        """With `samples` it draws batches and makes `updates_per_step` updates for each of the learner's, whose progress comes with
-        the `weights`; with `gradients` one for each that it is sent."""
+    def __init__(self, me: Me, parts: Parts, encoder: Publisher, newest: Reader, gradients: Server | None = None,
+                 samples: Call | None = None, weights: Reader | None = None, updates_per_step: float = 1.0) -> None:
+        """With `gradients` it makes an update for each that it is sent; with `samples` it draws batches and makes
+        `updates_per_step` updates for each of the learner's, whose progress comes with the `weights`."""
         from shoal.roles.replay_endpoints import ReplaySampler
 
         assert isinstance(parts.algorithm, Represents)
@@ -79,8 +79,8 @@ class Representation:
                 self.settled = False
                 self._shared(request)
             return
-        assert self.samples is not None
-        await self._pace()
+        assert self.samples is not None and self.weights is not None
+        await self._pace(self.weights)
         _, batch = await self.samples.take()
         self.settled = False
         self._update(batch, self.progress)
@@ -98,11 +98,11 @@ class Representation:
         self._publish()
         self.greeted = True
 
-    async def _pace(self) -> None:
+    async def _pace(self, weights: Reader) -> None:
         """Wait until the learner is far enough for another update."""
         while self.counts[0] >= self.updates_per_step * (self.progress.learner_steps + 1):
-            await self.weights.newer_than(self.version)
-            self.version = self.weights.pull(self.published)
+            await weights.newer_than(self.version)
+            self.version = weights.pull(self.published)
             self.progress = Progress.of(self.published["progress"])
 
     def _shared(self, request: Request) -> None:
