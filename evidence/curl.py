@@ -38,7 +38,7 @@ def detached(_: int) -> dict[str, Any]:
 
 LINES = [
     *(learns(preset) for preset in ("curl", "curl_rainbow", "curl_async")),
-    Line("mechanism-curl-detached", 18, "curl on PixelCatch, 10,000 env steps, medians of 5 seeds: values learned from the codes of "
-         "a detached encoder return more than those learned from a frozen random one", detached, seeds=(0,)),
+    Line("mechanism-curl-detached", 18, "curl on PixelCatch, 10,000 env steps, medians of 5 seeds: values learned from the codes "
+         "of a detached encoder return more than those learned from a frozen random one", detached, seeds=(0,)),
     *contrast.LINES,
 ]
