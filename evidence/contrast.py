@@ -125,7 +125,8 @@ def contrast(_: int) -> dict[str, Any]:
 
 
 WORDS = ("PixelCatch, frames of a random policy, medians of 5 seeds: contrastive accuracy >= 0.9; a linear probe of ball minus "
-         "paddle is at least 10 points above that of a random encoder, and worse without crops and with keys that never move (m = 1)")
+         "paddle is at least 10 points above that of a random encoder, and worse without crops and with keys that never move "
+         "(m = 1)")
 LINES = [Line("mechanism-curl-contrast", 18, WORDS, contrast, seeds=(0,))]
 
 
