@@ -100,6 +100,7 @@ def test_every_preset_runs_resumes_and_is_evaluated(preset, tmp_path, monkeypatc
     (["curl_async", CATCH, "--replay.shards", "2"], "--replay.shards 2 with --architecture representation does not fit"),
     (["curl_async", CATCH, "--architecture.lockstep", "--architecture.features", "detached"], "needs gradients to wait for"),
     (["curl_async", CATCH, "--architecture.lockstep", "--replay.samples-per-insert", "none"], "take turns by it"),
+    (["--algorithm", "curl", "--architecture", "parameter_server", CATCH], "a part of them; use --architecture actor_learner"),
     (["curl_async", "CartPole-v1"], "it learns from crops of one image"),
 ])
 def test_what_does_not_fit_is_refused_in_a_sentence(words, sentence, tmp_path, monkeypatch, capsys):
