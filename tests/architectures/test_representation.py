@@ -26,7 +26,8 @@ SAC = curl.Config(code_size=8, sac=curl.BoxOptions(random_steps=40))
 LOCK_STEP = {"features": "shared", "lockstep": True}
 
 
-@pytest.mark.parametrize(("algorithm", "env"), [(DQN, CATCH), (RAINBOW, CATCH), (SAC, Drawing)], ids=["dqn", "rainbow", "sac"])
+@pytest.mark.parametrize(("algorithm", "env"), [pytest.param(DQN, CATCH, id="dqn"), pytest.param(SAC, Drawing, id="sac"),
+                                                pytest.param(RAINBOW, CATCH, id="rainbow", marks=pytest.mark.slow)])
 def test_shared_in_lock_step_is_the_synchronous_learner_bit_for_bit(algorithm, env, tmp_path):
     options = {"net": NET, "replay": SMALL, "updates": 50, "max_env_steps": 400}
     one = train(tmp_path, algorithm, "synchronous", env, "inline", **options)
@@ -80,17 +81,29 @@ def test_training_goes_on_after_a_kill_of_the_representation_learner(features, t
     assert highest["updates that the encoder has seen"] >= highest["encoder_updates"] - 2, "what was published is not lost"
 
 
-QUICK = ["--runtime", "inline", "--max-env-steps", "300", "--console.mode", "none", "--no-tensorboard", "--eval.episodes", "4",
+QUICK = ["--runtime", "inline", "--max-env-steps", "200", "--console.mode", "none", "--no-tensorboard", "--eval.episodes", "4",
          "--replay.batch-size", "16", "--replay.min-size", "64", "--net.hidden", "16"]
 
 
-@pytest.mark.parametrize("preset", ["curl", "curl_rainbow", "curl_async"])
-def test_every_preset_runs_resumes_and_is_evaluated(preset, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("preset", "env", "loss"), [
+    ("curl", CATCH, "head_loss"),
+    ("curl", "tests.algorithms.test_curl:Drawing", "critic_loss"),
+    pytest.param("curl_rainbow", CATCH, "head_loss", marks=pytest.mark.slow),
+])
+def test_every_preset_runs_with_every_kind_of_actions(preset, env, loss, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["train", preset, CATCH, "--run-dir", "run", *QUICK]) == 0
+    assert cli.main(["train", preset, env, "--run-dir", "run", *QUICK]) == 0
     losses = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["losses"]
-    assert losses["head_loss"] > 0 and losses["encoder_loss"] > 0 and losses["contrast_loss"] > 0
-    assert cli.main(["resume", "run", "--max-env-steps", "500", "--console.mode", "none"]) == 0
+    assert losses[loss] > 0 and losses["encoder_loss"] > 0 and losses["contrast_loss"] > 0
+
+
+def test_a_run_with_a_representation_learner_is_resumed_and_evaluated(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "curl_async", CATCH, "--run-dir", "run", *QUICK]) == 0
+    assert cli.main(["resume", "run", "--max-env-steps", "400", "--console.mode", "none"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    versions = [row["encoder_version"] for row in rows if "encoder_version" in row]
+    assert versions == sorted(versions) and rows[-1]["losses"]["contrast_loss"] > 0 and rows[-1]["encoder_lag"]["max"] >= 0
     assert cli.main(["eval", "run", "--episodes", "4"]) == 0
 
 
