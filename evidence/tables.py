@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from evidence import demos, gorila, off_policy, values
+from evidence import curl, demos, gorila, off_policy, values
 from evidence.actor_critics import ALGORITHMS, ARCHITECTURES, PRESETS
 from evidence.lines import RESULTS, ROOT
 
@@ -51,7 +51,7 @@ NOTES = """\
 
 PAGES = ("impala", "impala_throughput", "ppo", "ppo_throughput", "a2c", "a3c", "ga3c", "seed", "appo", "rapid_ppo", "gala",
          "ppo_quick", "dqn", "double_dqn", "dqn_2013", "rainbow", "apex", "r2d2", "seed_r2d2", "r2d3", "gorila", "ddpg",
-         "td3", "sac", "apex_dpg")
+         "td3", "sac", "apex_dpg", "curl", "curl_rainbow", "curl_async")
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 
@@ -81,7 +81,7 @@ def training(found: dict[str, Any]) -> list[str]:
 
 def lines_of(preset: str) -> tuple[list[str], list[str]]:
     """The lines in which a preset learns, and those in which its processes are killed."""
-    lines = (*values.LINES, *demos.LINES, *gorila.LINES, *off_policy.LINES)
+    lines = (*values.LINES, *demos.LINES, *gorila.LINES, *off_policy.LINES, *curl.LINES)
     known = [line.name for line in lines if preset in line.name.split("-")]
     learned, killed = ([name for name in known if name.startswith(kind)] for kind in ("learning-", "stress-kill-"))
     names = [name for name, words in PRESETS.items() if words[0] == preset]
@@ -195,7 +195,9 @@ def main() -> None:
             *medians("state", "R2D2's windows need a state to begin with"),
             *medians("rho", "Demonstrations solve what exploration does not find"),
             *medians("gorila-laggard", "GORILA refuses the gradients of a laggard"),
-            *medians("gorila-poison", "GORILA keeps back the gradients of outlier losses"), *central(), *grid()]
+            *medians("gorila-poison", "GORILA keeps back the gradients of outlier losses"),
+            *medians("curl-contrast", "CURL's encoder, by contrast alone"),
+            *medians("curl-detached", "CURL's codes against those of a random encoder"), *central(), *grid()]
     page += ["## How these experiments came about", "", NOTES, ""]
     (ROOT / "docs" / "mechanisms.md").write_text("\n".join(page), encoding="utf-8")
     for preset in PAGES:

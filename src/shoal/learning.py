@@ -9,8 +9,8 @@
 
 An algorithm knows nothing of processes and an architecture knows nothing of losses. Whether the two fit is computed: the
 algorithm says which age of data it `tolerates`, the architecture which one it `delivers`. What is optional is a protocol of
-its own (`ReplayLearn`, `DeviceLearn`, `SlicedLearn`, `DevicePolicy`, `Relabels`, `IndexedItems`) or a declared field with a
-default.
+its own (`ReplayLearn`, `DeviceLearn`, `SlicedLearn`, `DevicePolicy`, `Relabels`, `IndexedItems`, `Represents`) or a declared
+field with a default.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from shoal.telemetry.metrics import Metric
 
 __all__ = ["Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn", "Delivery", "DeviceLearn", "DevicePolicy",
-           "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels",
-           "ReplayLearn", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord", "UnrollRecorder", "Updater",
-           "UpdaterSlice", "Viewer", "phases_due"]
+           "EncodedLearn", "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record", "Relabeller",
+           "Relabels", "ReplayLearn", "Represents", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord",
+           "UnrollRecorder", "Updater", "UpdaterSlice", "Viewer", "phases_due"]
 
 
 # ---------------------------------------------------------------------------------------------- acting
@@ -330,6 +330,34 @@ class Relabels(Protocol):
     def relabeller(self) -> Relabeller: ...
 
 
+# ---------------------------------------------------------------------------------------------- representations
+class EncodedLearn(Protocol):
+    """A Learn whose nets see codes by an encoder that another Learn owns: one with that encoder as its only parameters.
+
+        learn.take_encoder(params, target)                # the newest
+        gradients and updates of all phases               # as with any Learn
+        learn.encoder_gradient                            # that these losses have for the encoder: zero where they leave it alone
+        learn.contrasted(minibatch)                       # what the other Learn needs of the minibatch, to add its own loss
+    """
+
+    @property
+    def encoder_gradient(self) -> np.ndarray: ...
+    def take_encoder(self, params: np.ndarray, target: np.ndarray) -> None: ...
+    def contrasted(self, minibatch: Any) -> Tree: ...
+
+
+@runtime_checkable
+class Represents(Protocol):
+    """An algorithm whose encoder can be learned in another role than the rest of it (CURL)."""
+
+    def apart(self, shared: bool) -> Algorithm:
+        """The same without the encoder: its Learn is an EncodedLearn, with `shared` one that has a gradient for the encoder too."""
+    def representation(self, seed: int) -> Learn:
+        """The encoder alone: one phase. It learns from items of the replay table, or from what `contrasted` gives."""
+    def contrasted_layout(self, batch: int) -> Layout:
+        """Of what `EncodedLearn.contrasted` gives of a minibatch of this many items."""
+
+
 # ---------------------------------------------------------------------------------------------- algorithms
 class Tolerance:
     """How old data may be."""
@@ -350,8 +378,9 @@ class Algorithm(ABC):
     tolerates: ClassVar[int]
     from_replay: ClassVar[bool] = False     # the record is an ItemRecord, and learn() gives a ReplayLearn
     relabels: ClassVar[bool] = False        # it is a Relabels
+    represents: ClassVar[bool] = False      # it is a Represents
     runs_on_gpu: ClassVar[bool] = False     # policy() gives a DevicePolicy and learn() a DeviceLearn
-    metrics: ClassVar[tuple[Metric, ...]] = ()  # that `Learn.gradients` names; any other name raises
+    metrics: tuple[Metric, ...] = ()        # that `Learn.gradients` names; any other name raises
 
     config: Any
     max_lag: int | None = None              # learners mask steps that are more than this many versions old
@@ -398,6 +427,7 @@ class Architecture(ABC):
     takes_unrolls: ClassVar[bool] = True    # runs algorithms that learn from unrolls as they come
     takes_replay: ClassVar[bool] = False    # runs algorithms that learn from replay tables
     needs_relabel: ClassVar[bool] = False   # its replay tables need an algorithm that relabels
+    needs_encoder: ClassVar[bool] = False   # has a role for an encoder: needs an algorithm that represents
     takes_demos: ClassVar[bool] = False     # demonstrations may lie beside the replay table
     draws_offline: ClassVar[bool] = False   # draws the graph of an offline run itself; others get architectures/offline.py
     runs_on_gpu: ClassVar[bool] = False     # its learners and inference servers may compute on a GPU

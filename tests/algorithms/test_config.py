@@ -27,6 +27,8 @@ class Other(Options):
 BOX = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
 TWO = gym.spaces.Discrete(2)
 CONTINUOUS = ("ddpg", "td3", "qtopt")  # which act in no other space
+PIXELS = ("curl",)  # which learn from nothing else
+IMAGE = gym.spaces.Box(0, 255, (1, 12, 12), np.uint8)
 
 
 def spec(observation=BOX, action=TWO):
@@ -80,8 +82,8 @@ def test_names():
         algorithms.named("shoal.learning:Progress")
     assert algorithms.named("shoal.algorithms.ppo:PPO") is algorithms.named("ppo") is ppo.PPO
     nets = {"r2d2": NetConfig(recurrent="lstm")}
-    made = {name: algorithms.make(name, spec(action=BOX if name in CONTINUOUS else TWO), nets.get(name, NetConfig()), 4)
-            for name in algorithms.ALGORITHMS}
+    made = {name: algorithms.make(name, spec(IMAGE if name in PIXELS else BOX, BOX if name in CONTINUOUS else TWO),
+                                  nets.get(name, NetConfig()), 4) for name in algorithms.ALGORITHMS}
     assert {name: one.name for name, one in made.items()} == {name: name for name in made}
     assert made["a2c"].tolerates == Tolerance.LAG and made["vtrace"].tolerates == Tolerance.REPLAY
     assert made["ppo"].tolerates == Tolerance.BOUNDED_REUSE
@@ -98,7 +100,9 @@ def test_every_field_is_explained(name):
     for field in fields(config):
         lines = [source[source.index(f"    {field.name}: ") :] for source in declared if f"    {field.name}: " in source]
         assert any(line.split("\n")[1].strip().startswith('"""') for line in lines), field.name  # the help looks at bases too
-    replace(config(), gamma=0.5).validate()
+    inner = [field.name for field in fields(config) if isinstance(getattr(config(), field.name), Options)]
+    assert ("gamma" in {field.name for field in fields(config)}) is not bool(inner), "of its own, or of what it is made of"
+    replace(config(), **({name: replace(getattr(config(), name), gamma=0.5) for name in inner} or {"gamma": 0.5})).validate()
 
 
 def test_listing_the_names_imports_no_torch():
@@ -112,7 +116,7 @@ NETS = {"r2d2": NetConfig(hidden=(8,), recurrent="lstm", lstm_size=4)}
 
 @pytest.mark.parametrize("name", algorithms.ALGORITHMS)
 def test_gradients_report_what_is_declared(name):
-    toy = {"actions": "box"} if name in CONTINUOUS else {}
+    toy = {"actions": "box"} if name in CONTINUOUS else {"observations": "image"} if name in PIXELS else {}
     algorithm = algorithms.make(name, toy_spec(**toy), NETS.get(name, NetConfig(hidden=(8,))), 2)
     learn = algorithm.learn(0)
     if algorithm.from_replay:

@@ -19,11 +19,15 @@ class Toy(gym.Env):
         }[actions]
         box = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
         image = gym.spaces.Box(0, 255, (1, 6, 6), np.uint8)
-        self.observation_space = box if observations == "box" else gym.spaces.Dict({"image": image, "vector": box})
+        large = gym.spaces.Box(0, 255, (1, 12, 12), np.uint8)
+        both = gym.spaces.Dict({"image": image, "vector": box})
+        self.observation_space = {"box": box, "image": large, "dict": both}[observations]
         self.masked = masked
         self.mask_size = 4 if actions == "discrete" else 9
 
     def observe(self):
+        if self.observation_space.shape == (1, 12, 12):
+            return self.np_random.integers(0, 255, (1, 12, 12), np.uint8)
         vector = self.np_random.normal(3.0, 5.0, 3).astype(np.float32)
         if isinstance(self.observation_space, gym.spaces.Box):
             return vector

@@ -23,6 +23,7 @@ from shoal.roles.parameter_server import ParameterServer
 from shoal.roles.parameter_shards import first_shard
 from shoal.roles.parts import EnvSource, EvalPlan, Parts
 from shoal.roles.replay_config import ReplayConfig
+from shoal.roles.representation import EncodedLearner
 from shoal.runtime import Program, run
 from shoal.runtime.fork_server_client import ForkServerClient
 from tests.runtime.harness import PATIENCE, Watch
@@ -73,6 +74,7 @@ def counted(make: Callable[..., Any], updates: int, count: Callable[[Any], int])
 
 COUNTS: dict[Any, Callable[[Any], int]] = {
     Learner: lambda role: role.counts[1],
+    EncodedLearner: lambda role: role.counts[1],
     ParameterServer: lambda role: role.version,
     first_shard: lambda role: role.version,
     hogwild_worker: lambda role: role.link.model.version,

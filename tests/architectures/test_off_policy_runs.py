@@ -29,7 +29,8 @@ CASES = {
     "sac": (sac.Config(random_steps=50), PENDULUM, TABLE),
     "discrete": (sac.Config(random_steps=50, actor_priorities=True), "shoal/Catch-v0", APEX),
 }
-TABLED = [name for name in ARCHITECTURES if named(name).takes_replay and not named(name).needs_relabel and name != "offline"]
+TABLED = [name for name in ARCHITECTURES if named(name).takes_replay and name != "offline"
+          and not (named(name).needs_relabel or named(name).needs_encoder)]
 
 
 @pytest.mark.parametrize("architecture", TABLED)

@@ -32,6 +32,7 @@ ALGORITHMS = {
     "ddpg": "shoal.algorithms.ddpg:DDPG",
     "td3": "shoal.algorithms.td3:TD3",
     "sac": "shoal.algorithms.sac:SAC",
+    "curl": "shoal.algorithms.curl:CURL",
 }
 """Name -> "module:Class"."""
 

@@ -70,8 +70,8 @@ class SingleObjective:
         q: Tensor = self.critic(seen, items["action"])
         return q
 
-    def bootstrap(self, following: Tree, items: Tree, noise: Tensor | None) -> Tensor:
-        return self.target_critic.of_unit(following, self.target_actor.unit(following))[0]
+    def bootstrap(self, following: Tree, lagging: Tree, items: Tree, noise: Tensor | None) -> Tensor:
+        return self.target_critic.of_unit(lagging, self.target_actor.unit(lagging))[0]
 
     def actor(self, seen: Tree, items: Tree, noise: Tensor | None) -> ActorObjective:
         return ActorObjective(-self.critic.of_unit(seen, self.policy.unit(seen))[0])

@@ -45,9 +45,10 @@ from shoal.errors import ConfigError
 from shoal.learning import Tolerance
 from shoal.nets.q_network import HeadConfig
 from shoal.ops import c51, value
-from shoal.options import number
+from shoal.options import flag, number
 
 if TYPE_CHECKING:
+    from shoal.algorithms.common.contrast import Contrast
     from shoal.envs import EnvSpec
     from shoal.nets import NetConfig
 
@@ -73,14 +74,15 @@ class Config(QLearningConfig):
 
     def validate(self) -> None:
         super().validate()
+        atoms, low, high, rescale = (flag(name, self.section) for name in ("atoms", "value_min", "value_max", "rescale"))
         if self.atoms == 1:
-            raise ConfigError("--algorithm.atoms is 1: one atom is the same return for every action; give 2 or more (C51 has 51), "
+            raise ConfigError(f"{atoms} is 1: one atom is the same return for every action; give 2 or more (C51 has 51), "
                               "or 0 to learn without")
         if self.atoms and self.value_min >= self.value_max:
-            raise ConfigError(f"--algorithm.value-min {self.value_min:g} is not below --algorithm.value-max {self.value_max:g}: "
+            raise ConfigError(f"{low} {self.value_min:g} is not below {high} {self.value_max:g}: "
                               "atoms lie between the two; give the smallest and the largest return that an episode can have")
         if self.atoms and self.rescale:
-            raise ConfigError(f"--algorithm.rescale with --algorithm.atoms {self.atoms}: atoms lie on the scale of rewards, from "
+            raise ConfigError(f"{rescale} with {atoms} {self.atoms}: atoms lie on the scale of rewards, from "
                               "value-min to value-max; turn one of the two off")
 
 
@@ -90,13 +92,13 @@ class DQN(QLearning[Config]):
     name, config_class, tolerates = "dqn", Config, Tolerance.REPLAY
     metrics = (*phase_metrics(("all",)), TD_ERROR, Q_MEAN, Q_MAX, TARGET_MEAN, IMPORTANCE_MIN, RETURNS_CLIPPED)
 
-    def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
+    def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int, contrast: Contrast | None = None) -> None:
         if net.recurrent != "none" or net.prev_action_reward:
             raise ConfigError(
                 f"net.recurrent = {net.recurrent!r}, net.prev_action_reward = {net.prev_action_reward}: dqn learns from "
                 "transitions, which have no past; use r2d2, or turn both off"
             )
-        super().__init__(config, spec, net, seats)
+        super().__init__(config, spec, net, seats, contrast)
 
     @cached_property
     def record(self) -> Transitions:

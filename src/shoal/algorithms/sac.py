@@ -40,9 +40,10 @@ from shoal.errors import ConfigError
 from shoal.ops import distributions as dist
 from shoal.ops import off_policy
 from shoal.ops.value import chosen
-from shoal.options import number
+from shoal.options import flag, number
 
 if TYPE_CHECKING:
+    from shoal.algorithms.common.contrast import Contrast
     from shoal.envs import EnvSpec
     from shoal.nets import NetConfig
 
@@ -72,11 +73,11 @@ class SAC(OffPolicyActorCritic):
     name, config_class, exploration = "sac", Config, 1.0
     metrics = (ALPHA, ENTROPY, TD_ERROR, Q_MEAN, TARGET_MEAN, IMPORTANCE_MIN, *phase_metrics(("critic", "actor", "temperature")))
 
-    def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int) -> None:
+    def __init__(self, config: Config, spec: EnvSpec, net: NetConfig, seats: int, contrast: Contrast | None = None) -> None:
         space = spec.action_space
         self.space: Any = space if isinstance(space, gym.spaces.Discrete) else bounded_box(self.name, spec)
         self.actions = int(space.n) if isinstance(space, gym.spaces.Discrete) else 0
-        super().__init__(config, spec, net, seats)
+        super().__init__(config, spec, net, seats, contrast)
         self.target_entropy = target_entropy(config, self.space)
 
     def net(self, seed: int) -> SoftNet | DiscreteSoftNet:
@@ -97,21 +98,22 @@ class SAC(OffPolicyActorCritic):
         if config.alpha == "auto":
             phases.append(Phase("temperature", "adam", config.alpha_lr, epsilon=config.optimiser_epsilon))
         make: Any = DiscreteSoftObjective if self.actions else SoftObjective
-        return ActorCriticLearn(config, model, target, phases, make(config, model.net, target.net), self.target_entropy)
+        return ActorCriticLearn(config, model, target, phases, make(config, model.net, target.net), self.target_entropy,
+                                self.plan.contrast)
 
 
 def target_entropy(config: Config, space: gym.spaces.Box | gym.spaces.Discrete) -> float:
     """The number behind auto; numbers of which nothing good can come are refused."""
-    given = config.target_entropy
+    given, name = config.target_entropy, flag("target_entropy", config.section)
     if isinstance(space, gym.spaces.Discrete):
         most = math.log(space.n)
         if given != "auto" and not 0 <= given < most:
-            raise ConfigError(f"--algorithm.target-entropy {given:g} cannot be reached: the entropy of {space.n} discrete actions "
+            raise ConfigError(f"{name} {given:g} cannot be reached: the entropy of {space.n} discrete actions "
                               f"lies between 0 and log {space.n} = {most:.3g}; give a number between, or auto")
         return DISCRETE_SHARE * most if given == "auto" else given
     size = math.prod(space.shape)
     if given != "auto" and given > 0:
-        raise ConfigError(f"--algorithm.target-entropy {given:g} has the wrong sign: of continuous actions it is a differential "
+        raise ConfigError(f"{name} {given:g} has the wrong sign: of continuous actions it is a differential "
                           f"entropy, at most 0; give {-given:g}, or auto ({-size})")
     return float(-size if given == "auto" else given)
 
@@ -147,10 +149,10 @@ class SoftObjective(Tempered):
         q: Tensor = self.critic(seen, items["action"])
         return q
 
-    def bootstrap(self, following: Tree, items: Tree, noise: Tensor | None) -> Tensor:
+    def bootstrap(self, following: Tree, lagging: Tree, items: Tree, noise: Tensor | None) -> Tensor:
         assert noise is not None
         action, log_prob = self.policy.sample(following, noise.chunk(2, 1)[0])
-        return off_policy.soft_values(self.target_critic.of_unit(following, action), log_prob, self.alpha())
+        return off_policy.soft_values(self.target_critic.of_unit(lagging, action), log_prob, self.alpha())
 
     def actor(self, seen: Tree, items: Tree, noise: Tensor | None) -> ActorObjective:
         assert noise is not None
@@ -173,9 +175,9 @@ class DiscreteSoftObjective(Tempered):
         q: Tensor = self.critic(seen)  # [count, B, A]
         return chosen(q, items["action"].expand(len(q), -1))
 
-    def bootstrap(self, following: Tree, items: Tree, noise: Tensor | None) -> Tensor:
+    def bootstrap(self, following: Tree, lagging: Tree, items: Tree, noise: Tensor | None) -> Tensor:
         log_probs = self._log_probs(following, items.get("next_action_mask"))
-        return off_policy.expected_soft_values(self.target_critic(following), log_probs, self.alpha())
+        return off_policy.expected_soft_values(self.target_critic(lagging), log_probs, self.alpha())
 
     def actor(self, seen: Tree, items: Tree, noise: Tensor | None) -> ActorObjective:
         alpha = self.alpha()

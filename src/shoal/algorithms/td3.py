@@ -69,11 +69,11 @@ class TwinObjective:
         q: Tensor = self.critic(seen, items["action"])
         return q
 
-    def bootstrap(self, following: Tree, items: Tree, noise: Tensor | None) -> Tensor:
+    def bootstrap(self, following: Tree, lagging: Tree, items: Tree, noise: Tensor | None) -> Tensor:
         assert noise is not None
-        action = self.target_actor.unit(following)
+        action = self.target_actor.unit(lagging)
         action = smoothed_action(action, noise, self.config.target_noise, self.config.target_noise_limit)
-        return clipped_double_q(self.target_critic.of_unit(following, action))
+        return clipped_double_q(self.target_critic.of_unit(lagging, action))
 
     def actor(self, seen: Tree, items: Tree, noise: Tensor | None) -> ActorObjective:
         return ActorObjective(-self.critic.of_unit(seen, self.policy.unit(seen))[0])

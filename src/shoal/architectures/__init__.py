@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "parameter_server": "shoal.architectures.parameter_server:ShardedParameterServer",
     "device": "shoal.architectures.device:Device",
     "qtopt": "shoal.architectures.qtopt:QTOptGraph",
+    "representation": "shoal.architectures.representation:RepresentationGraph",
 }
 """Name -> module:class of a learning.Architecture."""
 

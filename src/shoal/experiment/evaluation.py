@@ -47,7 +47,7 @@ def _published(algorithm: Algorithm, folder: Path, choice: PolicyChoice) -> Tree
         learned.sort(key=lambda state: int(state.get("learn/begin", (0,))[0]))  # a parameter server's slices, in their order
         learn, counts = algorithm.learn(0), learned[0]["counts"]
         with torch.no_grad():
-            for name, tensor in learn.state.items():
+            for name, tensor in learn.weights.items():
                 pieces = [state[f"learn/{name}"] for state in learned]
                 whole = pieces[0] if pieces[0].shape == tensor.shape else np.concatenate(pieces)
                 tensor.copy_(torch.from_numpy(whole))

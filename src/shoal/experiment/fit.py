@@ -15,7 +15,8 @@ __all__ = ["check_fit", "fits"]
 def fits(algorithm: type[Algorithm], architecture: Architecture, options: Any) -> bool:
     """Whether the algorithm can learn from what the architecture delivers with these options."""
     if algorithm.from_replay:
-        return architecture.takes_replay and (algorithm.relabels or not architecture.needs_relabel)
+        able = (algorithm.relabels or not architecture.needs_relabel) and (algorithm.represents or not architecture.needs_encoder)
+        return architecture.takes_replay and able
     return architecture.takes_unrolls and algorithm.tolerates >= architecture.delivers(options).needs
 
 
@@ -34,9 +35,13 @@ def check_fit(names: Names, algorithm: type[Algorithm], architecture: Architectu
         able = [name for name in algorithms.ALGORITHMS if algorithms.named(name).relabels]
         raise ConfigError(f"{pair}: its updaters compute items anew between two tables, and {names.algorithm} has nothing to "
                           f"compute there; use --algorithm {' or '.join(able)}, or --architecture actor_learner")
+    if algorithm.from_replay and architecture.needs_encoder:
+        able = [name for name in algorithms.ALGORITHMS if algorithms.named(name).represents]
+        raise ConfigError(f"{pair}: its representation learner makes an encoder, and {names.algorithm} has none apart from its "
+                          f"nets; use --algorithm {' or '.join(able)}, or --architecture actor_learner")
     if algorithm.from_replay:
-        able = [name for name in architectures.ARCHITECTURES if architectures.named(name).takes_replay
-                and not architectures.named(name).needs_relabel]
+        known = {name: architectures.named(name) for name in architectures.ARCHITECTURES}
+        able = [name for name, one in known.items() if one.takes_replay and not (one.needs_relabel or one.needs_encoder)]
         raise ConfigError(f"{pair}: {names.algorithm} learns from a replay table, and {names.architecture} has none; use "
                           f"--architecture {' or '.join(able)}")
     if not architecture.takes_unrolls:

@@ -25,7 +25,7 @@ from shoal.nets.net_config import NetConfig
 from shoal.nets.torsos import MLP, ImpalaResNet, NatureCNN, SmallConv
 from shoal.nets.user_module import Observation, UserModule, children, user_module
 
-__all__ = ["Encoder", "Observation", "encoder"]
+__all__ = ["Encoder", "Observation", "encoder", "image_shape", "is_image"]
 
 CNN: TypeAlias = NatureCNN | ImpalaResNet | SmallConv
 CNNS: dict[str, type[CNN]] = {"nature": NatureCNN, "impala": ImpalaResNet, "small_conv": SmallConv}
@@ -44,14 +44,14 @@ class Encoder(nn.Module):
     def __init__(self, space: gym.Space[Any], config: NetConfig) -> None:
         super().__init__()
         leaves = list(_leaves(space))
-        images = [(path, leaf) for path, leaf in leaves if isinstance(leaf, spaces.Box) and _is_image(leaf, config.torso)]
+        images = [(path, leaf) for path, leaf in leaves if isinstance(leaf, spaces.Box) and is_image(leaf, config.torso)]
         of_images = {path for path, _ in images}
         vectors = [(path, leaf) for path, leaf in leaves if path not in of_images]
         if config.torso in CNNS and not images:
             raise ConfigError(f"--net.torso {config.torso} reads images, but no part of the observation {space} is one; drop it")
         self._images: list[tuple[Path, bool, CNN]] = []  # faster to walk than a ModuleList
         for path, leaf in images:
-            shape, channels_last = _image_shape(leaf.shape)
+            shape, channels_last = image_shape(leaf.shape)
             self._images.append((path, channels_last, _cnn(shape, config.torso)))
         self.cnns = nn.ModuleList(cnn for _, _, cnn in self._images)
         self._vectors = [(path, _Floats(leaf)) for path, leaf in vectors]
@@ -116,18 +116,19 @@ def _pick(observation: Observation, path: Path) -> Tensor:
     return leaf
 
 
-def _is_image(space: spaces.Box, torso: str) -> bool:
+def is_image(space: spaces.Box, torso: str) -> bool:
+    """Whether a CNN reads it, with this --net.torso."""
     if torso == "mlp" or len(space.shape) not in (2, 3):
         return False
     if torso in CNNS:
         return True
     if len(space.shape) != 3:
         return False
-    (_, height, width), _ = _image_shape(space.shape)
+    (_, height, width), _ = image_shape(space.shape)
     return min(height, width) >= (3 if space.dtype == np.uint8 else 36)
 
 
-def _image_shape(shape: Sequence[int]) -> tuple[tuple[int, int, int], bool]:
+def image_shape(shape: Sequence[int]) -> tuple[tuple[int, int, int], bool]:
     """(channels, height, width), and whether the channels are last in the data."""
     if len(shape) == 2:
         return (1, shape[0], shape[1]), False

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from shoal.errors import ConfigError
 
-__all__ = ["ACTIVATIONS", "MLP", "Conv", "ImpalaResNet", "NatureCNN", "SmallConv", "orthogonal", "set_orthogonal", "tanh",
-           "to_channels_last"]
+__all__ = ["ACTIVATIONS", "MLP", "Conv", "ImpalaResNet", "NatureCNN", "SmallConv", "flat_features", "lay_channels_last",
+           "orthogonal", "set_orthogonal", "tanh", "to_channels_last"]
 
 
 class _Tanh(torch.autograd.Function):
@@ -97,13 +97,14 @@ class Conv(nn.Conv2d):
         return y
 
 
-def _lay_channels_last(module: nn.Module) -> None:
+def lay_channels_last(module: nn.Module) -> None:
+    """Let the weights of convolutions lie as they are computed with."""
     for p in module.parameters():
         if p.dim() == 4:
             p.data = p.data.contiguous(memory_format=torch.channels_last)
 
 
-def _flat_features(x: Tensor) -> Tensor:
+def flat_features(x: Tensor) -> Tensor:
     """[N, C, H, W] -> [N, H*W*C]: in the order of channels-last memory this is a view, not a copy."""
     return x.permute(0, 2, 3, 1).flatten(1)
 
@@ -139,13 +140,13 @@ class NatureCNN(nn.Module):
         )
         height, width = (((((n - 8) // 4 + 1) - 4) // 2 + 1) - 2 for n in shape[1:])
         self.dense = orthogonal(nn.Linear(64 * height * width, self.features))
-        _lay_channels_last(self)
+        lay_channels_last(self)
 
     def forward(self, image: Tensor) -> Tensor:  # [N, C, H, W] -> [N, 512]
         x = to_channels_last(image)
         for conv in self.convs:
             x = torch.relu(conv(x))
-        return torch.relu(self.dense(_flat_features(x)))
+        return torch.relu(self.dense(flat_features(x)))
 
 
 class SmallConv(nn.Module):
@@ -158,11 +159,11 @@ class SmallConv(nn.Module):
         channels = _check_image("small_conv", shape, 3)
         self.conv = orthogonal(Conv(channels, 16, 3))
         self.dense = orthogonal(nn.Linear(16 * (shape[1] - 2) * (shape[2] - 2), self.features))
-        _lay_channels_last(self)
+        lay_channels_last(self)
 
     def forward(self, image: Tensor) -> Tensor:  # [N, C, H, W] -> [N, 128]
         x = torch.relu(self.conv(to_channels_last(image)))
-        return torch.relu(self.dense(_flat_features(x)))
+        return torch.relu(self.dense(flat_features(x)))
 
 
 class _Residual(nn.Module):
@@ -200,11 +201,11 @@ class ImpalaResNet(nn.Module):
             inputs, height, width = outputs, (height + 1) // 2, (width + 1) // 2
         self.sections = nn.Sequential(*sections)
         self.dense = orthogonal(nn.Linear(inputs * height * width, self.features))
-        _lay_channels_last(self)
+        lay_channels_last(self)
 
     def forward(self, image: Tensor) -> Tensor:  # [N, C, H, W] -> [N, 256]
         x = torch.relu(self.sections(to_channels_last(image)))
-        return torch.relu(self.dense(_flat_features(x)))
+        return torch.relu(self.dense(flat_features(x)))
 
 
 def _check_image(torso: str, shape: Sequence[int], smallest: int) -> int:

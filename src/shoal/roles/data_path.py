@@ -46,7 +46,7 @@ class DataPath:
     replayed = False
     """Whether there are tables between the two."""
 
-    def add_tables(self, place: Placing = None) -> None:
+    def add_tables(self, place: Placing = None, uncounted: Port | None = None) -> None:
         """A stream has none."""
 
     def private_bytes(self, intake: Intake) -> int:
@@ -71,8 +71,9 @@ class TablePath(DataPath):
         """Batches lie in the memory of the wires."""
         return 0
 
-    def add_tables(self, place: Placing = None) -> None:
-        """Add the roles that keep the tables: one table, its shards, or one table for each actor."""
+    def add_tables(self, place: Placing = None, uncounted: Port | None = None) -> None:
+        """Add the roles that keep the tables: one table, its shards, or one table for each actor. `uncounted` is the server's end
+        of a wire for readers beside the learner."""
         from shoal.roles.replay import Replay
 
         parts = self.parts
@@ -85,7 +86,7 @@ class TablePath(DataPath):
                 raise ConfigError(f"--replay.shards {parts.replay.shards} with --architecture.one-place does not fit: there is one "
                                   "process; leave either out")
         self.program.add(parts.table, Replay, parts=parts, inserts=self.server, samples=self.samples, turns=self.turns,
-                         replicas=parts.actors if self.each else parts.replay.shards, place=place)
+                         uncounted=uncounted, replicas=parts.actors if self.each else parts.replay.shards, place=place)
 
 
 def data_path(program: Program, parts: Parts, *, depth: int, paired: bool = False, turns: bool = False,

@@ -46,8 +46,8 @@ def draw_server(program: Program, parts: Parts, shards: int,
     size, layout = len(parts.algorithm.learn(parts.seed).state["params"]), parts.algorithm.published_layout()
     if layout.fields["params"].shape != (size,):
         part = layout.fields["params"].shape < (size,)
-        why = ("a part of them; give --algorithm.actor-priorities, with which they take all, or use" if part
-               else "its target nets instead; use")
+        all_of_them = "" if parts.algorithm.represents else "give --algorithm.actor-priorities, with which they take all, or "
+        why = f"a part of them; {all_of_them}use" if part else "its target nets instead; use"
         raise ConfigError(f"--algorithm {parts.algorithm.name} with --architecture parameter_server does not fit: shards publish "
                           f"all parameters, and its policies take {why} --architecture actor_learner")
     cuts = cuts_of(size, shards)

@@ -97,6 +97,12 @@ REGISTRY: tuple[Metric, ...] = (
            measured_by="relabelling"),
     Metric("relabelled", "counter", "items", "Items that were computed anew and put into another table.",
            measured_by="relabelling"),
+    Metric("encoder_updates", "counter", "updates", "Updates of the encoder by a representation learner.",
+           measured_by="representation"),
+    Metric("encoder_version", "gauge", "version", "The newest version of the encoder that it has published.",
+           measured_by="representation"),
+    Metric("encoder_lag", "histogram", "versions", "Versions that the encoder in a learner's update is behind the newest one when "
+           "the update is made.", LAGS, measured_by="representation"),
     # replaying
     Metric("replay_inserts", "counter", "items", "Items that the replay table has taken in."),
     Metric("replay_samples", "counter", "items", "Items that it has handed out; the same one may be drawn often."),

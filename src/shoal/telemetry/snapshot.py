@@ -164,8 +164,11 @@ class Window:
                 shown = distribution(now.sums, since, metric)
                 shot[metric.name] = {"mean": shown.mean, "p95": shown.p95, "max": shown.max}
         shot |= self._values(now, since, [metric for metric in self._registry if metric.measured_by in measured])
-        together = tuple(metric.name for metric in self._algorithm_metrics if metric.kind == "gauge")
-        shot["losses"] = self._values(now, since, self._algorithm_metrics, together)
+        shot["losses"] = {}
+        for part in dict.fromkeys(metric.measured_by for metric in self._algorithm_metrics):
+            own = [metric for metric in self._algorithm_metrics if metric.measured_by == part]
+            together = tuple(metric.name for metric in own if metric.kind == "gauge")
+            shot["losses"] |= self._values(now, since, own, together)
         if self._role_metrics:
             shot["role_metrics"] = self._values(now, since, self._role_metrics)
         return shot

@@ -57,22 +57,30 @@ class Readings(Mapping[str, float]):
 
 
 def descend(loss: torch.Tensor, metrics: Mapping[str, torch.Tensor], grad: torch.Tensor, lr: float | torch.Tensor, waits: bool, *,
-            parameters: Sequence[torch.Tensor] | None = None, prefix: str = "") -> tuple[Vector, Mapping[str, float]]:
+            parameters: Sequence[torch.Tensor] | None = None, prefix: str = "", adds: bool = False,
+            feeds: torch.Tensor | None = None) -> tuple[Vector, Mapping[str, float]]:
     """The flat gradient of a loss, which is put into `grad`, and the metrics as numbers; "loss", "grad_norm" and "learning_rate"
-    are added, with a `prefix`. With `parameters`, only theirs is computed.
+    are added, with a `prefix`. With `parameters`, only theirs is computed; those of them that another phase owns have theirs in
+    `feeds`. That phase `adds` its own gradient to what is there.
 
     With `waits` these are an array and floats, otherwise a tensor and Readings. Where loss or gradient are not finite the gradient
     becomes NaN, so that every learner of a group leaves the update out.
     """
-    grad.zero_()
+    if not adds:
+        grad.zero_()
+    if feeds is not None:
+        feeds.zero_()
     loss.backward(inputs=parameters)
     metrics = {f"{prefix}loss": loss, **metrics, f"{prefix}grad_norm": torch.linalg.vector_norm(grad)}
     if not waits:
         finite = torch.isfinite(loss.detach()) & torch.isfinite(metrics[f"{prefix}grad_norm"])
-        grad.add_(torch.where(finite, 0.0, math.nan))
+        for found in (grad,) if feeds is None else (grad, feeds):
+            found.add_(torch.where(finite, 0.0, math.nan))
         return grad, Readings({**metrics, f"{prefix}learning_rate": grad.new_zeros(()) + lr})
     values = torch.stack([value.detach() for value in metrics.values()]).tolist()
     numbers: dict[str, Any] = dict(zip(metrics, values, strict=True))
     if not (math.isfinite(numbers[f"{prefix}loss"]) and math.isfinite(numbers[f"{prefix}grad_norm"])):
         grad.fill_(math.nan)
+        if feeds is not None:
+            feeds.fill_(math.nan)
     return grad.numpy(), {**numbers, f"{prefix}learning_rate": float(lr)}

@@ -58,15 +58,20 @@ class PhasedLearn(ABC, Generic[M]):
 
     def __init__(self, model: M, phases: Sequence[Phase], *, target: M | None = None, publishes: str | None = None,
                  normalise_returns: bool = False) -> None:
-        """With several phases each is named after a part (a child) of the network. `publishes` is the one part that policies need;
-        None publishes all. Observations are normalised if the model says so."""
+        """With several phases each is named after a part of the model (see Model.span). `publishes` is the one part of the network
+        that policies need, with the encoder in front of it; None publishes all of it. Observations are normalised if the model says
+        so."""
         self.model, self.target = model, target
         self.phases = tuple(phase.name for phase in phases)
         whole = slice(0, model.params.numel())
-        spans = {name: model.span(name) if len(phases) > 1 else whole for name in self.phases}
-        self._publishes = whole if publishes is None else model.span(publishes)
-        parts = {} if len(phases) == 1 else {name: model.net.get_submodule(name) for name in self.phases}
-        self._leaves = {name: list(part.parameters()) for name, part in parts.items()}  # listed once: it takes long
+        cut = len(phases) > 1 or model.representation is not None
+        spans = {name: model.span(name) if cut else whole for name in self.phases}
+        self._publishes = model.published(publishes)
+        self._feeds = {phase.name: model.span(phase.feeds) for phase in phases if phase.feeds}
+        self._fed = {phase.feeds for phase in phases}
+        parts = {phase.name: [phase.name, *([phase.feeds] if phase.feeds else [])] for phase in phases} if cut else {}
+        self._leaves = {name: [leaf for one in names for leaf in model.part(one).parameters()]  # listed once: it takes long
+                        for name, names in parts.items()}
         self.parameters = PhasedParameters(phases, spans, model.params, None if target is None else target.params)
         self.statistics = Statistics(model.norm_size, normalise_returns)
         self.state: dict[str, torch.Tensor] = self.parameters.state
@@ -88,6 +93,10 @@ class PhasedLearn(ABC, Generic[M]):
     @abstractmethod
     def loss(self, minibatch: Any, phase: str) -> Loss:
         """Of the parameters of this phase."""
+
+    def loss_of(self, minibatch: Any, phase: str) -> Loss:
+        """Of any phase, those included that an algorithm knows nothing of."""
+        return self.loss(minibatch, phase)
 
     def sums(self, batch: Tree, index: int = 0, learners: int = 1) -> np.ndarray:
         """What learners have to know of each other's batches."""
@@ -130,13 +139,14 @@ class PhasedLearn(ABC, Generic[M]):
         return gradient, metrics
 
     def _descend(self, minibatch: Any, phase: str) -> tuple[Vector, Any, Any]:
-        found, optimiser = self.loss(minibatch, phase), self.parameters.optimiser(phase)
-        if len(self.phases) == 1:
+        found, optimiser = self.loss_of(minibatch, phase), self.parameters.optimiser(phase)
+        if not self._leaves:
             gradient, metrics = descend(found.loss, found.metrics, self.model.grad, optimiser.lr, self._waits)
         else:
-            grad = self.model.grad[self.span(phase)]
+            grad, feeds = self.model.grad[self.span(phase)], self._feeds.get(phase)
             gradient, metrics = descend(found.loss, found.metrics, grad, optimiser.lr, self._waits, prefix=f"{phase}_",
-                                        parameters=self._leaves[phase])
+                                        parameters=self._leaves[phase], adds=phase in self._fed,
+                                        feeds=None if feeds is None else self.model.grad[feeds])
         if found.priorities is None:
             return gradient, metrics, None
         judged = found.priorities.detach().double()

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from shoal.telemetry.metrics import Metric
 
-__all__ = ["ALPHA", "APPROX_KL", "CLIP_FRACTION", "DELTA_Q_FIRST", "DELTA_Q_LAST", "ENTROPY", "EXPLAINED_VARIANCE", "GRAD_NORM",
-           "IMPORTANCE_MIN", "LEARNING_RATE", "LOSS", "MEAN_RHO", "POLICY_LOSS", "POLICY_METRICS", "Q_MAX", "Q_MEAN",
-           "RETURNS_CLIPPED", "TARGET_MEAN", "TD_ERROR", "VALUE_LOSS", "phase_metrics"]
+__all__ = ["ALPHA", "APPROX_KL", "CLIP_FRACTION", "CONTRAST_ACCURACY", "CONTRAST_LOSS", "DELTA_Q_FIRST", "DELTA_Q_LAST",
+           "ENTROPY", "EXPLAINED_VARIANCE", "GRAD_NORM", "IMPORTANCE_MIN", "LEARNING_RATE", "LOSS", "MEAN_RHO", "POLICY_LOSS",
+           "POLICY_METRICS", "Q_MAX", "Q_MEAN", "RETURNS_CLIPPED", "TARGET_MEAN", "TD_ERROR", "VALUE_LOSS", "phase_metrics"]
 
 # of every algorithm
 LOSS = Metric("loss", "gauge", "", "The whole loss of the last update.")
@@ -38,6 +38,10 @@ IMPORTANCE_MIN = Metric("importance_min", "gauge", "share", "Smallest importance
 ALPHA = Metric("alpha", "gauge", "reward", "Temperature of SAC: what a nat of the policy's entropy is worth.")
 RETURNS_CLIPPED = Metric("returns_clipped", "gauge", "share", "Probability, in the last update's targets, of returns outside "
                          "--algorithm.value-min and value-max; with --algorithm.atoms.")
+CONTRAST_ACCURACY = Metric("contrast_accuracy", "gauge", "share", "Share of the last batch's crops whose own key was the likeliest "
+                           "of all; images that are alike count as wrong.")
+CONTRAST_LOSS = Metric("contrast_loss", "gauge", "nats", "Mean contrastive loss (InfoNCE) of the last batch; at first about the "
+                       "logarithm of its size.")
 DELTA_Q_FIRST = Metric("delta_q_first", "gauge", "share", "How far q-values at a window's first loss step are from those with the "
                        "actor's own state, over the window's largest; with --algorithm.diagnose.")
 DELTA_Q_LAST = Metric("delta_q_last", "gauge", "share", "The same at a window's last loss step.")

@@ -16,6 +16,7 @@ from shoal.algorithms.records.spaces import leaf_tree
 from shoal.core import Tree
 from shoal.device.placement import Hardware
 from shoal.nets.flat import adopt, flat_grad, flatten
+from shoal.nets.representation import Representation
 from shoal.nets.torsos import Conv
 from shoal.slots import leaves
 
@@ -28,21 +29,25 @@ N = TypeVar("N", bound=nn.Module)
 
 class Model(Generic[N]):
     """A net and `params`, the flat vector of which its parameters are views. `mean` and `scale` are those that observations are
-    normalised with; they are the model's own until it `watch`es others."""
+    normalised with; they are the model's own until it `watch`es others. With a `representation` the net sees codes of images, and
+    the vector begins with the representation's parameters."""
 
-    def __init__(self, net: N, observation_space: gym.Space[Any], norm_size: int = 0) -> None:
+    def __init__(self, net: N, observation_space: gym.Space[Any], norm_size: int = 0,
+                 representation: Representation | None = None) -> None:
         """`norm_size` numbers of an observation are normalised: all floating-point ones, or none."""
-        self.net, self.norm_size = net, norm_size
-        self.params = flatten(net)
+        self.net, self.norm_size, self.representation = net, norm_size, representation
+        self.detached = False  # whether losses of the net have no gradient for the representation
+        self._whole: nn.Module = net if representation is None else nn.ModuleList([representation, net])
+        self.params = flatten(self._whole)
         self._space = observation_space
         self._grad: torch.Tensor | None = None
         self._hardware, self._on_gpu = Hardware(), False
-        self._convolutional = any(p.dim() == 4 for p in net.parameters())
+        self._convolutional = any(p.dim() == 4 for p in self._whole.parameters())
         self.watch(torch.zeros(norm_size), torch.ones(norm_size))
 
     def move(self, into: torch.Tensor) -> None:
         """Let the parameters live in `into`, with the values that are there."""
-        self.params = adopt(self.net, into)
+        self.params = adopt(self._whole, into)
 
     def watch(self, mean: torch.Tensor, scale: torch.Tensor) -> None:
         """See observations through these statistics from now on."""
@@ -56,13 +61,17 @@ class Model(Generic[N]):
         self.watch(self.mean.to(hardware.device), self.scale.to(hardware.device))
         if hardware.on_gpu:
             torch.backends.cudnn.benchmark = True  # batches have few sizes: the fastest convolution of each is looked for once
-            for module in self.net.modules():
+            for module in self._whole.modules():
                 if isinstance(module, Conv):
                     module.channels_last = hardware.gpu.channels_last
 
     def span(self, part: str) -> slice:
-        """The slice of `params` that belongs to this part (a child) of the net."""
-        start = sum(p.numel() for p in self.net.parameters(recurse=False))
+        """The slice of `params` that belongs to this part: a child of the net, "head" for all of it, or "encoder" for the
+        representation in front of it."""
+        begin = 0 if self.representation is None else sum(p.numel() for p in self.representation.parameters())
+        if self.representation is not None and part in ("encoder", "head"):
+            return slice(0, begin) if part == "encoder" else slice(begin, self.params.numel())
+        start = begin + sum(p.numel() for p in self.net.parameters(recurse=False))
         for name, child in self.net.named_children():
             size = sum(p.numel() for p in child.parameters())
             if name == part:
@@ -70,8 +79,23 @@ class Model(Generic[N]):
             start += size
         raise ValueError(f"the network has no part {part!r}; it has {', '.join(name for name, _ in self.net.named_children())}")
 
+    def part(self, name: str) -> nn.Module:
+        """What `span` says the place of."""
+        if self.representation is not None and name in ("encoder", "head"):
+            return self.representation if name == "encoder" else self.net
+        return self.net.get_submodule(name)
+
+    def published(self, part: str | None) -> slice:
+        """The slice of `params` that policies need: the encoder, where there is one, and this part of the net; None for all."""
+        if self.representation is None:
+            return slice(0, self.params.numel()) if part is None else self.span(part)
+        return slice(self.representation.compared_size, self.span(part or "head").stop)
+
     def see(self, observation: Tree) -> Tree:
-        """What the net is shown: floating-point numbers normalised, everything else as it is."""
+        """What the net is shown: codes of images, or floating-point numbers normalised and everything else as it is."""
+        if self.representation is not None:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detached):
+                return self.representation(observation)
         return observation if self._slices is None else _scale(observation, self._slices)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -96,7 +120,7 @@ class Model(Generic[N]):
     def grad(self) -> torch.Tensor:
         """The flat gradient; made when first asked for, because actors and target nets need none."""
         if self._grad is None:
-            self._grad = flat_grad(self.net)
+            self._grad = flat_grad(self._whole)
         return self._grad
 
 

@@ -67,6 +67,8 @@ class Phase:
     target: TargetSchedule | None = None
     period_updates: int = 1
     """Learner steps between two updates of this phase (the delayed policy updates of TD3)."""
+    feeds: str = ""
+    """A phase whose parameters this loss has a gradient for too: it comes later, and adds that gradient to its own."""
 
     def rate(self, progress: Progress) -> float:
         return annealed(progress, self.lr, self.lr_final)
@@ -113,6 +115,10 @@ class PhasedParameters:
 
     def span(self, phase: str) -> slice:
         return self._parts[phase].span
+
+    def phase(self, name: str) -> Phase:
+        """As it was given."""
+        return self._parts[name].phase
 
     def optimiser(self, phase: str) -> Optimiser:
         return self._parts[phase].optimiser

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
 
 from shoal.algorithms.records.spaces import float_size
 from shoal.errors import ConfigError
 from shoal.slots import Field, Layout
 
 if TYPE_CHECKING:
+    from shoal.algorithms.common.contrast import Contrast
     from shoal.envs import EnvSpec
     from shoal.nets import NetConfig
 
@@ -25,13 +28,21 @@ class Plan:
     seats: int
     norm_size: int
     """How many numbers of an observation are normalised; 0 for none."""
+    contrast: Contrast | None = None
+    """How an encoder of images is learned beside the algorithm (CURL); None: nets read observations themselves."""
 
     @classmethod
-    def of(cls, spec: EnvSpec, net: NetConfig, seats: int, normalise_observations: bool = False) -> Plan:
+    def of(cls, spec: EnvSpec, net: NetConfig, seats: int, normalise_observations: bool = False,
+           contrast: Contrast | None = None) -> Plan:
         net.validate()
         if seats < 1:
             raise ConfigError(f"seats={seats}: an actor needs at least one; raise the number of environments per actor")
-        return cls(spec, net, seats, float_size(spec.observation_space) if normalise_observations else 0)
+        return cls(spec, net, seats, float_size(spec.observation_space) if normalise_observations else 0, contrast)
+
+    @property
+    def seen_space(self) -> gym.Space[Any]:
+        """What nets read: observations, or codes of them."""
+        return self.spec.observation_space if self.contrast is None else self.contrast.codes
 
     @property
     def mask_size(self) -> int:

@@ -20,6 +20,7 @@ from shoal.learning import Algorithm, Policy, Progress, Tolerance
 from shoal.slots import Layout
 
 if TYPE_CHECKING:
+    from shoal.algorithms.common.contrast import Contrast
     from shoal.envs import EnvSpec
     from shoal.nets import NetConfig
 
@@ -32,7 +33,8 @@ class OffPolicyActorCritic(Algorithm):
     from_replay = runs_on_gpu = True
     tolerates = Tolerance.REPLAY
 
-    def __init__(self, config: Any, spec: EnvSpec, net: NetConfig, seats: int) -> None:
+    def __init__(self, config: Any, spec: EnvSpec, net: NetConfig, seats: int, contrast: Contrast | None = None) -> None:
+        """`contrast`: how an encoder of images is learned beside it (CURL)."""
         config.validate()
         if net.recurrent != "none" or net.prev_action_reward:
             raise ConfigError(f"net.recurrent = {net.recurrent!r}, net.prev_action_reward = {net.prev_action_reward}: {self.name} "
@@ -40,7 +42,7 @@ class OffPolicyActorCritic(Algorithm):
         if net.separate_value:
             raise ConfigError(f"net.separate_value = True: the critics of {self.name} are nets of their own anyway; drop it")
         self.config = config
-        self.plan = Plan.of(spec, net, seats, config.normalise_observations)
+        self.plan = Plan.of(spec, net, seats, config.normalise_observations, contrast)
 
     @abstractmethod
     def net(self, seed: int) -> nn.Module:
@@ -55,14 +57,20 @@ class OffPolicyActorCritic(Algorithm):
         """What `explore` is after the random steps; see policy.py."""
 
     def model(self, seed: int) -> Model[Any]:
-        return Model(self.net(seed), self.plan.spec.observation_space, self.plan.norm_size)
+        """To learn with."""
+        return self._model(self.net(seed), seed, learns=True)
+
+    def _model(self, net: nn.Module, seed: int = 0, learns: bool = False) -> Model[Any]:
+        plan = self.plan
+        representation = None if plan.contrast is None else plan.contrast.representation(seed, learns)
+        return Model(net, plan.spec.observation_space, plan.norm_size, representation)
 
     def acting_model(self) -> tuple[Model[Any], Any, Any]:
         """What a policy acts with, as it is published: the model, its actor and, where actors judge items, its critic."""
         net: Any = self.net(0)
         if self.config.actor_priorities:
-            return Model(net, self.plan.spec.observation_space, self.plan.norm_size), net.actor, net.critic
-        return Model(net.actor, self.plan.spec.observation_space, self.plan.norm_size), net.actor, None
+            return self._model(net), net.actor, net.critic
+        return self._model(net.actor), net.actor, None
 
     @cached_property
     def record(self) -> Transitions:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.algorithms.common.contrast import Contrast
 from shoal.algorithms.common.item_batch import ItemMinibatch, item_minibatch
 from shoal.algorithms.common.item_learn import ItemLearn
 from shoal.algorithms.common.learn import Loss
@@ -59,7 +60,8 @@ class Objective(Protocol):
     noises: int
 
     def taken(self, seen: Tree, items: Tree) -> Tensor: ...  # Q [count, B] of the recorded actions
-    def bootstrap(self, following: Tree, items: Tree, noise: Tensor | None) -> Tensor: ...  # [B] of next observations, no gradient
+    def bootstrap(self, following: Tree, lagging: Tree, items: Tree, noise: Tensor | None) -> Tensor: ...
+    # [B] of next observations, no gradient: `following` is how the nets see them, `lagging` how the target nets do
     def actor(self, seen: Tree, items: Tree, noise: Tensor | None) -> ActorObjective: ...
 
 
@@ -75,8 +77,8 @@ class ActorCriticLearn(ItemLearn[Model[Any]]):
     """A learning.Learn and ReplayLearn. The parts of the net are named as the phases are."""
 
     def __init__(self, config: OffPolicyOptions, model: Model[Any], target: Model[Any], phases: Sequence[Phase],
-                 objective: Objective, target_entropy: float = 0.0) -> None:
-        super().__init__(model, phases, target=target, publishes=None if config.actor_priorities else "actor")
+                 objective: Objective, target_entropy: float = 0.0, contrast: Contrast | None = None) -> None:
+        super().__init__(model, phases, target=target, publishes=None if config.actor_priorities else "actor", contrast=contrast)
         self.config, self._objective, self._target_entropy = config, objective, target_entropy
         self._entropy = torch.zeros(())  # of the last actor phase, as its share of the joined batch's mean
 
@@ -102,9 +104,12 @@ class ActorCriticLearn(ItemLearn[Model[Any]]):
             return self._actor_loss(minibatch) if phase == "actor" else self._temperature_loss(minibatch)
 
     def _critic_loss(self, minibatch: NoisyMinibatch) -> Loss:
-        items, see = minibatch.items, self.model.see
+        items, see, target = minibatch.items, self.model.see, self.target
+        assert target is not None
         with torch.no_grad():
-            bootstrap = self._objective.bootstrap(see(items["next_observation"]), items, minibatch.noise)
+            following = see(items["next_observation"])
+            lagging = following if target.representation is None else target.see(items["next_observation"])
+            bootstrap = self._objective.bootstrap(following, lagging, items, minibatch.noise)
             goal = items["reward"] + items["discount"] * bootstrap
         q = self._objective.taken(see(items["observation"]), items)
         error = goal - q
@@ -114,7 +119,9 @@ class ActorCriticLearn(ItemLearn[Model[Any]]):
         return Loss((minibatch.weight * error.square()).sum() * minibatch.scale, metrics, size)
 
     def _actor_loss(self, minibatch: NoisyMinibatch) -> Loss:
-        found = self._objective.actor(self.model.see(minibatch.items["observation"]), minibatch.items, minibatch.noise)
+        with torch.no_grad():  # what the actor sees is the critics' business
+            seen = self.model.see(minibatch.items["observation"])
+        found = self._objective.actor(seen, minibatch.items, minibatch.noise)
         if found.entropy is not None:
             self._entropy.copy_(found.entropy.detach().sum() * minibatch.scale)
         return Loss(found.loss.sum() * minibatch.scale, found.metrics)

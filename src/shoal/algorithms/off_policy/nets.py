@@ -19,8 +19,8 @@ class DeterministicNet(nn.Module):
 
     def __init__(self, plan: Plan, space: gym.spaces.Box, critics: int, seed: int) -> None:
         super().__init__()
-        self.actor = build_actor(plan.spec.observation_space, space, plan.net, seed)
-        self.critic = build_critic(plan.spec.observation_space, space, plan.net, seed + 1, critics)
+        self.actor = build_actor(plan.seen_space, space, plan.net, seed)
+        self.critic = build_critic(plan.seen_space, space, plan.net, seed + 1, critics)
 
 
 class Temperature(nn.Module):
@@ -39,8 +39,8 @@ class SoftNet(nn.Module):
 
     def __init__(self, plan: Plan, space: gym.spaces.Box, temperature: Temperature | None, seed: int) -> None:
         super().__init__()
-        self.actor = build_squashed_actor(plan.spec.observation_space, space, plan.net, seed)
-        self.critic = build_critic(plan.spec.observation_space, space, plan.net, seed + 1, 2)
+        self.actor = build_squashed_actor(plan.seen_space, space, plan.net, seed)
+        self.critic = build_critic(plan.seen_space, space, plan.net, seed + 1, 2)
         self.temperature = temperature
 
 
@@ -49,6 +49,6 @@ class DiscreteSoftNet(nn.Module):
 
     def __init__(self, plan: Plan, actions: int, temperature: Temperature | None, seed: int) -> None:
         super().__init__()
-        self.actor = build_policy(plan.spec.observation_space, actions, plan.net, seed)
-        self.critic = build_values(plan.spec.observation_space, actions, plan.net, seed + 1, 2)
+        self.actor = build_policy(plan.seen_space, actions, plan.net, seed)
+        self.critic = build_values(plan.seen_space, actions, plan.net, seed + 1, 2)
         self.temperature = temperature

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import gymnasium as gym
 import numpy as np
 
+from shoal.algorithms.common.contrast import Contrast
 from shoal.algorithms.common.optimiser import ValueOptimiserName
 from shoal.algorithms.common.plan import Plan, weights_layout
 from shoal.algorithms.q_learning.learn import Errors, QLearn
@@ -94,10 +95,11 @@ class QLearning(Algorithm, Generic[C]):
 
     from_replay = runs_on_gpu = True
 
-    def __init__(self, config: C, spec: EnvSpec, net: NetConfig, seats: int) -> None:
+    def __init__(self, config: C, spec: EnvSpec, net: NetConfig, seats: int, contrast: Contrast | None = None) -> None:
+        """`contrast`: how an encoder of images is learned beside it (CURL)."""
         config.validate()
         self.config = config
-        self.plan = Plan.of(spec, net, seats, config.normalise_observations)
+        self.plan = Plan.of(spec, net, seats, config.normalise_observations, contrast)
         if not isinstance(spec.action_space, gym.spaces.Discrete):
             raise ConfigError(
                 f"{self.name} cannot act in {spec.name}: it needs one value for each action, but the action space is "
@@ -134,14 +136,15 @@ class QLearning(Algorithm, Generic[C]):
         """The head of the net."""
         return HeadConfig(self.config.dueling, self.config.dueling_hidden, self.config.zero_head)
 
-    def model(self, seed: int = 0) -> QModel:
-        return QModel(self.plan, self.head(), seed)
+    def model(self, seed: int = 0, learns: bool = False) -> QModel:
+        return QModel(self.plan, self.head(), seed, learns)
 
     def policy(self) -> QPolicy:
         return QPolicy(self.model())
 
     def learn(self, seed: int) -> QLearn:
-        return QLearn(self.config, self.model(seed), self.model(seed), self.errors(), seed)
+        model, target = self.model(seed, learns=True), self.model(seed, learns=True)
+        return QLearn(self.config, model, target, self.errors(), seed, self.plan.contrast)
 
     def explore(self, index: int, count: int, seats: int, progress: Progress) -> np.ndarray:
         """Epsilon of every seat."""

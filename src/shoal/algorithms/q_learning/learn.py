@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from shoal.algorithms.common.contrast import Contrast
 from shoal.algorithms.common.item_batch import ItemMinibatch, item_minibatch
 from shoal.algorithms.common.item_learn import ItemLearn
 from shoal.algorithms.common.learn import Loss
@@ -78,12 +79,14 @@ class Errors(Protocol):
 class QLearn(ItemLearn[QModel]):
     """A learning.Learn and ReplayLearn."""
 
-    def __init__(self, config: QLearningConfig, model: QModel, target: QModel, errors: Errors, seed: int) -> None:
+    def __init__(self, config: QLearningConfig, model: QModel, target: QModel, errors: Errors, seed: int,
+                 contrast: Contrast | None = None) -> None:
         """`seed` is that of the noise."""
         follows = TargetSchedule(tau=config.target_tau) if config.target_tau else TargetSchedule(config.target_period_updates)
-        phase = Phase("all", config.optimiser, config.lr, config.lr_final, config.optimiser_epsilon, config.grad_norm,
+        name = "all" if contrast is None else "head"
+        phase = Phase(name, config.optimiser, config.lr, config.lr_final, config.optimiser_epsilon, config.grad_norm,
                       decay=config.rmsprop_decay, start=config.adagrad_start, target=follows)
-        super().__init__(model, (phase,), target=target)
+        super().__init__(model, (phase,), target=target, contrast=contrast)
         self.config, self._errors, self._target, self._seed = config, errors, target, seed
         self.captures = errors.captures
 

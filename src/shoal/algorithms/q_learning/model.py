@@ -35,11 +35,12 @@ class Estimated(NamedTuple):
 class QModel(Model[QNetwork]):
     """Action values, in float32 whatever the net was computed in."""
 
-    def __init__(self, plan: Plan, head: HeadConfig, seed: int) -> None:
-        """The same seed gives the same weights, and torch's own random state is left alone."""
+    def __init__(self, plan: Plan, head: HeadConfig, seed: int, learns: bool = False) -> None:
+        """The same seed gives the same weights, and torch's own random state is left alone. `learns`: not for a policy alone."""
         spec = plan.spec
-        super().__init__(build_q(spec.observation_space, spec.action_space, plan.net, head, seed), spec.observation_space,
-                         plan.norm_size)
+        representation = None if plan.contrast is None else plan.contrast.representation(seed, learns)
+        super().__init__(build_q(plan.seen_space, spec.action_space, plan.net, head, seed), spec.observation_space,
+                         plan.norm_size, representation)
         self._values: Callable[..., Any] | None = None  # compiled
         self._logits: Callable[..., Any] | None = None
         self._unroll: Callable[..., Any] | None = None
