@@ -29,7 +29,7 @@ __all__ = ["LINES"]
 
 SB3 = Peer("sb3_sac", "stable-baselines3", ("stable-baselines3>=2.7", "gymnasium[mujoco]==1.4.0", "mujoco<4"),
            beside=("torch", "gymnasium", "numpy", "mujoco"))
-TURNS, SECONDS, WARM_SECONDS, START = 5, 5.0, 2.0, 300
+TURNS, SECONDS, WARM_SECONDS, START = 5, 4.0, 2.0, 300
 
 
 @dataclass(frozen=True)
