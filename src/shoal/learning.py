@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn", "Delivery", "DeviceLearn", "DevicePolicy",
            "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels", "ReplayLearn",
-           "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord", "UnrollRecorder", "Updater", "UpdaterSlice",
-           "Viewer", "phases_due"]
+           "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord", "UnrollRecorder",
+           "Updater", "UpdaterSlice", "Viewer", "phases_due"]
 
 
 # ---------------------------------------------------------------------------------------------- acting
@@ -137,6 +137,32 @@ class UnrollRecord(Record):
 
     @abstractmethod
     def recorder(self, seats: int | None = None) -> UnrollRecorder: ...
+
+
+class SeatRecorder(Protocol):
+    """Fills the columns of a slot one by one, where not all seats are asked at every step (shoal.envs.multi_agent).
+
+        recorder.begin(slot.data)
+        while not recorder.full:
+            ...                                                             # the policy acts for the seats that are asked
+            recorder.act(rows, view, state, action, extras, version)        # what those K seats saw and did, [K, ...]
+            step = env.step(actions)
+            recorder.settle(step, actions)                                  # closes the decisions of its valid rows
+    """
+
+    @property
+    def full(self) -> bool: ...
+    def view(self, step: Step) -> StepView: ...
+    def begin(self, data: Tree) -> None: ...
+    def act(self, rows: np.ndarray, view: StepView, state: Tree, action: Tree, extras: Tree, version: int) -> None: ...
+    def settle(self, step: Step, action: Tree) -> None: ...
+
+
+@runtime_checkable
+class SeatRecord(Protocol):
+    """An UnrollRecord for games in which seats take turns."""
+
+    def columns(self, seats: int) -> SeatRecorder: ...
 
 
 class ItemRecorder(Protocol):
@@ -393,6 +419,7 @@ class Architecture(ABC):
     prefers_gpu: ClassVar[bool] = False     # a GPU is worth it whatever the observations are
     has_actors: ClassVar[bool] = True       # roles other than the learner act: --actors
     one_place: ClassVar[bool] = False       # has the option one_place: actors in their learner's process
+    takes_turns: ClassVar[bool] = False     # its actors may play games in which seats take turns
     batch_slots: ClassVar[bool] = False     # has the option batch_slots: unrolls in a batch; otherwise one of every actor
     process_options: ClassVar[tuple[str, ...]] = ()  # options that are numbers of processes or threads
     size_options: ClassVar[tuple[str, ...]] = ("envs_per_actor",)  # options that increase the memory of a role

@@ -136,6 +136,9 @@ def prepare(plan: Plan) -> Prepared:
             spec = source.describe()
     except (ConfigError, EnvironmentError_) as error:
         raise error if plan.env.name in str(error) else ConfigError(f"{plan.env.name}: {error}") from None
+    if spec.takes_turns and not plan.architecture.takes_turns:
+        raise ConfigError(f"{plan.env.name}: its agents take turns, and --architecture {plan.names.architecture} asks all of them "
+                          "at every step; use --architecture synchronous or actor_learner")
     if experiment.demos is not None:
         _check_demos(plan, spec, source.kwargs)
     seats = experiment.architecture.envs_per_actor * spec.seats_per_env

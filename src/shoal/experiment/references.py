@@ -96,11 +96,10 @@ class EnvRef:
 def modules_of(config: Mapping[str, Any]) -> list[str]:
     """The top-level modules that a run's config.json names, other than shoal's own choices."""
     env = config.get("env", {})
-    names = [(env.get("id") or "").removeprefix(PETTINGZOO), *(config.get(section, {}).get("name") for section in ("algorithm", "architecture"))]
+    names = [env.get("id"), *(config.get(section, {}).get("name") for section in ("algorithm", "architecture"))]
     paths = [env.get("import"), config.get("net", {}).get("module"), *(name for name in names if name and ":" in name)]
-    if (env.get("id") or "").startswith(PETTINGZOO):
-        paths.append(names[0])
-    return sorted({path.partition(":")[0].partition(".")[0] for path in paths if path and not path.startswith("?")})
+    paths = [path.removeprefix(PETTINGZOO) for path in paths if path and not path.startswith("?")]
+    return sorted({path.partition(":")[0].partition(".")[0] for path in paths})
 
 
 def check_trust(modules: Sequence[str], trust: bool) -> list[str]:
