@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from shoal.runtime import Program
     from shoal.telemetry.metrics import Metric
 
-__all__ = ["Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn", "Delivery", "DeviceLearn", "DevicePolicy",
-           "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels", "ReplayLearn",
-           "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord", "UnrollRecorder",
-           "Updater", "UpdaterSlice", "Viewer", "phases_due"]
+__all__ = ["ActionProbabilities", "Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn", "Delivery", "DeviceLearn",
+           "DevicePolicy", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels",
+           "ReplayLearn", "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord",
+           "UnrollRecorder", "Updater", "UpdaterSlice", "Viewer", "phases_due"]
 
 
 # ---------------------------------------------------------------------------------------------- acting
@@ -94,6 +94,13 @@ class DevicePolicy(Policy, Protocol):
     """A policy that can also compute on a GPU."""
 
     def to(self, hardware: Hardware) -> None: ...
+
+
+@runtime_checkable
+class ActionProbabilities(Policy, Protocol):
+    """A policy over discrete actions that can say how likely each of them is, [B, A]."""
+
+    def probabilities(self, view: StepView) -> np.ndarray: ...
 
 
 # ---------------------------------------------------------------------------------------------- recording

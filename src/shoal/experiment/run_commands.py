@@ -43,6 +43,8 @@ class Resume(Options):
 
     until_return: float | None = number(None)
     """Stop when an evaluation's mean return reaches this; as before without it."""
+    until: str | None = None
+    """Stop when an evaluation's METRIC[(OPPONENT)] >= (or <=) NUMBER; as before without it."""
     max_env_steps: int | None = number(None, above=0)
     """Stop after this many agent decisions, earlier parts included."""
     max_learner_steps: int | None = number(None, above=0)
@@ -74,7 +76,7 @@ class Resume(Options):
 def resume_command(arguments: list[str]) -> int:
     rundir, options = _run_and_options(arguments, Resume, "shoal resume RUN", Resume.of)
     _say_modules(rundir, options.trust)
-    names = ("until_return", "max_env_steps", "max_learner_steps", "max_seconds", "runtime", "actors", "learner_threads")
+    names = ("until_return", "until", "max_env_steps", "max_learner_steps", "max_seconds", "runtime", "actors", "learner_threads")
     overrides: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
     overrides |= {name: dataclasses.asdict(getattr(options, name)) for name in ("ray", "console")}
     if options.online:
@@ -112,7 +114,7 @@ def _while_running(error: BaseException) -> bool:
 def _farewell(run: Run, out: IO[str]) -> None:
     summary = run.summary
     reason = str(summary.get("stopped_by"))
-    stopped = {"return": "the return was reached", "env_steps": "env-step budget used up",
+    stopped = {"return": "the return was reached", "until": "the goal was reached", "env_steps": "env-step budget used up",
                "learner_steps": "update budget used up", "seconds": "time budget used up",
                "interrupt": "stopped by hand"}.get(reason, reason)
     shown = [f"{name.replace('_', ' ')} {_number(summary.get(name))}" for name in ("eval_return", "train_return")]
@@ -159,6 +161,8 @@ class Eval(Options):
     """How many episodes."""
     seed: int = number(1_000_000, at_least=0, below=2**53)
     """Of the environments."""
+    against: Literal["random", "perfect"] | None = None
+    """Matches against this opponent, home on every side; as the run was evaluated without it."""
     policy: PolicyName | None = None
     """The best of all evaluated versions, or the last one; what the run was trained with (--policy) without it."""
     trust: bool = False
@@ -169,8 +173,9 @@ def eval_command(arguments: list[str]) -> int:
     rundir, options = _run_and_options(arguments, Eval, "shoal eval RUN")
     _say_modules(rundir, options.trust)
     run = _load_and_say(rundir, options)
-    result = run.evaluate(options.episodes, options.seed)
-    sys.stdout.write(f"{run.prepared.plan.env.name}: {result.sentence()}\n")
+    result = run.evaluate(options.episodes, options.seed, options.against)
+    against = options.against or run.prepared.plan.experiment.against
+    sys.stdout.write(f"{run.prepared.plan.env.name}{f' against {against}' if against else ''}: {result.sentence()}\n")
     return 0
 
 

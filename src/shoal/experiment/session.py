@@ -52,6 +52,7 @@ class Goals:
     max_env_steps: int | None = None
     max_learner_steps: int | None = None
     max_seconds: float | None = None
+    until: str | None = None
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class RunSession:
             self._save_last(control)
         self._last_step = time.monotonic()
         shown, self._trained = self._measure(self._last_step), self._measure(self._last_step, whole_run=True)
-        if ended and done and reason not in ("interrupt", "return"):  # what was confirmed stays the result
+        if ended and done and reason not in ("interrupt", "return", "until"):  # what was confirmed stays the result
             self._evaluate_last(control)
         now = self._measure(time.monotonic())
         newer = {name: now[name] for name in (*EVALUATED, *self._window.counters) if name in now}  # a step may end after the stop
@@ -355,7 +356,7 @@ class RunSession:
         evaluated = choice.version is not None and choice.eval_return is not None
         return {"policy": choice.name, "policy_version": choice.version, "policy_env_steps": choice.env_steps,
                 "eval_return": choice.eval_return, "eval_episodes": choice.eval_episodes,
-                "eval_version": choice.version if evaluated else 0}
+                "eval_version": choice.version if evaluated else 0, **choice.scores}
 
     def _write_summary(self) -> None:
         """At the end and with every checkpoint (before the end, as after a kill -9, it says nothing of a reason)."""

@@ -4,5 +4,4 @@ payoff.py         how often each player beats each other, with decay
 opponents.py      how a player chooses among its past opponents: PFSP weightings, OpenAI Five's qualities
 matchmaking.py    main agents and exploiters: matches, snapshots, resets (AlphaStar)
 vault.py          snapshots on disk: immutable, content-addressed
-game_trees.py     small games as trees; exploitability.py computes best responses on them
 """
