@@ -90,6 +90,11 @@ class Run:
 
         return Policy(self.prepared.algorithm, self.published, *self.prepared.raw_spaces())
 
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """By name; one policy for all agents is "main"."""
+        return {"main": self.policy}
+
     def evaluate(self, episodes: int = 100, seed: int = 1_000_000, against: str | None = None) -> Evaluation:
         """Fresh greedy episodes; matches against an opponent (random, perfect) where one is given or the run had one."""
         from shoal.experiment.evaluation import evaluate

@@ -363,14 +363,15 @@ class RunSession:
         now, (reason, error) = time.monotonic(), self._outcome
         shot = self._trained or self._measure(now, whole_run=True)
         lag, age = shot["policy_lag"], shot["data_age_seconds"]
-        started = self._first_step if self._first_step is not None else now
+        started, handed_back = self._first_step if self._first_step is not None else now, self._handed_back()
         summary = {
             **self.labels, "stopped_by": reason, "seconds": shot["seconds"],
             "startup_seconds": started - self._started,
             **{name: shot[name] for name in ("env_steps", "env_frames", "learner_steps", "episodes")},
             **{f"{name}_per_second": shot[name] / shot["seconds"] if shot["seconds"] else math.nan
                for name in ("env_steps", "learner_steps")},
-            **{name: shot[name] for name in ("train_return", "learner_idle")}, **self._handed_back(),
+            **{name: shot[name] for name in ("train_return", "learner_idle")}, **handed_back,
+            "policies": {"main": {**{name: shot[name] for name in ("env_steps", "learner_steps", "train_return")}, **handed_back}},
             "policy_lag": lag, "data_age_seconds": {"mean": age["mean"], "p95": age["p95"]},
             **{name: shot[name] for name in ("samples_per_insert", "bytes_per_env_step", "bytes_per_second", "restarts",
                                              "updates_skipped")}, **self._control.surroundings(),  # type: ignore[union-attr]  # a session ends with its control

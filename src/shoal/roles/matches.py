@@ -40,4 +40,4 @@ def exploitability_of(policy: Policy, tree: GameTree) -> float:
     def probabilities(agent: int, seen: np.ndarray, masks: np.ndarray) -> np.ndarray:
         return asked(StepView(seen, np.ones(len(seen), bool), masks if tree.spec.masked else None))
 
-    return exploitability(tree, probabilities).exploitability
+    return float(exploitability(tree, probabilities).exploitability)
