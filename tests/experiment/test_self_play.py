@@ -14,7 +14,7 @@ from shoal.envs.builtin.game_trees import tree_of
 from shoal.errors import ConfigError
 from shoal.experiment.config import Experiment
 from shoal.roles.goals import Goal
-from shoal.roles.matches import exploitability_of, match_rates
+from shoal.roles.matches import exploitability_of, match_rates, rate_interval
 
 QUIET = {"console": {"mode": "none"}, "tensorboard": False, "runtime": "inline", "actors": 1}
 
@@ -97,8 +97,31 @@ def test_until_exploitability(tmp_path, capsys):
 
 
 def test_same_seed_same_weights(tmp_path):
-    one, two = (kuhn(tmp_path / name, max_env_steps=6000) for name in ("one", "two"))
+    one, two = (kuhn(tmp_path / name, max_env_steps=3000) for name in ("one", "two"))
     assert digest(one) == digest(two) and one.summary["env_steps"] == two.summary["env_steps"]
+
+
+def test_run_against_run(tmp_path, capsys):
+    """Against itself a deterministic policy gets what the other side loses; another game's run is refused."""
+    one = kuhn(tmp_path / "one", max_env_steps=1000, net={"recurrent": "lstm", "lstm_size": 8})
+    two = kuhn(tmp_path / "two", max_env_steps=1000)
+    found, back = one.evaluate(600, seed=1, against=two), two.evaluate(600, seed=1, against=one)
+    assert abs(found.returns.mean() + back.returns.mean()) < 0.35 and "win rate" in found.sentence()
+    assert abs(two.evaluate(600, seed=2, against=two).returns.mean()) < 0.3
+    assert main(["eval", str(one.directory), "--against", str(two.directory), "--episodes", "20"]) == 0
+    assert f"against {two.directory}" in capsys.readouterr().out
+    assert main(["eval", str(one.directory), "--against", "strong"]) == 2
+    assert "--against strong is no opponent; use one of random, perfect, or" in capsys.readouterr().err
+    other = shoal.train("ppo", "shoal/TicTacToe-v0", max_env_steps=500, run_dir=str(tmp_path / "other"), **QUIET)
+    with pytest.raises(ConfigError, match="give a run of the same game"):
+        other.evaluate(10, against=one)
+
+
+def test_rate_interval():
+    low, high = rate_interval(0.5, 100)
+    assert round(low, 4) == 0.4038 and round(high, 4) == 0.5962
+    low, high = rate_interval(1.0, 50)
+    assert round(low, 4) == 0.9286 and high == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("preset", "env"), [
@@ -114,8 +137,8 @@ def test_games_are_trained(preset, env, tmp_path):
 
 
 def test_replay_with_turns(tmp_path):
-    run = shoal.train("dqn", "shoal/TicTacToe-v0", policies="self-play", max_env_steps=600, seed=1, run_dir=str(tmp_path / "run"),
-                      **QUIET, replay={"min_size": 200, "batch_size": 32}, eval={"episodes": 10})
+    run = shoal.train("dqn", "shoal/TicTacToe-v0", policies="self-play", max_env_steps=300, seed=1, run_dir=str(tmp_path / "run"),
+                      **QUIET, replay={"min_size": 100, "batch_size": 32}, eval={"episodes": 10})
     assert run.summary["learner_steps"] > 0 and run.summary["win_rate"] is not None
 
 

@@ -21,7 +21,7 @@ from shoal.envs.random_policy import RandomPolicy
 from shoal.errors import ConfigError
 from shoal.slots import map_tree
 
-__all__ = ["OPPONENTS", "OpponentEnv", "OpponentMaker", "built_in_opponent", "perfect_opponent", "random_opponent"]
+__all__ = ["OPPONENTS", "Opponent", "OpponentEnv", "OpponentMaker", "built_in_opponent", "perfect_opponent", "random_opponent"]
 
 Opponent = Callable[[Step, np.ndarray], np.ndarray]
 """(step of all seats, which of them are its own and asked) -> actions of all seats; only those count."""

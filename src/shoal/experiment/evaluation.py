@@ -19,6 +19,7 @@ from shoal.experiment.checkpoints import TensorFiles
 from shoal.experiment.policy_choice import PolicyChoice
 from shoal.learning import Algorithm, Progress, StepView
 from shoal.roles.episodes import EpisodePlay
+from shoal.roles.matches import match_rates, rate_interval
 from shoal.slots import leaves
 
 __all__ = ["Evaluation", "Policy", "evaluate", "frames", "published_of"]
@@ -100,9 +101,15 @@ class Evaluation:
     lengths: np.ndarray
     unfinished: int = 0
     """Episodes that had not ended after --eval.max-episode-steps, and count as they were."""
+    matches: bool = False
+    """Whether they were played against an opponent."""
 
     def sentence(self) -> str:
         cut = f"; {self.unfinished} of them had not ended" if self.unfinished else ""
+        if self.matches:
+            rates = match_rates(self.returns)
+            low, high = rate_interval(rates["win_rate"], len(self.returns))
+            cut += f"; win rate {rates['win_rate']:.3f} ({low:.3f} to {high:.3f}), losses {rates['loss_rate']:.3f}"
         return (f"return {self.returns.mean():.2f} ± {self.returns.std():.2f} over {len(self.returns)} episodes "
                 f"(min {self.returns.min():.2f}, max {self.returns.max():.2f}), length {self.lengths.mean():.1f}{cut}")
 

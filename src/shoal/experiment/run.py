@@ -42,6 +42,7 @@ from shoal.telemetry.snapshot import COUNTERS
 from shoal.telemetry.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
+    from shoal.envs.opponent_env import OpponentMaker
     from shoal.experiment.evaluation import Evaluation, Policy
     from shoal.runtime import Program
 
@@ -95,15 +96,28 @@ class Run:
         """By name; one policy for all agents is "main"."""
         return {"main": self.policy}
 
-    def evaluate(self, episodes: int = 100, seed: int = 1_000_000, against: str | None = None) -> Evaluation:
-        """Fresh greedy episodes; matches against an opponent (random, perfect) where one is given or the run had one."""
+    def as_opponent(self, home: Run) -> OpponentMaker:
+        """This run's policy as an opponent of another run's."""
+        from shoal.roles.policy_opponent import policy_opponent
+
+        mine, theirs = self.prepared.spec, home.prepared.spec
+        if (mine.observation_space, mine.action_space) != (theirs.observation_space, theirs.action_space):
+            raise ConfigError(f"{self.directory} cannot play against {home.directory}: its policy is for {mine.name}, which has "
+                              f"other spaces than {theirs.name}; give a run of the same game")
+        return policy_opponent(self.prepared.algorithm, self.published)
+
+    def evaluate(self, episodes: int = 100, seed: int = 1_000_000, against: str | Run | None = None) -> Evaluation:
+        """Fresh greedy episodes; matches against an opponent (random, perfect, a run) where one is given or the run had one."""
         from shoal.experiment.evaluation import evaluate
 
-        env = self.prepared.source.against(against or self.prepared.plan.experiment.against).make(min(episodes, 100))
+        opponent = against or self.prepared.plan.experiment.against
+        source = self.prepared.source.against(opponent.as_opponent(self) if isinstance(opponent, Run) else opponent)
+        env = source.make(min(episodes, 100))
         try:
             with compute_threads(1):
                 longest = self.prepared.plan.experiment.eval.max_episode_steps
-                return evaluate(self.prepared.algorithm, self.published, env, episodes, seed, longest)
+                found = evaluate(self.prepared.algorithm, self.published, env, episodes, seed, longest)
+                return found if opponent is None else replace(found, matches=True)
         finally:
             env.close()
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
 
+from shoal.envs.opponent_env import OPPONENTS
 from shoal.errors import ConfigError, EnvironmentError_, RoleFailed, ShoalError
 from shoal.experiment.config import ConsoleConfig
 from shoal.experiment.parse import parse_options, parse_train, split_positionals
@@ -161,8 +162,8 @@ class Eval(Options):
     """How many episodes."""
     seed: int = number(1_000_000, at_least=0, below=2**53)
     """Of the environments."""
-    against: Literal["random", "perfect"] | None = None
-    """Matches against this opponent, home on every side; as the run was evaluated without it."""
+    against: str | None = None
+    """Play matches on every side against random, perfect or another run's policy; as the run was evaluated without it."""
     policy: PolicyName | None = None
     """The best of all evaluated versions, or the last one; what the run was trained with (--policy) without it."""
     trust: bool = False
@@ -173,10 +174,20 @@ def eval_command(arguments: list[str]) -> int:
     rundir, options = _run_and_options(arguments, Eval, "shoal eval RUN")
     _say_modules(rundir, options.trust)
     run = _load_and_say(rundir, options)
-    result = run.evaluate(options.episodes, options.seed, options.against)
+    result = run.evaluate(options.episodes, options.seed, _opponent(options))
     against = options.against or run.prepared.plan.experiment.against
     sys.stdout.write(f"{run.prepared.plan.env.name}{f' against {against}' if against else ''}: {result.sentence()}\n")
     return 0
+
+
+def _opponent(options: Eval) -> str | Run | None:
+    """What --against names: a built-in opponent, or a run."""
+    word = options.against
+    if word is None or word in OPPONENTS:
+        return word
+    if not Path(word).exists():
+        raise ConfigError(f"--against {word} is no opponent; use one of {', '.join(OPPONENTS)}, or the directory of a run")
+    return load(RunDir.open(Path(word)).path, trust=options.trust)
 
 
 @dataclass(frozen=True)

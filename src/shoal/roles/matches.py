@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from shoal.envs.builtin.game_trees import GameTree, tree_of
@@ -10,7 +12,7 @@ from shoal.errors import ConfigError
 from shoal.learning import ActionProbabilities, Policy, StepView
 from shoal.roles.parts import EnvSource
 
-__all__ = ["exploitability_of", "match_rates", "quick_tree"]
+__all__ = ["exploitability_of", "match_rates", "quick_tree", "rate_interval"]
 
 QUICK = ("matrix", "kuhn")  # kernels of games whose best responses take milliseconds
 
@@ -19,6 +21,13 @@ def match_rates(returns: np.ndarray) -> dict[str, float]:
     """Of matches with these returns. A draw, which returns 0, counts half as a win."""
     wins, losses = np.mean(returns > 0), np.mean(returns < 0)
     return {"win_rate": float(wins + (1 - wins - losses) / 2), "loss_rate": float(losses)}
+
+
+def rate_interval(rate: float, games: int, deviations: float = 1.96) -> tuple[float, float]:
+    """Where the true rate lies, with 95 % confidence (Wilson's interval)."""
+    square = deviations**2 / games
+    middle, width = rate + square / 2, deviations * math.sqrt(rate * (1 - rate) / games + square / (4 * games))
+    return (middle - width) / (1 + square), (middle + width) / (1 + square)
 
 
 def quick_tree(policy: Policy, source: EnvSource) -> GameTree | None:

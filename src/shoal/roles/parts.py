@@ -41,11 +41,11 @@ class EnvSource:
         made = envs.make(self.env, num_envs, backend=self.backend, **self.kwargs)
         return made if self.opponent is None else OpponentEnv(made, self.opponent)
 
-    def against(self, word: str | None) -> EnvSource:
+    def against(self, opponent: str | OpponentMaker | None) -> EnvSource:
         """Matches against this opponent, one seat for each; None: the environments as they are."""
-        if word is None:
-            return self
-        return replace(self, opponent=built_in_opponent(word, envs.interface.env_name(self.env), self.kwargs))
+        if isinstance(opponent, str):
+            opponent = built_in_opponent(opponent, envs.interface.env_name(self.env), self.kwargs)
+        return replace(self, opponent=opponent)
 
     def tensors(self, num_envs: int, device: Any) -> Any:
         """The same environments as tensor code on a device: a shoal.envs.device.TensorEnv."""
