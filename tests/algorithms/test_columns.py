@@ -11,6 +11,7 @@ from shoal import envs
 from shoal.algorithms.actor_critic.unroll_batch import UnrollBatch
 from shoal.algorithms.records.transitions import Transitions
 from shoal.algorithms.records.unroll import Unroll
+from shoal.algorithms.records.windows import Windows
 from shoal.envs.multi_agent import GroupEnv
 from shoal.envs.turn_env import TurnEnvs
 from shoal.ops import returns
@@ -221,6 +222,48 @@ def test_transitions(n):
             np.testing.assert_array_equal(following, final if last else rows[reach[-1] + 1][0])
         found += 1
     assert found > 250
+
+
+def test_windows():
+    """Windows of a seat's own decisions: what it saw, did and earned, with the state and the previous step that it had then."""
+    one = Tavern(alike=True)
+    env = GroupEnv(TurnEnvs("tavern", [one]))
+    record = Windows(seats=3, observation_space=env.observation_space, action_space=env.action_space, gamma=GAMMA, burn_in=1,
+                     length=3, stride=2, eta=0.9, state={"count": (1,)}, previous=True)
+    policy, rng = Counting(), torch.Generator().manual_seed(1)
+    recorder, seats = record.recorder(), AskedSeats(policy.act, policy.initial_state(3))
+    now = env.reset(seed=4)
+    recorder.begin(now)
+    for _ in range(300):
+        action = seats.act(recorder.view(now), now.acts, None, rng)
+        now = env.step(action)
+        recorder.write(action, seats.before, seats.extras, now, 1)
+    items, priority = record.layout.joined(recorder.ready).empty(), np.zeros(recorder.ready)
+    recorder.take(items, priority)
+    for _ in range(60):
+        now = env.step(seats.act(recorder.view(now), now.acts, None, rng))
+    history, steps = brute_force(one.log), 0
+    for k in range(len(priority)):
+        made = np.flatnonzero(items["valid"][k])
+        begin = items["observation"][k, made[0]]
+        rows = history[AGENTS[int(begin[2])]]
+        i = next(j for j, row in enumerate(rows) if np.array_equal(row[0], begin))
+        number = 0  # of the decision in its episode
+        while i - number > 0 and not rows[i - number - 1][4]:
+            number += 1
+        if made[0] == 0:
+            assert items["state"]["count"][k, 0] == number  # zero at the beginning of an episode
+        for t in made:
+            x, a, reward, discount, last, _ = rows[i]
+            np.testing.assert_array_equal(items["observation"][k, t], x)
+            assert items["first"][k, t] == (number == 0)
+            assert (items["action"][k, t], items["reward"][k, t], items["discount"][k, t]) == (a, reward, discount)
+            before = (0, 0.0) if number == 0 else (rows[i - 1][1], rows[i - 1][2])
+            assert (items["prev_action"][k, t], items["prev_reward"][k, t]) == before
+            if not last and t + 1 < items["observation"].shape[1]:
+                np.testing.assert_array_equal(items["observation"][k, t + 1], rows[i + 1][0])
+            i, number, steps = i + 1, number + 1, steps + 1
+    assert steps > 300
 
 
 @pytest.mark.parametrize("seats", [6])
