@@ -70,6 +70,18 @@ def test_refused_by_architecture(tmp_path, capsys):
     assert "its agents take turns" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("words", "said"), [
+    (["data", "record", "random", "shoal/TicTacToe-v0", "--out", "OUT"], "its agents take turns, and recordings hold"),
+    (["train", "ppo", "shoal/Kuhnn-v0", "--run-dir", "OUT"], "did you mean shoal/Kuhn-v0"),
+    (["train", "ppo", "pettingzoo:pettingzoo.mpe.simple_v3", "--run-dir", "OUT"], "cannot be imported"),
+    (["train", "ppo", "shoal/Kuhn-v0", "--policies", "independent", "--run-dir", "OUT"], "give 'shared' or 'self-play'"),
+])
+def test_said_in_a_sentence(words, said, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main([str(out) if word == "OUT" else word for word in words]) == 2
+    assert said in capsys.readouterr().err and not out.exists()
+
+
 def kuhn(folder, **options):
     return shoal.train("ppo", "shoal/Kuhn-v0", policies="self-play", seed=3, run_dir=str(folder), **QUIET,
                        **{"eval": {"every_env_steps": 4000, "episodes": 40}, **options})
@@ -92,6 +104,8 @@ def test_until_exploitability(tmp_path, capsys):
     assert any(shot.get("exploitability") for shot in shots)
     assert main(["eval", str(tmp_path / "run"), "--episodes", "20"]) == 0
     assert "against random: return" in capsys.readouterr().out
+    assert main(["play", str(tmp_path / "run")]) == 2
+    assert "has several agents, but `shoal play` shows environments with one" in capsys.readouterr().err
     assert main(["resume", str(tmp_path / "run")]) == 2
     assert 'has reached its goal "exploitability <= 0.3"' in capsys.readouterr().err
 
