@@ -40,7 +40,8 @@ SNAPSHOT_SECONDS = 1.0
 RETRY_SECONDS = 5.0     # after a checkpoint that failed
 LAST_CHECKPOINT_SECONDS = 30.0
 PAUSED_SECONDS = 2.0    # of these, until actors go on because a role may need them to end its step
-EVALUATED = ("eval_return", "eval_std", "eval_episodes", "eval_version", "best_return", "lowest_return")
+EVALUATED = ("eval_return", "eval_std", "eval_episodes", "eval_version", "best_return", "lowest_return", "win_rate", "loss_rate",
+             "exploitability")
 BATCH_SECONDS = 30.0    # without an update, until it is said that the first batch is not full yet
 
 

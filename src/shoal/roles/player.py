@@ -60,6 +60,8 @@ class Player:
         self.now = self.env.reset(int(seeds[1]))
         self.explore: Any = None
         self.version = 0
+        self.lock_step = False
+        """Whether all that is sent must be of the newest version."""
 
     def load(self, published: Tree, version: int, index: int, count: int) -> None:
         """Act with these weights from now on, exploring like the `index`-th of `count` actors."""
@@ -152,15 +154,18 @@ class ColumnPlay:
     """Plays until the columns of an unroll are full, in games in which seats take turns."""
 
     def __init__(self, player: Player, recorder: SeatRecorder) -> None:
-        self.player, self.recorder = player, recorder
+        self.player, self.recorder, self.version = player, recorder, 0
         self.seats = AskedSeats(player.policy.act, player.policy.initial_state(player.env.num_seats))
 
     def fill(self, data: Tree) -> int:
-        """Fill `data` with one unroll."""
+        """Fill `data` with one unroll. In lock step columns that were begun with older weights are dropped."""
         player, recorder, stats, seats, now = self.player, self.recorder, self.player.me.stats, self.seats, self.player.now
         inference, world, write = stats.phase("inference"), stats.phase("env"), stats.phase("write")
         decisions = 0
         with write:
+            if player.lock_step and player.version != self.version:
+                recorder.forget()
+            self.version = player.version
             recorder.begin(data)
         while not recorder.full:
             with inference:

@@ -70,6 +70,7 @@ class ColumnRecorder:
         self._running_return = np.zeros(seats)
         self._finals: list[list[Final]] = [[] for _ in range(seats)]
         self._waiting: list[Columns] = []  # finished, and no room for them in the last slot
+        self._open, self._dropped = np.zeros(seats, bool), np.zeros(seats, bool)  # decided and not settled; not to be settled
         self._data: Any = None
         self._filled = self._final_rows = 0  # of the slot
         self._slot_returns = np.zeros((record.length, record.seats))
@@ -93,6 +94,13 @@ class ColumnRecorder:
         for columns in waiting:
             self._deliver(columns)
 
+    def forget(self) -> None:
+        """Drop all columns under way, decisions that are not settled included: they were made with older weights."""
+        self._at[:] = 0
+        self._dropped |= self._open
+        self._finals = [[] for _ in self._seats]
+        self._waiting.clear()
+
     def act(self, rows: np.ndarray, view: StepView, state: Tree, action: Tree, extras: Tree, version: int) -> None:
         """Seats `rows` [K] saw `view` with `state` and chose `action`: the rows [K, ...] of all three are theirs."""
         steps, at = self._steps, self._at[rows]
@@ -101,25 +109,29 @@ class ColumnRecorder:
         for name, column in steps["extras"].items():
             column[at, rows] = extras[name]
         steps["weights_version"][at, rows] = version
+        self._open[rows] = True
         begins = np.flatnonzero(at == 0)
         for name, column in self._state.items():
             column[rows[begins]] = np.asarray(state[name])[begins]
 
     def settle(self, step: Step, action: Tree) -> None:
         """`step` closes the decisions of its valid rows; `action` [B, ...] is the last one of every seat."""
-        rows = self._seats if step.valid.all() else np.flatnonzero(step.valid)
+        closed = self._seats if step.valid.all() else np.flatnonzero(step.valid)
+        rows = closed[~self._dropped[closed]] if self._dropped.any() else closed
+        self._open[closed] = self._dropped[closed] = False
         record, steps, at = self.record, self._steps, self._at[rows]
         for name in SETTLED:
             steps[name][at, rows] = getattr(step, name)[rows]
         self._time[at, rows] = time.time()
         if record.return_moments:
-            self._running_return[rows] = record.gamma * self._running_return[rows] + step.reward[rows]
+            self._running_return[closed] = record.gamma * self._running_return[closed] + step.reward[closed]
             self._returns[at, rows] = self._running_return[rows]
-            self._running_return[rows[step.last[rows]]] = 0
+            self._running_return[closed[step.last[closed]]] = 0
         for i, row in enumerate(step.final_rows):
-            seen = map_tree(lambda x, i=i: np.array(x[i]), step.final_observation)
-            done = np.array(executed(action, step)[row]) if record.previous else None
-            self._finals[row].append(Final(int(self._at[row]), seen, done))
+            if row in rows:
+                seen = map_tree(lambda x, i=i: np.array(x[i]), step.final_observation)
+                done = np.array(executed(action, step)[row]) if record.previous else None
+                self._finals[row].append(Final(int(self._at[row]), seen, done))
         if record.previous:
             self._viewer.of(step, action)
         self._at[rows] += 1
