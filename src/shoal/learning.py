@@ -38,9 +38,10 @@ if TYPE_CHECKING:
     from shoal.runtime import Program
     from shoal.telemetry.metrics import Metric
 
-__all__ = ["Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn", "Delivery", "DeviceLearn", "DevicePolicy",
-           "EncodedLearn", "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record", "Relabeller",
-           "Relabels", "ReplayLearn", "Represents", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord",
+__all__ = ["ActionProbabilities", "Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn", "Delivery", "DeviceLearn",
+           "DevicePolicy", "EncodedLearn", "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record",
+           "Relabeller", "Relabels", "ReplayLearn", "Represents", "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView",
+           "StoredItems", "Tolerance", "UnrollRecord",
            "UnrollRecorder", "Updater", "UpdaterSlice", "Viewer", "phases_due"]
 
 
@@ -97,6 +98,13 @@ class DevicePolicy(Policy, Protocol):
     def to(self, hardware: Hardware) -> None: ...
 
 
+@runtime_checkable
+class ActionProbabilities(Policy, Protocol):
+    """A policy over discrete actions that can say how likely each of them is, [B, A]."""
+
+    def probabilities(self, view: StepView) -> np.ndarray: ...
+
+
 # ---------------------------------------------------------------------------------------------- recording
 class Record(ABC):
     """What actors write down of their steps, and how it lies in memory."""
@@ -138,6 +146,33 @@ class UnrollRecord(Record):
 
     @abstractmethod
     def recorder(self, seats: int | None = None) -> UnrollRecorder: ...
+
+
+class SeatRecorder(Protocol):
+    """Fills the columns of a slot one by one, where not all seats are asked at every step (shoal.envs.multi_agent).
+
+        recorder.begin(slot.data)
+        while not recorder.full:
+            ...                                                             # the policy acts for the seats that are asked
+            recorder.act(rows, view, state, action, extras, version)        # what those K seats saw and did, [K, ...]
+            step = env.step(actions)
+            recorder.settle(step, actions)                                  # closes the decisions of its valid rows
+    """
+
+    @property
+    def full(self) -> bool: ...
+    def view(self, step: Step) -> StepView: ...
+    def begin(self, data: Tree) -> None: ...
+    def forget(self) -> None: ...  # drop what is under way: it was decided with older weights
+    def act(self, rows: np.ndarray, view: StepView, state: Tree, action: Tree, extras: Tree, version: int) -> None: ...
+    def settle(self, step: Step, action: Tree) -> None: ...
+
+
+@runtime_checkable
+class SeatRecord(Protocol):
+    """An UnrollRecord for games in which seats take turns."""
+
+    def columns(self, seats: int) -> SeatRecorder: ...
 
 
 class ItemRecorder(Protocol):
@@ -434,6 +469,7 @@ class Architecture(ABC):
     prefers_gpu: ClassVar[bool] = False     # a GPU is worth it whatever the observations are
     has_actors: ClassVar[bool] = True       # roles other than the learner act: --actors
     one_place: ClassVar[bool] = False       # has the option one_place: actors in their learner's process
+    takes_turns: ClassVar[bool] = False     # its actors may play games in which seats take turns
     batch_slots: ClassVar[bool] = False     # has the option batch_slots: unrolls in a batch; otherwise one of every actor
     spreads: ClassVar[Literal["", "actors", "rows"]] = ""  # over more cores with the same batch: more actors; its rows over more
     process_options: ClassVar[tuple[str, ...]] = ()  # options that are numbers of processes or threads

@@ -161,14 +161,6 @@ def test_vector_names_fault(fault, mode):
             env.step(np.zeros(2, int))
 
 
-class Turns:
-    """What is seen of a PettingZoo AECEnv."""
-
-    possible_agents = ("ann", "bob")
-
-    def agent_iter(self): ...
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -190,7 +182,11 @@ class Turns:
         (lambda: envs.describe(lambda: gym.make_vec("CartPole-v1", 4)), "always has 4 .*let it take num_envs"),
         (lambda: envs.describe(lambda: gym.make_vec("CartPole-v1", 1)), "always has 1 .*let it take num_envs"),
         (lambda: envs.make(lambda num_envs: gym.make_vec("CartPole-v1", 3), 2), "3 environments when asked for num_envs=2"),
-        (lambda: envs.make(Turns, 1), "players really take turns"),
+        (lambda: envs.make("pettingzoo:no_such.game", 1), r"pip install 'shoal\[pettingzoo\]'"),
+        (lambda: envs.make("pettingzoo:json", 1), r"neither parallel_env\(\) nor env\(\)"),
+        (lambda: envs.make("shoal/Kuhn-v0", 1, cards=4), "unexpected keyword argument 'cards'"),
+        (lambda: envs.make("shoal/ConnectFour-v0", 1, rows=2, columns=3), "length=4: a line"),
+        (lambda: envs.make("shoal/Kuhn-v0", 1, backend="loop"), "'compiled' only"),
     ],
 )
 def test_wrong_requests(call, words):

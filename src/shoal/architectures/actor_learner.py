@@ -78,7 +78,7 @@ class ActorLearner(Architecture):
 
     name = "actor_learner"
     config_class = Config
-    takes_replay = takes_demos = runs_on_gpu = one_place = batch_slots = True
+    takes_replay = takes_demos = takes_turns = runs_on_gpu = one_place = batch_slots = True
     spreads = "actors"
     size_options = ("batch_slots", "buffer_slots", "envs_per_actor")
 

@@ -44,7 +44,7 @@ class Synchronous(Architecture):
 
     name = "synchronous"
     config_class = Config
-    takes_replay = takes_demos = runs_on_gpu = one_place = True
+    takes_replay = takes_demos = takes_turns = runs_on_gpu = one_place = True
     spreads = "rows"
 
     def delivers(self, config: Config) -> Delivery:

@@ -6,7 +6,10 @@ shoal.envs.diagnose("MyEnv-v0")                      # findings in words about a
 
 interface.py        Step, BatchedEnv, EnvSpec: what the rest of shoal sees
 factory.py          make() and describe(): which back-end runs an environment
-adapter.py          what the adapters share: single_envs.py, vector_env.py, parallel_env.py, envpool_env.py, atari.py
+multi_agent.py      the same for several agents that take turns or have different spaces: MultiAgentEnv
+adapter.py          what the adapters share: single_envs.py, vector_env.py, envpool_env.py, atari.py
+seat_rows.py        what those of several agents share: parallel_env.py, turn_env.py (PettingZoo)
+opponent_env.py     one seat against opponents that do not learn; exploitability.py: exact best responses in small games
 space_codecs.py     canonical observations and actions
 builtin/            shoal's own small environments, compiled with Numba
 device/             environments that are tensor code
@@ -19,9 +22,11 @@ from __future__ import annotations
 
 from shoal.envs.builtin import catalog as _catalog
 from shoal.envs.doctor import Finding, diagnose
-from shoal.envs.factory import BACKENDS, describe, make
+from shoal.envs.factory import BACKENDS, describe, make, make_multi_agent
 from shoal.envs.interface import BatchedEnv, EnvSpec, Step, Tree
+from shoal.envs.multi_agent import MultiAgentEnv, MultiAgentStep
 
-__all__ = ["BACKENDS", "BatchedEnv", "EnvSpec", "Finding", "Step", "Tree", "describe", "diagnose", "make"]
+__all__ = ["BACKENDS", "BatchedEnv", "EnvSpec", "Finding", "MultiAgentEnv", "MultiAgentStep", "Step", "Tree", "describe",
+           "diagnose", "make", "make_multi_agent"]
 
 _catalog.register()

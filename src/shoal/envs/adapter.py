@@ -22,6 +22,7 @@ class EnvAdapter:
     backend_reason = ""
     max_episode_steps: int | None = None
     has_executed_action = False
+    takes_turns = False
 
     def __init__(
         self,

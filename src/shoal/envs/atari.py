@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from shoal.envs.atari_protocol import AtariProtocol
+from shoal.envs.builtin.games import GAMES
 from shoal.envs.envpool_env import EnvPoolVectorEnv
 from shoal.envs.interface import Step
 from shoal.envs.vector_env import VectorEnvAdapter
@@ -49,8 +50,9 @@ def registered(name: str) -> Any:
             __import__(module)
         return gym.spec(rest)
     except (gym.error.Error, ImportError) as error:
-        near = difflib.get_close_matches(name, gym.registry, 3, 0.7)
-        near += [one for one in (f"ALE/{name}", f"shoal/{name}") if one in gym.registry and one not in near]
+        known = [*gym.registry, *GAMES]
+        near = difflib.get_close_matches(name, known, 3, 0.7)
+        near += [one for one in (f"ALE/{name}", f"shoal/{name}") if one in known and one not in near]
         other = "give a registered id, module:Env-v0 (shoal imports the module, which registers the id) or module:callable"
         hint = f"did you mean {', '.join(near)}?" if near else other
         raise ConfigError(f"unknown environment {name!r} ({str(error).strip()}); {hint}") from error

@@ -81,7 +81,7 @@ def _single(env: Any, kwargs: dict[str, Any]) -> Any:
     if isinstance(env, str):
         batch = make(env, 1, backend="auto", **kwargs)
         batch.close()
-        if batch.backend in ("ale", "envpool"):
+        if batch.backend in ("ale", "envpool") or batch.seats_per_env > 1:
             return None
         return gym.make(env, disable_env_checker=True, **kwargs)
     return env(**kwargs)

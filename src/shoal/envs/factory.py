@@ -5,7 +5,8 @@ ALE/...                                  ale         ale_py's vector environment
 an id with a vector_entry_point          vector      the environment's own vectorised version
 any other id, class or callable          loop        single environments, one after the other, in this process
 a callable that returns a VectorEnv      vector
-a callable that returns a ParallelEnv    loop        one seat per agent
+a callable that returns a ParallelEnv    loop        one seat per agent; an AECEnv too, whose agents take turns
+pettingzoo:MODULE                        loop        its parallel_env() where it has one, else its env()
 a callable that takes `device`           tensors     a shoal.envs.device.TensorEnv, as arrays
 backend="envpool"                        envpool     on request only
 """
@@ -14,25 +15,32 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from shoal.envs.atari import AleAdapter, AtariEnvPoolAdapter, registered
 from shoal.envs.builtin.catalog import CATALOG, builtin_spec
+from shoal.envs.builtin.compiled_games import CompiledGames
+from shoal.envs.builtin.games import GAMES, game_spec
 from shoal.envs.envpool_env import EnvPoolAdapter
 from shoal.envs.interface import BatchedEnv, EnvSpec, env_name
-from shoal.envs.parallel_env import ParallelEnvAdapter, is_parallel
+from shoal.envs.multi_agent import GroupEnv, MultiAgentEnv, PlainGroup
+from shoal.envs.parallel_env import ParallelEnvs, is_parallel
+from shoal.envs.pettingzoo_module import PETTINGZOO, pettingzoo_maker
+from shoal.envs.seat_rows import AgentEnvs
 from shoal.envs.single_envs import SingleEnvsAdapter
+from shoal.envs.turn_env import TurnEnvs, is_turn_based
 from shoal.envs.vector_env import VectorEnvAdapter
 from shoal.errors import ConfigError, EnvironmentError_, ShoalError
 
-__all__ = ["BACKENDS", "describe", "make"]
+__all__ = ["BACKENDS", "describe", "make", "make_multi_agent"]
 
 BACKENDS = ("auto", "compiled", "vector", "loop", "ale", "envpool")
 EnvLike = str | type | Callable[..., Any]
 Options = dict[str, Any]
+Made = TypeVar("Made", bound=BatchedEnv | AgentEnvs | CompiledGames)
 
 
 def make(
@@ -47,10 +55,26 @@ def make(
     """A batch of `num_envs` environments behind one interface; see shoal.envs.interface.
 
     env is an id, a gymnasium.Env class, or a callable that returns a gymnasium.Env, a VectorEnv (then it should take `num_envs`,
-    and may take `autoreset_mode`), a PettingZoo-style ParallelEnv or a TensorEnv (then it takes `num_envs` and `device`).
+    and may take `autoreset_mode`), a PettingZoo-style ParallelEnv or AECEnv whose agents have equal spaces, or a TensorEnv (then it
+    takes `num_envs` and `device`).
     kwargs go to the environment. The first reset() without a seed uses `seed`. check=False leaves out the tests for NaN, inf and
     ranges. The next call may reuse the arrays of a Step: copy what you keep.
     """
+    made = _make(env, num_envs, backend, check, seed, kwargs)
+    return made if not isinstance(made, AgentEnvs | CompiledGames) else _one_group(made)
+
+
+def make_multi_agent(
+    env: EnvLike, num_envs: int, *, backend: str = "auto", check: bool = True, seed: int | None = None, **kwargs: Any
+) -> MultiAgentEnv:
+    """The same with every agent's own spaces: see shoal.envs.multi_agent. A single-agent environment has one agent, "agent"."""
+    made = _make(env, num_envs, backend, check, seed, kwargs)
+    return made if isinstance(made, AgentEnvs | CompiledGames) else PlainGroup(made)
+
+
+def _make(
+    env: EnvLike, num_envs: int, backend: str, check: bool, seed: int | None, kwargs: Options
+) -> BatchedEnv | AgentEnvs | CompiledGames:
     if backend not in BACKENDS:
         raise ConfigError(f"backend={backend!r}: use one of {', '.join(BACKENDS)}")
     if num_envs < 1:
@@ -81,7 +105,7 @@ def describe(env: EnvLike, **kwargs: Any) -> EnvSpec:
     try:
         if isinstance(made, VectorEnvAdapter) and callable(env) and "num_envs" not in _parameters(env):
             raise _fixed_width(made.name, made.num_envs)
-        masked = made.backend in ("loop", "vector") and made.reset(seed=0).action_mask is not None
+        masked = (made.backend in ("loop", "vector") or made.seats_per_env > 1) and made.reset(seed=0).action_mask is not None
         return EnvSpec(
             name=made.name,
             observation_space=made.observation_space,
@@ -94,12 +118,22 @@ def describe(env: EnvLike, **kwargs: Any) -> EnvSpec:
             backend_reason=made.backend_reason,
             mask_size=made.mask_size,
             has_executed_action=made.has_executed_action,
+            takes_turns=made.takes_turns,
         )
     finally:
         made.close()
 
 
-def _from_id(name: str, num_envs: int, backend: str, check: bool, seed: int | None, kwargs: Options) -> BatchedEnv:
+def _from_id(
+    name: str, num_envs: int, backend: str, check: bool, seed: int | None, kwargs: Options
+) -> BatchedEnv | AgentEnvs | CompiledGames:
+    if name in GAMES:
+        return _game(name, num_envs, backend, seed, kwargs)
+    if name.startswith(PETTINGZOO):
+        if backend not in ("auto", "loop"):
+            raise ConfigError(f"backend={backend!r} does not run PettingZoo's environments; leave it out")
+        maker = pettingzoo_maker(name)
+        return _agents(name, [maker(**kwargs) for _ in range(num_envs)], check, seed)
     if backend == "envpool":
         pool = AtariEnvPoolAdapter if name.startswith("ALE/") else EnvPoolAdapter
         return _with_reason(pool(name, num_envs, check=check, seed=seed, **kwargs), "as asked")
@@ -126,7 +160,7 @@ def _from_id(name: str, num_envs: int, backend: str, check: bool, seed: int | No
 
 def _from_callable(
     env: Callable[..., Any], num_envs: int, backend: str, check: bool, seed: int | None, kwargs: Options
-) -> BatchedEnv:
+) -> BatchedEnv | AgentEnvs:
     name = env_name(env)
     if backend not in ("auto", "loop", "vector"):
         raise ConfigError(f"backend={backend!r} needs an id, and {name} is a {type(env).__name__}")
@@ -156,21 +190,41 @@ def _from_callable(
     return _agents(name, envs, check, seed)
 
 
-def _agents(name: str, envs: list[Any], check: bool, seed: int | None) -> BatchedEnv:
+def _agents(name: str, envs: list[Any], check: bool, seed: int | None) -> AgentEnvs:
     """Environments with several agents each. PettingZoo's are recognised by attributes: it need not be installed."""
-    first = envs[0]
-    if hasattr(first, "agent_iter"):
+    first, made = envs[0], f"{len(envs)} in one process with {{}} agents each"
+    adapter: AgentEnvs
+    if is_turn_based(first):
+        adapter, made = TurnEnvs(name, envs, check=check, seed=seed), made + ", which take turns"
+    elif is_parallel(first):
+        adapter = ParallelEnvs(name, envs, check=check, seed=seed)
+        limit = getattr(first, "max_cycles", None)  # PettingZoo's convention, declared nowhere
+        adapter.max_episode_steps = limit if isinstance(limit, int) else None
+    else:
         raise ConfigError(
-            f"{name} is an AEC environment: agents act one after the other, but shoal steps all agents at once; return its "
-            "parallel_env() if it has one. shoal does not support games in which players really take turns: make such a game a "
-            "gymnasium.Env for one player, and play the others' moves inside its step()"
+            f"{name} returned a {type(first).__name__}; return a gymnasium.Env, a VectorEnv, a ParallelEnv or an AECEnv"
         )
-    if not is_parallel(first):
-        raise ConfigError(f"{name} returned a {type(first).__name__}; return a gymnasium.Env, a VectorEnv or a ParallelEnv")
-    adapter = ParallelEnvAdapter(name, envs, check=check, seed=seed)
-    limit = getattr(first, "max_cycles", None)  # PettingZoo's convention, declared nowhere
-    adapter.max_episode_steps = limit if isinstance(limit, int) else None
-    return _with_reason(adapter, f"{len(envs)} in one process with {adapter.seats_per_env} agents each")
+    _with_reason(adapter, made.format(len(adapter.agents)))
+    return adapter
+
+
+def _one_group(env: AgentEnvs | CompiledGames) -> GroupEnv:
+    """All agents as seats of one kind, for a policy that all share."""
+    if len(env.groups) > 1:
+        one, other = (group.agents[0] for group in env.groups[:2])
+        raise ConfigError(
+            f"{env.name}: agents {one!r} and {other!r} have different spaces; pad them to be equal "
+            "(supersuit.pad_observations_v0, pad_action_space_v0)"
+        )
+    return GroupEnv(env)
+
+
+def _game(name: str, num_envs: int, backend: str, seed: int | None, kwargs: Options) -> CompiledGames:
+    if backend not in ("auto", "compiled"):
+        raise ConfigError(f"{name!r} runs on backend='compiled' only, not {backend!r}")
+    made = CompiledGames(game_spec(name, kwargs), num_envs, seed=seed)
+    _with_reason(made, "one of shoal's own, one Numba kernel for the whole batch")
+    return made
 
 
 def _tensors(name: str, env: Callable[..., Any], num_envs: int, check: bool, seed: int | None, kwargs: Options) -> BatchedEnv:
@@ -257,6 +311,6 @@ def _fixed_width(name: str, width: int) -> ConfigError:
     )
 
 
-def _with_reason(env: BatchedEnv, why: str) -> BatchedEnv:
+def _with_reason(env: Made, why: str) -> Made:
     env.backend_reason = f"{env.name} runs on back-end '{env.backend}': {why}."
     return env

@@ -17,6 +17,8 @@ compiled ones all end up here. The rules, per row of a Step:
 - only termination sets discount to 0. Terminated and truncated at once counts as terminated. A truncated row appears in
   `final_rows` with its true last observation in `final_observation`, and the actions that were legal there in
   `final_action_mask`: bootstrap from these, never from `observation` and `action_mask`.
+
+Seats that take turns, and agents with different spaces: multi_agent.py, which adds `acts` to these rules.
 """
 
 from __future__ import annotations
@@ -68,6 +70,7 @@ class Step:
     episode_return: np.ndarray = field(default_factory=lambda: NO_RETURNS)  # [N] float32, unclipped, of rows last & valid
     episode_length: np.ndarray = field(default_factory=lambda: NO_LENGTHS)  # [N] int64, in agent decisions
     final_action_mask: np.ndarray | None = None  # [K, A] bool: legal actions for `final_observation`; None without masks or K == 0
+    acts: np.ndarray | None = None  # [B] bool: seats that are asked for an action now; None: all that are alive
 
 
 @runtime_checkable
@@ -90,6 +93,7 @@ class BatchedEnv(Protocol):
     max_episode_steps: int | None  # in agent decisions; None if unknown
     mask_size: int  # length of a mask row; 0 where actions cannot be masked
     has_executed_action: bool  # known for compiled environments; others may still report it in info
+    takes_turns: bool  # not every living seat acts at every step: see `Step.acts`
 
     def reset(self, seed: int | None = None) -> Step:
         """Begin an episode everywhere: reward 0, discount 1, first True, last False, valid True."""
@@ -117,6 +121,7 @@ class EnvSpec:
     backend_reason: str
     mask_size: int
     has_executed_action: bool = False
+    takes_turns: bool = False
 
 
 class EpisodeTotals:

@@ -42,7 +42,7 @@ class SplitEnv:
         self.policy_id = np.zeros(self.num_seats, np.int64)
         self.backend, self.backend_reason = own.backend, f"{own.backend_reason} In {len(shares)} processes."
         self.frame_skip, self.max_episode_steps, self.mask_size = own.frame_skip, own.max_episode_steps, own.mask_size
-        self.has_executed_action = own.has_executed_action
+        self.has_executed_action, self.takes_turns = own.has_executed_action, own.takes_turns
 
     def _fork(self, make: Callable[[int], BatchedEnv], share: int) -> tuple[int, Connection]:
         mine, theirs = Pipe()
@@ -84,6 +84,8 @@ class SplitEnv:
         if actions is not None and any(step.executed_action is not None for step in steps):
             executed = join([part if step.executed_action is None else step.executed_action
                              for step, part in zip(steps, actions, strict=True)])
+        if own.acts is not None:
+            whole["acts"] = np.concatenate([step.acts for step in steps])
         return Step(join([step.observation for step in steps]), **whole,
                     final_rows=np.concatenate([step.final_rows + start for step, start in zip(steps, starts, strict=True)]),
                     final_observation=join(final) if final else None, action_mask=self._masks(steps, "action_mask"),

@@ -28,6 +28,7 @@ from shoal.experiment.values import apply
 from shoal.learning import Algorithm, Architecture
 from shoal.nets.net_config import NetConfig
 from shoal.options import Options, flag, number
+from shoal.roles.goals import Goal
 from shoal.roles.parts import EvalPlan
 from shoal.roles.replay_config import ReplayConfig
 from shoal.runtime import Faults, RayConfig
@@ -89,9 +90,10 @@ class EvalConfig(Options):
     max_episode_steps: int = number(10_000, at_least=1)
     """Cut episodes off after this many decisions and count them as they are, unless the environment's own limit is higher."""
 
-    def plan(self, until_return: float | None, offline: bool = False, free_cores: int = 1, last_cores: int = 1) -> EvalPlan:
+    def plan(self, goal: Goal | None, against: str | None = None, offline: bool = False, free_cores: int = 1,
+             last_cores: int = 1) -> EvalPlan:
         updates = self.every_learner_steps if offline else None
-        return EvalPlan(self.enabled, self.episodes, self.every_env_steps, updates, self.greedy, until_return,
+        return EvalPlan(self.enabled, self.episodes, self.every_env_steps, updates, self.greedy, goal, against,
                         self.max_episode_steps, free_cores, last_cores)
 
 
@@ -165,6 +167,11 @@ class Experiment(Options, Generic[A, R]):
     """Everything random derives from it."""
     until_return: float | None = number(None)
     """Stop when an evaluation's mean return reaches this, confirmed by a second one."""
+    until: str | None = None
+    """Stop when an evaluation's METRIC[(OPPONENT)] >= (or <=) NUMBER, confirmed by a second one: return, win_rate, loss_rate,
+    exploitability."""
+    policies: Literal["shared", "self-play"] = "shared"
+    """Environments with several agents: one policy for all of them, or for all sides of a game, evaluated against random play."""
     max_env_steps: int | None = number(None, above=0)
     """Stop after this many agent decisions."""
     anneal_env_steps: int | None = number(None, above=0)
@@ -187,6 +194,22 @@ class Experiment(Options, Generic[A, R]):
     """Write TensorBoard files into the run directory."""
 
     @property
+    def goal(self) -> Goal | None:
+        """Of --until or --until-return."""
+        if self.until is None:
+            return None if self.until_return is None else Goal("return", self.until_return)
+        if self.until_return is not None:
+            raise ConfigError(f'--until-return {self.until_return:g} and --until "{self.until}" are two goals; give one of them')
+        return Goal.parse(self.until)
+
+    @property
+    def against(self) -> str | None:
+        """Whom evaluations are played against; none: the policy sits on all seats itself."""
+        if self.policies == "shared":
+            return None
+        return (self.goal.opponent if self.goal is not None else None) or "random"
+
+    @property
     def moving(self) -> bool:
         """Whether the number of actors follows the learner; `layout.laid_out` decides it."""
         return self.autoscale.most is not None and self.actors == self.autoscale.start
@@ -203,9 +226,13 @@ class Experiment(Options, Generic[A, R]):
                               f"--autoscale.most is {self.autoscale.most}; give --actors auto, or leave these two out")
         if self.offline:
             self._validate_offline()
-        if self.until_return is not None and not self.eval.enabled:
-            raise ConfigError(f"--until-return {self.until_return:g} needs evaluations, but --eval.enabled is false; "
-                              "turn it on with --eval.enabled")
+        goal = self.goal
+        if goal is not None and not self.eval.enabled:
+            words = f"--until-return {self.until_return:g}" if self.until is None else f'--until "{self.until}"'
+            raise ConfigError(f"{words} needs evaluations, but --eval.enabled is false; turn it on with --eval.enabled")
+        if goal is not None and self.policies == "shared" and (goal.opponent is not None or goal.metric != "return"):
+            raise ConfigError(f'--until "{self.until}" needs matches against an opponent, but --policies is shared: one policy '
+                              "sits on all seats; give --policies self-play")
 
     def _validate_offline(self) -> None:
         if self.demos is None:

@@ -13,12 +13,15 @@ import torch
 
 from shoal.core import Tree
 from shoal.envs import BatchedEnv
+from shoal.envs.builtin.games import GAMES
+from shoal.envs.pettingzoo_module import PETTINGZOO
 from shoal.envs.space_codecs import ActionCodec, ObservationCodec
 from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment.checkpoints import TensorFiles, holds_table
 from shoal.experiment.policy_choice import PolicyChoice
 from shoal.learning import Algorithm, Progress, StepView
 from shoal.roles.episodes import EpisodePlay
+from shoal.roles.matches import match_rates, rate_interval
 from shoal.slots import leaves
 
 __all__ = ["Evaluation", "Policy", "evaluate", "frames", "published_of"]
@@ -100,9 +103,15 @@ class Evaluation:
     lengths: np.ndarray
     unfinished: int = 0
     """Episodes that had not ended after --eval.max-episode-steps, and count as they were."""
+    matches: bool = False
+    """Whether they were played against an opponent."""
 
     def sentence(self) -> str:
         cut = f"; {self.unfinished} of them had not ended" if self.unfinished else ""
+        if self.matches:
+            rates = match_rates(self.returns)
+            low, high = rate_interval(rates["win_rate"], len(self.returns))
+            cut += f"; win rate {rates['win_rate']:.3f} ({low:.3f} to {high:.3f}), losses {rates['loss_rate']:.3f}"
         return (f"return {self.returns.mean():.2f} ± {self.returns.std():.2f} over {len(self.returns)} episodes "
                 f"(min {self.returns.min():.2f}, max {self.returns.max():.2f}), length {self.lengths.mean():.1f}{cut}")
 
@@ -160,6 +169,8 @@ def _render(env: gym.Env) -> Any:
 def plain_env(target: Any, kwargs: dict[str, Any], render_mode: str | None) -> gym.Env:
     """One ordinary gymnasium environment, for playing."""
     options = {**kwargs, "render_mode": render_mode} if render_mode else kwargs
+    if isinstance(target, str) and (target in GAMES or target.startswith(PETTINGZOO)):
+        raise ConfigError(f"{target} has several agents, but `shoal play` shows environments with one; use `shoal eval`")
     try:
         env = gym.make(target, disable_env_checker=True, **options) if isinstance(target, str) else target(**options)
     except Exception as error:  # whatever a foreign constructor raises

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,8 +24,10 @@ from shoal.experiment.rundir import numbers
 __all__ = ["PolicyChoice", "PolicyName", "choose_policy"]
 
 PolicyName = Literal["best", "last"]
+SCORES = ("win_rate", "loss_rate", "exploitability")
 EVALUATIONS = {"versions", "confirmed", *(f"{which}{what}" for which in ("best", "last")
-                                          for what in ("_return", "_episodes", "_version", "/progress"))}
+                                          for what in ("_return", "_episodes", "_version", "/progress", "_win_rate", "_loss_rate",
+                                                       "_exploitability"))}
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class PolicyChoice:
     env_steps: int | None = None
     eval_return: float | None = None
     eval_episodes: int = 0
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """What matches found out about it, by SCORES."""
 
     def sentence(self) -> str:
         known = [f"version {self.version:,}" if self.version is not None else "",
@@ -65,7 +69,8 @@ def choose_policy(folder: Path, wanted: PolicyName) -> PolicyChoice:
 def _evaluated(name: PolicyName, found: Mapping[str, np.ndarray]) -> PolicyChoice:
     version, episodes = (found.get(f"{name}_{what}") for what in ("version", "episodes"))
     return PolicyChoice(name, name, None if version is None else int(version[0]), int(found[f"{name}/progress"][0]),
-                        float(found[f"{name}_return"][0]), 0 if episodes is None else int(episodes[0]))
+                        float(found[f"{name}_return"][0]), 0 if episodes is None else int(episodes[0]),
+                        {score: float(found[f"{name}_{score}"][0]) for score in SCORES if f"{name}_{score}" in found})
 
 
 def _evaluations(folder: Path) -> tuple[dict[str, Any], Any]:

@@ -30,6 +30,7 @@ from shoal.experiment.references import EnvRef, find
 from shoal.experiment.values import apply, plain
 from shoal.learning import Algorithm, ItemRecord
 from shoal.nets.net_config import NetConfig
+from shoal.roles.matches import quick_tree
 from shoal.roles.parts import EnvSource, Parts
 from shoal.runtime import Program
 from shoal.runtime.program import ScaleOptions, SideWork
@@ -91,7 +92,7 @@ class Prepared:
                       learner_threads=experiment.learner_threads, max_env_steps=experiment.max_env_steps,
                       anneal_env_steps=experiment.anneal_env_steps,
                       max_learner_steps=experiment.max_learner_steps,
-                      eval=experiment.eval.plan(experiment.until_return, experiment.offline, *self._evaluation_cores()),
+                      eval=experiment.eval.plan(experiment.goal, experiment.against, experiment.offline, *self._evaluation_cores()),
                       replay=experiment.replay, spread=experiment.runtime == "ray" and experiment.ray.joined is not None,
                       demos=experiment.demos, offline=experiment.offline, hardware=self.hardware())
         program.on_gpu = parts.hardware.on_gpu
@@ -137,6 +138,9 @@ def prepare(plan: Plan) -> Prepared:
             spec = source.describe()
     except (ConfigError, EnvironmentError_) as error:
         raise error if plan.env.name in str(error) else ConfigError(f"{plan.env.name}: {error}") from None
+    if spec.takes_turns and not plan.architecture.takes_turns:
+        raise ConfigError(f"{plan.env.name}: its agents take turns, and --architecture {plan.names.architecture} asks all of them "
+                          "at every step; use --architecture synchronous or actor_learner")
     if experiment.demos is not None:
         _check_demos(plan, spec, source.kwargs)
     seats = experiment.architecture.envs_per_actor * spec.seats_per_env
@@ -144,6 +148,7 @@ def prepare(plan: Plan) -> Prepared:
     _check_net(experiment.net, spec)
     algorithm = make_algorithm(plan, spec)
     _check_contract(algorithm)
+    _check_matches(experiment, source, spec, algorithm)
     return Prepared(plan, source, spec, algorithm)
 
 
@@ -159,6 +164,17 @@ def _check_contract(algorithm: Algorithm) -> None:
         missing = [name for name in names if name not in layout.fields]
         if missing:
             raise ConfigError(f"{who}.{what} has no field {' and no field '.join(missing)}; roles read it (shoal/learning.py)")
+
+
+def _check_matches(experiment: Experiment[Any, Any], source: EnvSource, spec: EnvSpec, algorithm: Algorithm) -> None:
+    """Whether the environment and the policy allow the evaluations that are wanted."""
+    if experiment.policies == "self-play" and spec.seats_per_env == 1:
+        raise ConfigError(f"--policies self-play needs a game of several agents, but {spec.name} has one; leave it out")
+    source.against(experiment.against)
+    goal = experiment.goal
+    if goal is not None and goal.metric == "exploitability" and quick_tree(algorithm.policy(), source) is None:
+        raise ConfigError(f"the exploitability of --algorithm {algorithm.name} on {spec.name} cannot be computed during a run; it "
+                          "can for a2c, ppo, appo and vtrace without memory on matrix games of one round and shoal/Kuhn-v0")
 
 
 def _check_net(net: NetConfig, spec: EnvSpec) -> None:

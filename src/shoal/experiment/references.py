@@ -17,6 +17,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from shoal.envs.pettingzoo_module import PETTINGZOO
 from shoal.errors import ConfigError
 
 __all__ = ["EnvRef", "check_trust", "find", "import_path", "modules_of", "outside"]
@@ -97,7 +98,8 @@ def modules_of(config: Mapping[str, Any]) -> list[str]:
     env = config.get("env", {})
     names = [env.get("id"), *(config.get(section, {}).get("name") for section in ("algorithm", "architecture"))]
     paths = [env.get("import"), config.get("net", {}).get("module"), *(name for name in names if name and ":" in name)]
-    return sorted({path.partition(":")[0].partition(".")[0] for path in paths if path and not path.startswith("?")})
+    paths = [path.removeprefix(PETTINGZOO) for path in paths if path and not path.startswith("?")]
+    return sorted({path.partition(":")[0].partition(".")[0] for path in paths})
 
 
 def check_trust(modules: Sequence[str], trust: bool) -> list[str]:

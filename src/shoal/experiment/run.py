@@ -43,6 +43,7 @@ from shoal.telemetry.snapshot import COUNTERS
 from shoal.telemetry.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
+    from shoal.envs.opponent_env import OpponentMaker
     from shoal.experiment.evaluation import Evaluation, Policy
     from shoal.runtime import Program
 
@@ -91,15 +92,33 @@ class Run:
 
         return Policy(self.prepared.algorithm, self.published, *self.prepared.raw_spaces())
 
-    def evaluate(self, episodes: int = 100, seed: int = 1_000_000) -> Evaluation:
-        """Fresh greedy episodes."""
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """By name; one policy for all agents is "main"."""
+        return {"main": self.policy}
+
+    def as_opponent(self, home: Run) -> OpponentMaker:
+        """This run's policy as an opponent of another run's."""
+        from shoal.roles.policy_opponent import policy_opponent
+
+        mine, theirs = self.prepared.spec, home.prepared.spec
+        if (mine.observation_space, mine.action_space) != (theirs.observation_space, theirs.action_space):
+            raise ConfigError(f"{self.directory} cannot play against {home.directory}: its policy is for {mine.name}, which has "
+                              f"other spaces than {theirs.name}; give a run of the same game")
+        return policy_opponent(self.prepared.algorithm, self.published)
+
+    def evaluate(self, episodes: int = 100, seed: int = 1_000_000, against: str | Run | None = None) -> Evaluation:
+        """Fresh greedy episodes; matches against an opponent (random, perfect, a run) where one is given or the run had one."""
         from shoal.experiment.evaluation import evaluate
 
-        env = self.prepared.source.make(min(episodes, 100))
+        opponent = against or self.prepared.plan.experiment.against
+        source = self.prepared.source.against(opponent.as_opponent(self) if isinstance(opponent, Run) else opponent)
+        env = source.make(min(episodes, 100))
         try:
             with compute_threads(1):
                 longest = self.prepared.plan.experiment.eval.max_episode_steps
-                return evaluate(self.prepared.algorithm, self.published, env, episodes, seed, longest)
+                found = evaluate(self.prepared.algorithm, self.published, env, episodes, seed, longest)
+                return found if opponent is None else replace(found, matches=True)
         finally:
             env.close()
 
@@ -195,11 +214,14 @@ def _new_goals(rundir: RunDir, experiment: Experiment[Any, Any], overrides: Mapp
     budgets = ("max_env_steps", "max_learner_steps", "max_seconds")
     if any(name in overrides for name in budgets):
         experiment = replace(experiment, max_env_steps=None, max_learner_steps=None, max_seconds=None)
-    if rundir.summary().get("stopped_by") == "return":
-        if not overrides.keys() & {"until_return", *budgets}:
-            raise ConfigError(f"{rundir.path} has reached its return of {experiment.until_return:g}; to go on, give "
+    if rundir.summary().get("stopped_by") in ("return", "until"):
+        if not overrides.keys() & {"until_return", "until", *budgets}:
+            goal = f"return of {experiment.until_return:g}" if experiment.until is None else f'goal "{experiment.until}"'
+            raise ConfigError(f"{rundir.path} has reached its {goal}; to go on, give "
                               "--max-env-steps, --max-seconds or a higher --until-return")
-        experiment = replace(experiment, until_return=None)
+        experiment = replace(experiment, until_return=None, until=None)
+    elif "until" in overrides or "until_return" in overrides:
+        experiment = replace(experiment, until_return=None, until=None)
     base = base_of(rundir)
     for name, done in zip(budgets, (base.totals["env_steps"], base.totals["learner_steps"], base.seconds), strict=True):
         limit = overrides.get(name, getattr(experiment, name))
@@ -338,7 +360,8 @@ def _speaker(plan: Plan, stream: IO[str]) -> Callable[[str], None]:
 
 def _session(prepared: Prepared, program: Program, rundir: RunDir, base: Base, stream: IO[str], started: float) -> RunSession:
     names, experiment, env = prepared.plan.names, prepared.plan.experiment, prepared.plan.env
-    goals = Goals(experiment.until_return, experiment.max_env_steps, experiment.max_learner_steps, experiment.max_seconds)
+    goals = Goals(experiment.until_return, experiment.max_env_steps, experiment.max_learner_steps, experiment.max_seconds,
+                  experiment.until)
     found, before = prepared.plan.found, rundir.summary()
     layout = asdict(found) if found else _kept_layout(before) if before.get("actors") == experiment.actors else None
     who = "offline" if experiment.offline else layout["chosen"] if layout else f"{experiment.actors} actors"

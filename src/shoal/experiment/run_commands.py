@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
 
+from shoal.envs.opponent_env import OPPONENTS
 from shoal.errors import ConfigError, EnvironmentError_, RoleFailed, ShoalError
 from shoal.experiment.config import ConsoleConfig
 from shoal.experiment.parse import parse_options, parse_train, split_positionals
@@ -43,6 +44,8 @@ class Resume(Options):
 
     until_return: float | None = number(None)
     """Stop when an evaluation's mean return reaches this; as before without it."""
+    until: str | None = None
+    """Stop when an evaluation's METRIC[(OPPONENT)] >= (or <=) NUMBER; as before without it."""
     max_env_steps: int | None = number(None, above=0)
     """Stop after this many agent decisions, earlier parts included."""
     max_learner_steps: int | None = number(None, above=0)
@@ -74,7 +77,7 @@ class Resume(Options):
 def resume_command(arguments: list[str]) -> int:
     rundir, options = _run_and_options(arguments, Resume, "shoal resume RUN", Resume.of)
     _say_modules(rundir, options.trust)
-    names = ("until_return", "max_env_steps", "max_learner_steps", "max_seconds", "runtime", "actors", "learner_threads")
+    names = ("until_return", "until", "max_env_steps", "max_learner_steps", "max_seconds", "runtime", "actors", "learner_threads")
     overrides: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
     overrides |= {name: dataclasses.asdict(getattr(options, name)) for name in ("ray", "console")}
     if options.online:
@@ -112,7 +115,7 @@ def _while_running(error: BaseException) -> bool:
 def _farewell(run: Run, out: IO[str]) -> None:
     summary = run.summary
     reason = str(summary.get("stopped_by"))
-    stopped = {"return": "the return was reached", "env_steps": "env-step budget used up",
+    stopped = {"return": "the return was reached", "until": "the goal was reached", "env_steps": "env-step budget used up",
                "learner_steps": "update budget used up", "seconds": "time budget used up",
                "interrupt": "stopped by hand"}.get(reason, reason)
     shown = [f"{name.replace('_', ' ')} {_number(summary.get(name))}" for name in ("eval_return", "train_return")]
@@ -159,6 +162,8 @@ class Eval(Options):
     """How many episodes."""
     seed: int = number(1_000_000, at_least=0, below=2**53)
     """Of the environments."""
+    against: str | None = None
+    """Play matches on every side against random, perfect or another run's policy; as the run was evaluated without it."""
     policy: PolicyName | None = None
     """The best of all evaluated versions, or the last one; what the run was trained with (--policy) without it."""
     trust: bool = False
@@ -169,9 +174,20 @@ def eval_command(arguments: list[str]) -> int:
     rundir, options = _run_and_options(arguments, Eval, "shoal eval RUN")
     _say_modules(rundir, options.trust)
     run = _load_and_say(rundir, options)
-    result = run.evaluate(options.episodes, options.seed)
-    sys.stdout.write(f"{run.prepared.plan.env.name}: {result.sentence()}\n")
+    result = run.evaluate(options.episodes, options.seed, _opponent(options))
+    against = options.against or run.prepared.plan.experiment.against
+    sys.stdout.write(f"{run.prepared.plan.env.name}{f' against {against}' if against else ''}: {result.sentence()}\n")
     return 0
+
+
+def _opponent(options: Eval) -> str | Run | None:
+    """What --against names: a built-in opponent, or a run."""
+    word = options.against
+    if word is None or word in OPPONENTS:
+        return word
+    if not Path(word).exists():
+        raise ConfigError(f"--against {word} is no opponent; use one of {', '.join(OPPONENTS)}, or the directory of a run")
+    return load(RunDir.open(Path(word)).path, trust=options.trust)
 
 
 @dataclass(frozen=True)

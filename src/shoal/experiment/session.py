@@ -40,7 +40,8 @@ SNAPSHOT_SECONDS = 1.0
 RETRY_SECONDS = 5.0     # after a checkpoint that failed
 LAST_CHECKPOINT_SECONDS = 30.0
 PAUSED_SECONDS = 2.0    # of these, until actors go on because a role may need them to end its step
-EVALUATED = ("eval_return", "eval_std", "eval_episodes", "eval_version", "best_return", "lowest_return")
+EVALUATED = ("eval_return", "eval_std", "eval_episodes", "eval_version", "best_return", "lowest_return", "win_rate", "loss_rate",
+             "exploitability")
 BATCH_SECONDS = 30.0    # without an update, until it is said that the first batch is not full yet
 
 
@@ -52,6 +53,7 @@ class Goals:
     max_env_steps: int | None = None
     max_learner_steps: int | None = None
     max_seconds: float | None = None
+    until: str | None = None
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ class RunSession:
             self._save_last(control)
         self._last_step = time.monotonic()
         shown, self._trained = self._measure(self._last_step), self._measure(self._last_step, whole_run=True)
-        if ended and done and reason not in ("interrupt", "return"):  # what was confirmed stays the result
+        if ended and done and reason not in ("interrupt", "return", "until"):  # what was confirmed stays the result
             self._evaluate_last(control)
         now = self._measure(time.monotonic())
         newer = {name: now[name] for name in (*EVALUATED, *self._window.counters) if name in now}  # a step may end after the stop
@@ -355,14 +357,14 @@ class RunSession:
         evaluated = choice.version is not None and choice.eval_return is not None
         return {"policy": choice.name, "policy_version": choice.version, "policy_env_steps": choice.env_steps,
                 "eval_return": choice.eval_return, "eval_episodes": choice.eval_episodes,
-                "eval_version": choice.version if evaluated else 0}
+                "eval_version": choice.version if evaluated else 0, **choice.scores}
 
     def _write_summary(self) -> None:
         """At the end and with every checkpoint (before the end, as after a kill -9, it says nothing of a reason)."""
         now, (reason, error) = time.monotonic(), self._outcome
         shot = self._trained or self._measure(now, whole_run=True)
         lag, age = shot["policy_lag"], shot["data_age_seconds"]
-        started = self._first_step if self._first_step is not None else now
+        started, handed_back = self._first_step if self._first_step is not None else now, self._handed_back()
         surroundings = self._control.surroundings() if self._control is not None else {}
         summary = {
             **self.labels, "stopped_by": reason, "seconds": shot["seconds"],
@@ -370,7 +372,8 @@ class RunSession:
             **{name: shot[name] for name in ("env_steps", "env_frames", "learner_steps", "episodes")},
             **{f"{name}_per_second": shot[name] / shot["seconds"] if shot["seconds"] else math.nan
                for name in ("env_steps", "learner_steps")},
-            **{name: shot[name] for name in ("train_return", "learner_idle")}, **self._handed_back(),
+            **{name: shot[name] for name in ("train_return", "learner_idle")}, **handed_back,
+            "policies": {"main": {**{name: shot[name] for name in ("env_steps", "learner_steps", "train_return")}, **handed_back}},
             "policy_lag": lag, "data_age_seconds": {"mean": age["mean"], "p95": age["p95"]},
             **{name: shot[name] for name in ("samples_per_insert", "bytes_per_env_step", "bytes_per_second", "restarts",
                                              "updates_skipped")}, **surroundings,

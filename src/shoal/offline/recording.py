@@ -44,6 +44,9 @@ class RecordingOptions:
 
 def recording_info(env: BatchedEnv, step: Step, kwargs: dict[str, Any]) -> RecordingInfo:
     """The info that a recording of this environment begins with; its first `step` shows whether there are masks."""
+    if env.takes_turns:
+        raise ConfigError(f"{env.name}: its agents take turns, and recordings hold one decision of every agent for each step; "
+                          "record another environment")
     mask_size = 0 if step.action_mask is None else step.action_mask.shape[1]
     return RecordingInfo(env.name, env.observation_space, env.action_space, mask_size, kwargs)
 

@@ -18,6 +18,7 @@ class Actor:
         self.me, self.weights, self.per_version = me, weights, per_version
         self.experience = producer_end(me, parts, experience)
         self.player = Player(me, parts)
+        self.player.lock_step = per_version > 0
         self.published = parts.algorithm.published_layout().empty()
         self.sent = 0
 

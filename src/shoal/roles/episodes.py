@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ import torch
 from shoal.envs import BatchedEnv, Step
 from shoal.envs.rollout import Rollout
 from shoal.learning import Policy, Record
+from shoal.roles.asked_seats import AskedSeats
 
 __all__ = ["EpisodePlay", "play_episodes"]
 
@@ -31,6 +33,7 @@ class EpisodePlay:
                  explore: np.ndarray | None = None, *, env_steps: int | None = None, max_episode_steps: int | None = None) -> None:
         self._policy, self._explore, self._rng = policy, explore, rng
         self._state, self._viewer = policy.initial_state(env.num_seats), record.viewer(env.num_seats)
+        self._seats = AskedSeats(policy.act, self._state) if env.takes_turns else None
         self._rollout = Rollout(env, env.reset(seed), self._act, episodes)
         self._steps = iter(self._rollout)
         self._budget, self._longest = env_steps, max_episode_steps
@@ -44,7 +47,12 @@ class EpisodePlay:
 
     def _act(self, now: Step, previous: np.ndarray | None) -> np.ndarray:
         began = time.perf_counter()
-        action, self._state, _ = self._policy.act(self._viewer.of(now, previous), self._state, self._explore, self._rng)
+        view = self._viewer.of(now, previous)
+        if self._seats is not None:
+            assert now.acts is not None
+            action: Any = self._seats.act(view, now.acts, self._explore, self._rng).copy()
+        else:
+            action, self._state, _ = self._policy.act(view, self._state, self._explore, self._rng)
         self._acted += time.perf_counter() - began
         return np.asarray(action)
 

@@ -8,6 +8,7 @@ evaluation: nobody ever waits for it. One that is stopped half-way counts for no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,8 @@ from shoal.envs import BatchedEnv
 from shoal.envs.split_env import SplitEnv
 from shoal.learning import Progress
 from shoal.roles.episodes import EpisodePlay
+from shoal.roles.goals import METRICS
+from shoal.roles.matches import exploitability_of, match_rates, quick_tree
 from shoal.roles.parts import Parts
 from shoal.runtime import Program
 from shoal.runtime.wires import BroadcastWire
@@ -39,15 +42,16 @@ def add_evaluator(program: Program, parts: Parts, weights: BroadcastWire | None)
 class Evaluated(NamedTuple):
     """A version whose return is known."""
 
-    result: float
+    scores: dict[str, float]
+    """By the names of goals.METRICS; always its return."""
     episodes: int
     version: int
     weights: Tree
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         """For a checkpoint, where `name` is best or last."""
-        return {f"{name}_return": np.array([self.result]), f"{name}_episodes": np.array([self.episodes]),
-                f"{name}_version": np.array([self.version]),
+        return {**{f"{name}_{metric}": np.array([value]) for metric, value in self.scores.items()},
+                f"{name}_episodes": np.array([self.episodes]), f"{name}_version": np.array([self.version]),
                 **{f"{name}/{'/'.join(path)}": leaf for path, leaf in leaves(self.weights)}}
 
 
@@ -55,7 +59,7 @@ class Evaluator:
     """Plays fresh episodes with one published version; ends the run when the return is reached twice."""
 
     def __init__(self, me: Me, parts: Parts, weights: Reader) -> None:
-        self.me, self.weights, self.plan, self.source = me, weights, parts.eval, parts.env
+        self.me, self.weights, self.plan, self.source = me, weights, parts.eval, parts.env.against(parts.eval.against)
         self.policy, self.record = parts.algorithm.policy(), parts.algorithm.record
         self.layout = parts.algorithm.published_layout()
         self.published = self.layout.empty()
@@ -66,7 +70,9 @@ class Evaluator:
         self.env: BatchedEnv = self.source.make(self.rows)
         self.env_seconds = 0.0  # for a step of one of them
         self.play: EpisodePlay | None = None
-        self.version, self.due, self.first_result = 0, 0, -np.inf
+        self.tree = quick_tree(self.policy, parts.env) if parts.eval.against is not None else None
+        self.version, self.due = 0, 0
+        self.first_scores: dict[str, float] | None = None  # of an evaluation that reached the goal and is to be confirmed
         self.best: Evaluated | None = None
         self.latest: Evaluated | None = None
         self.last: Evaluated | None = None  # only once the last evaluation is over
@@ -133,18 +139,23 @@ class Evaluator:
     def _finish(self, play: EpisodePlay) -> None:
         """What an evaluation has come to. One that reaches the goal is played again before it counts."""
         self._forget()
-        result, goal = self._report(play), self.plan.until_return
-        confirms, self.first_result = self.first_result, -np.inf
-        if goal is not None and result >= goal and not self.ending:
-            if confirms < goal:
-                self.first_result = result
+        scores, goal = self._report(play), self.plan.goal
+        confirms, self.first_scores = self.first_scores, None
+        if goal is not None and goal.reached(scores) and not self.ending:
+            if confirms is None:
+                self.first_scores = scores
                 self._begin()
                 return
             self.done = True
-            self._keep(result, play.episodes)
-            self.me.finish("return")
+            self._keep(scores, play.episodes)
+            self.me.finish(goal.reason)
         else:
-            self._keep(result if confirms == -np.inf else min(result, confirms), play.episodes)
+            worse = confirms is not None and self._rank(confirms) < self._rank(scores)
+            self._keep(confirms if worse and confirms is not None else scores, play.episodes)
+
+    def _rank(self, scores: Mapping[str, float]) -> float:
+        """By the goal's metric; by the return without one."""
+        return scores["return"] if self.plan.goal is None else self.plan.goal.rank(scores)
 
     def _forget(self) -> None:
         """No evaluation is under way."""
@@ -153,8 +164,13 @@ class Evaluator:
         self.play = None
         self.me.stats.set("eval_episodes_planned", 0)
 
-    def _report(self, play: EpisodePlay) -> float:
+    def _report(self, play: EpisodePlay) -> dict[str, float]:
         stats, returns = self.me.stats, play.returns
+        scores = {"return": float(returns.mean()), **(match_rates(returns) if self.plan.against is not None else {})}
+        if self.tree is not None:
+            scores["exploitability"] = exploitability_of(self.policy, self.tree)
+        for name, value in list(scores.items())[1:]:
+            stats.set(name, value)
         for name, value in (("eval_return", returns.mean()), ("eval_std", returns.std()), ("eval_episodes", len(returns)),
                             ("eval_version", self.version)):
             stats.set(name, float(value))
@@ -162,13 +178,13 @@ class Evaluator:
         if play.unfinished:
             self.me.note(f"{play.unfinished} of {len(returns)} episodes of an evaluation had not ended after "
                          f"{int(play.lengths.max()):,} steps and were counted as they were (--eval.max-episode-steps)")
-        return float(returns.mean())
+        return scores
 
-    def _keep(self, result: float, episodes: int) -> None:
+    def _keep(self, scores: Mapping[str, float], episodes: int) -> None:
         """Remember the best version, and the last one at the end: what `shoal play` and `run.policy` use."""
         self.versions += 1
-        self.latest = found = Evaluated(result, episodes, self.version, map_tree(np.copy, self.published))
-        if self.best is None or result >= self.best.result:
+        self.latest = found = Evaluated(dict(scores), episodes, self.version, map_tree(np.copy, self.published))
+        if self.best is None or self._rank(scores) >= self._rank(self.best.scores):
             self.best = found
         if self.ending:
             self.last = found
@@ -182,7 +198,7 @@ class Evaluator:
                 self._cut_short(self.play)
             return
         self._forget()
-        self.ending, self.first_result = True, -np.inf
+        self.ending, self.first_scores = True, None
         newest = self.weights.version
         if self.latest is not None and self.latest.version == newest:
             self.last = self.latest  # it has just been evaluated
@@ -200,7 +216,7 @@ class Evaluator:
 
     # ------------------------------------------------------------------ what a checkpoint holds
     def state(self) -> dict[str, np.ndarray]:
-        best = self.best or Evaluated(-np.inf, 0, 0, self.layout.empty())
+        best = self.best or Evaluated({"return": -np.inf}, 0, 0, self.layout.empty())
         return {"versions": np.array([self.versions]), "confirmed": np.array([self.done]), **best.arrays("best"),
                 **(self.last.arrays("last") if self.last is not None else {})}
 
@@ -211,7 +227,10 @@ class Evaluator:
         for path, leaf in leaves(weights):
             leaf[...] = state[f"best/{'/'.join(path)}"]
         episodes, version = (int(state[name][0]) if name in state else 0 for name in ("best_episodes", "best_version"))
-        self.best = Evaluated(float(state["best_return"][0]), episodes, version, weights)
+        scores = {name: float(state[f"best_{name}"][0]) for name in METRICS if f"best_{name}" in state}
+        self.best = Evaluated(scores, episodes, version, weights)
+        if self.plan.goal is not None and self.plan.goal.metric not in scores:
+            self.best = None  # it was judged by something else
         self.versions = int(state["versions"][0]) if "versions" in state else 2  # of an earlier version, which did not count them
 
     def close(self) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 from shoal import envs
 from shoal.device.placement import Hardware
+from shoal.envs.opponent_env import OpponentEnv, OpponentMaker, built_in_opponent
 from shoal.errors import ConfigError
 from shoal.learning import Algorithm, DeviceLearn, ItemRecord, Learn, StoredItems, UnrollRecord
+from shoal.roles.goals import Goal
 from shoal.roles.replay_config import ReplayConfig
 
 __all__ = ["EnvSource", "EvalPlan", "Parts", "learner_places"]
@@ -25,6 +27,8 @@ class EnvSource:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     varied: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Arguments that differ from actor to actor: a value for each, in turns. Who evaluates has none of them."""
+    opponent: OpponentMaker | None = None
+    """Who sits on all seats but one (`against`)."""
 
     def of(self, index: int) -> EnvSource:
         """What the `index`-th actor makes its environments from."""
@@ -34,7 +38,14 @@ class EnvSource:
         return replace(self, kwargs={**self.kwargs, **own}, varied={})
 
     def make(self, num_envs: int) -> envs.BatchedEnv:
-        return envs.make(self.env, num_envs, backend=self.backend, **self.kwargs)
+        made = envs.make(self.env, num_envs, backend=self.backend, **self.kwargs)
+        return made if self.opponent is None else OpponentEnv(made, self.opponent)
+
+    def against(self, opponent: str | OpponentMaker | None) -> EnvSource:
+        """Matches against this opponent, one seat for each; None: the environments as they are."""
+        if isinstance(opponent, str):
+            opponent = built_in_opponent(opponent, envs.interface.env_name(self.env), self.kwargs)
+        return replace(self, opponent=opponent)
 
     def tensors(self, num_envs: int, device: Any) -> Any:
         """The same environments as tensor code on a device: a shoal.envs.device.TensorEnv."""
@@ -48,7 +59,7 @@ class EnvSource:
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """How the Evaluator works; `until_return` is where the run may stop."""
+    """How the Evaluator works."""
 
     enabled: bool = True
     episodes: int = 100
@@ -56,7 +67,10 @@ class EvalPlan:
     every_learner_steps: int | None = None
     """Count updates instead: without actors there are no env_steps."""
     greedy: bool = True
-    until_return: float | None = None
+    goal: Goal | None = None
+    """Where the run may stop."""
+    against: str | None = None
+    """Whom it plays against; none: the policy sits on all seats itself."""
     max_episode_steps: int = 10_000
     """Where an episode is cut off, unless the environment's own limit is higher."""
     free_cores: int = 1

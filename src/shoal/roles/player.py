@@ -12,7 +12,9 @@ import torch
 from shoal.core import Me, Tree
 from shoal.device.batched_inference import BatchedInference
 from shoal.envs import Step
-from shoal.learning import DevicePolicy, ItemRecord, ItemRecorder, Progress, UnrollRecord, UnrollRecorder
+from shoal.errors import ConfigError
+from shoal.learning import DevicePolicy, ItemRecord, ItemRecorder, Progress, SeatRecord, SeatRecorder, UnrollRecord, UnrollRecorder
+from shoal.roles.asked_seats import AskedSeats
 from shoal.roles.parts import Parts
 from shoal.telemetry import Stats
 
@@ -31,15 +33,18 @@ class Player:
         seeds = me.rng("actor").integers(2**31, size=2)
         self.env = parts.env.of(me.index).make(parts.envs_per_actor)
         self.policy = self.algorithm.policy()
-        record = self.algorithm.record
-        self.recorder: UnrollRecorder | ItemRecorder
+        record, turns = self.algorithm.record, self.env.takes_turns
+        self.recorder: UnrollRecorder | ItemRecorder | SeatRecorder
         self.play: Callable[[Tree], int]
         """Fill memory of the record's layout; returns how many decisions that took."""
         self.expected: int
         """Decisions that the next call of `play` takes: an upper bound for unrolls, an estimate from the last call for items."""
         if isinstance(record, ItemRecord):
             self.recorder = items = record.recorder(self.env.num_seats)
-            self.play, self.expected = ItemPlay(self, items).fill, self.env.num_seats
+            self.play, self.expected = (TurnItemPlay if turns else ItemPlay)(self, items).fill, self.env.num_seats
+        elif turns:
+            self.recorder = columns = seat_record(self.algorithm.name, record).columns(self.env.num_seats)
+            self.play, self.expected = ColumnPlay(self, columns).fill, record.length * record.seats
         else:
             self.recorder = unrolls = record.recorder(self.env.num_seats)
             self.play, self.expected = UnrollPlay(self, record, unrolls).fill, record.length * self.env.num_seats
@@ -47,7 +52,7 @@ class Player:
         self.act: Any = self.policy.act
         self.aside: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.hidden = self.policy.initial_state(self.env.num_seats)  # on the CPU
-        if parts.hardware.on_gpu and parts.hardware.gpu.actors and isinstance(self.policy, DevicePolicy):
+        if parts.hardware.on_gpu and parts.hardware.gpu.actors and isinstance(self.policy, DevicePolicy) and not turns:
             self.policy.to(parts.hardware)
             self.rng = torch.Generator(parts.hardware.device).manual_seed(int(seeds[0]))
             inference = BatchedInference(self.policy, parts.hardware, self.rng)
@@ -55,6 +60,8 @@ class Player:
         self.now = self.env.reset(int(seeds[1]))
         self.explore: Any = None
         self.version = 0
+        self.lock_step = False
+        """Whether all that is sent must be of the newest version."""
 
     def load(self, published: Tree, version: int, index: int, count: int) -> None:
         """Act with these weights from now on, exploring like the `index`-th of `count` actors."""
@@ -110,31 +117,94 @@ class ItemPlay:
     def __init__(self, player: Player, recorder: ItemRecorder) -> None:
         self.player, self.recorder, self.begun = player, recorder, False
 
+    def act(self, now: Step) -> tuple[Tree, Tree, Tree]:
+        """-> every seat's decision, the state that it was made with, and what the policy said of it."""
+        player = self.player
+        before = player.hidden
+        action, player.hidden, extras = player.act(self.recorder.view(now), before, player.explore, player.rng)
+        return action, before, extras
+
     def fill(self, data: Tree) -> int:
         """Fill `data` with items and their first priorities."""
         player, recorder, stats = self.player, self.recorder, self.player.me.stats
-        act, env, now, state = player.act, player.env, player.now, player.hidden
+        env, now = player.env, player.now
         inference, world, write = stats.phase("inference"), stats.phase("env"), stats.phase("write")
         if not self.begun:
             self.begun = True
             recorder.begin(now)
         decisions = 0
         while recorder.ready < len(data["priority"]):
-            before = state
             with inference:
-                action, state, extras = act(recorder.view(now), before, player.explore, player.rng)
+                action, before, extras = self.act(now)
             with world:
                 now = env.step(action)
             with write:
                 recorder.write(action, before, extras, now, player.version)
             decisions += player.report(now)
-        player.now, player.hidden = now, state
+        player.now = now
         with write:
             recorder.catch_up()
         with stats.phase("gather"):
             take_items(recorder, data, decisions)
         player.expected = max(decisions, player.env.num_seats)
         return player.count(decisions)
+
+
+class ColumnPlay:
+    """Plays until the columns of an unroll are full, in games in which seats take turns."""
+
+    def __init__(self, player: Player, recorder: SeatRecorder) -> None:
+        self.player, self.recorder, self.version = player, recorder, 0
+        self.seats = AskedSeats(player.policy.act, player.policy.initial_state(player.env.num_seats))
+
+    def fill(self, data: Tree) -> int:
+        """Fill `data` with one unroll. In lock step columns that were begun with older weights are dropped."""
+        player, recorder, stats, seats, now = self.player, self.recorder, self.player.me.stats, self.seats, self.player.now
+        inference, world, write = stats.phase("inference"), stats.phase("env"), stats.phase("write")
+        decisions = 0
+        with write:
+            if player.lock_step and player.version != self.version:
+                recorder.forget()
+            self.version = player.version
+            recorder.begin(data)
+        while not recorder.full:
+            with inference:
+                action = seats.act(recorder.view(now), asked(now), player.explore, player.rng)
+            with write:
+                recorder.act(seats.rows, seats.view, seats.of_rows(seats.before), action[seats.rows], seats.of_rows(seats.extras),
+                             player.version)
+            with world:
+                now = player.env.step(action)
+            with write:
+                recorder.settle(now, action)
+            decisions += player.report(now)
+        player.now = now
+        return player.count(decisions)
+
+
+class TurnItemPlay(ItemPlay):
+    """Plays items, in games in which seats take turns."""
+
+    def __init__(self, player: Player, recorder: ItemRecorder) -> None:
+        super().__init__(player, recorder)
+        self.seats = AskedSeats(player.policy.act, player.policy.initial_state(player.env.num_seats))
+
+    def act(self, now: Step) -> tuple[Tree, Tree, Tree]:
+        action = self.seats.act(self.recorder.view(now), asked(now), self.player.explore, self.player.rng)
+        return action, self.seats.before, self.seats.extras
+
+
+def seat_record(algorithm: str, record: UnrollRecord) -> SeatRecord:
+    if not isinstance(record, SeatRecord):
+        raise ConfigError(f"--algorithm {algorithm} cannot learn from agents that take turns: its {type(record).__name__} has no "
+                          "columns() (shoal.learning.SeatRecord)")
+    return record
+
+
+def asked(now: Step) -> np.ndarray:
+    """The seats that are to act now, of environments whose seats take turns."""
+    assert now.acts is not None
+    return now.acts
 
 
 def take_items(recorder: ItemRecorder, data: Tree, decisions: int) -> None:

@@ -41,6 +41,8 @@ def progress(shot: Mapping[str, Any], goals: Mapping[str, Any]) -> tuple[float, 
         lowest = shot["lowest_return"]
         if math.isfinite(best_so_far) and wanted > lowest:
             best = max(best, (best_so_far - lowest) / (wanted - lowest))
+    if goals.get("until"):
+        words = f"until {goals['until']}" + (f"; {words}" if words else "")
     return min(1.0, max(0.0, best)), words or "no stop condition: Ctrl-C stops the run"
 
 

@@ -131,6 +131,11 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("eval_std", "gauge", "reward", "Standard deviation of the returns of the last evaluation."),
     Metric("eval_episodes", "gauge", "episodes", "Episodes in the last evaluation."),
     Metric("eval_version", "gauge", "version", "Weights version of the last evaluation."),
+    Metric("win_rate", "gauge", "share", "How often the last evaluation's matches were won, a draw counting half.",
+           measured_by="matches"),
+    Metric("loss_rate", "gauge", "share", "How often they were lost.", measured_by="matches"),
+    Metric("exploitability", "gauge", "reward", "What a best response wins against the version of the last evaluation, played with "
+           "its own probabilities; matrix games and Kuhn poker.", measured_by="exploitability"),
     Metric("eval_episodes_planned", "gauge", "episodes", "Episodes of the evaluation that is under way; 0 where none is."),
     Metric("eval_episodes_played", "gauge", "episodes", "Those of them that have ended."),
     Metric("eval_env_steps", "counter", "decisions", "Decisions spent on evaluation; they are not env_steps."),

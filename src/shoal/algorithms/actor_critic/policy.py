@@ -38,6 +38,15 @@ class ActorCriticPolicy(ModelPolicy[ActorCriticModel]):
                 return action, output.state, extras
             return action.cpu().numpy(), output.state, {name: x.cpu().numpy() for name, x in extras.items()}
 
+    def probabilities(self, view: StepView) -> np.ndarray:
+        """Of every action, [B, A]; for discrete actions and nets without memory."""
+        with torch.inference_mode():
+            head, params = self.model.net.head, self.model.step(view, {}).params
+            mask = None if view.action_mask is None else self.model.tensor(view.action_mask)
+            actions = torch.arange(params.shape[-1])
+            each = [head.log_prob(params, action.expand(len(params)), mask).exp() for action in actions]
+            return np.asarray(torch.stack(each, 1).cpu().numpy())
+
     def _chosen(self, params: torch.Tensor, view: StepView, explore: np.ndarray | None,
                 rng: torch.Generator) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         head = self.model.net.head

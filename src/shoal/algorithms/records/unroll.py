@@ -37,9 +37,10 @@ from shoal.learning import StepView, UnrollRecord
 from shoal.slots import Field, Layout, leaves
 
 if TYPE_CHECKING:
+    from shoal.algorithms.records.columns import ColumnRecorder
     from shoal.envs import Step
 
-__all__ = ["SlotRecorder", "Unroll"]
+__all__ = ["SlotRecorder", "Unroll", "too_many_finals", "write_unroll_moments"]
 
 SMALL_ROW_BYTES = 1024  # final observations up to this size are kept for every step, whatever the environment does
 
@@ -74,6 +75,12 @@ class Unroll(UnrollRecord):
         if seats not in (None, self.seats):
             raise ConfigError(f"this record was laid out for {self.seats} seats per slot, not {seats}; make the algorithm anew")
         return SlotRecorder(self)
+
+    def columns(self, seats: int) -> ColumnRecorder:
+        """A recorder for this many seats that are not all asked at every step: it fills the slot's columns one by one."""
+        from shoal.algorithms.records.columns import ColumnRecorder
+
+        return ColumnRecorder(self, seats)
 
     def viewer(self, seats: int) -> StepViewer:
         """What a policy sees of this many seats (an evaluator has more than an actor)."""
@@ -132,7 +139,6 @@ class SlotRecorder:
     def __init__(self, record: Unroll) -> None:
         self.record = record
         self._paths = [path for path, _ in leaves(leaf_tree(record.observation_space))]
-        self._floats = float_paths(record.observation_space)
         self._state = tuple(record.state)
         self._viewer = record.viewer(record.seats)
         self._view = self._viewer.view
@@ -191,11 +197,7 @@ class SlotRecorder:
         data, start = self._data, self._finals
         end = start + len(step.final_rows)
         if end > self.record.final_capacity:
-            raise ConfigError(
-                f"{end} episodes were truncated within one unroll of {self.record.length} steps x {self.record.seats} "
-                f"seats, but a slot holds {self.record.final_capacity} final observations; set "
-                f"final_rows={self.record.length * self.record.seats} (--algorithm.final-rows)"
-            )
+            raise too_many_finals(self.record, end)
         data["final_index"][t, step.final_rows] = np.arange(start, end)
         for path in self._paths:
             _at(data["final_observation"], path)[start:end] = _at(step.final_observation, path)
@@ -206,20 +208,36 @@ class SlotRecorder:
     def _finish(self) -> None:
         """Moments of the unroll that is complete."""
         data, record = self._data, self.record
-        if record.observation_moments:
-            T = record.length
-            rows = [_at(data["observation"], path)[:T].reshape(T * record.seats, -1) for path in self._floats]
-            values = np.concatenate(rows, 1, dtype=np.float64)[data["valid"].ravel()]
-            if self._observation_shift is None and len(values):
-                self._observation_shift = values.mean(0)
-            write_moments(data["observation_moments"], values, self._observation_shift)
+        returns = np.empty((record.length, record.seats))
         if record.return_moments:
-            returns = np.empty((record.length, record.seats))
             for t in range(record.length):
                 self._running_return = record.gamma * self._running_return + data["reward"][t]
                 returns[t] = self._running_return
                 self._running_return[data["last"][t]] = 0
-            write_moments(data["return_moments"], returns[data["valid"]][:, None], np.zeros(1))
+        self._observation_shift = write_unroll_moments(record, data, self._observation_shift, returns)
+
+
+def write_unroll_moments(record: Unroll, data: Tree, shift: np.ndarray | None, returns: np.ndarray) -> np.ndarray | None:
+    """Write the moments of a complete unroll; `returns` [T, B] are discounted sums of past rewards. Sums are relative to `shift`,
+    the mean of the first observations that there are: it is returned for the unrolls that follow."""
+    if record.observation_moments:
+        T = record.length
+        rows = [_at(data["observation"], path)[:T].reshape(T * record.seats, -1) for path in float_paths(record.observation_space)]
+        values = np.concatenate(rows, 1, dtype=np.float64)[data["valid"].ravel()]
+        if shift is None and len(values):
+            shift = values.mean(0)
+        write_moments(data["observation_moments"], values, shift)
+    if record.return_moments:
+        write_moments(data["return_moments"], returns[data["valid"]][:, None], np.zeros(1))
+    return shift
+
+
+def too_many_finals(record: Unroll, count: int) -> ConfigError:
+    return ConfigError(
+        f"{count} episodes were truncated within one unroll of {record.length} steps x {record.seats} "
+        f"seats, but a slot holds {record.final_capacity} final observations; set "
+        f"final_rows={record.length * record.seats} (--algorithm.final-rows)"
+    )
 
 
 def _at(tree: Any, path: tuple[str, ...]) -> Any:

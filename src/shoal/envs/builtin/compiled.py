@@ -25,6 +25,7 @@ class CompiledEnv:
     backend_reason = ""
     frame_skip = 1
     seats_per_env = 1
+    takes_turns = False
 
     def __init__(
         self,

@@ -1,0 +1,250 @@
+"""Who plays whom in a league, and when a player is saved and begins anew (Vinyals et al. 2019, AlphaStar's supplement).
+
+    player            plays                                                           is saved when           begins anew
+    main agent        50 % PFSP hard over all snapshots; 15 % verification;           it beats all snapshots  never
+                      otherwise, or with nothing to verify, itself and its like
+    main exploiter    a main agent; while that is too strong, its snapshots           it beats all main       always
+                      (PFSP variance)                                                 agents
+    league exploiter  PFSP linear_capped over all snapshots                           it beats all snapshots  with `reset_share`
+
+Nobody is saved before `least_steps`, and everybody after `most_steps`. A snapshot is always taken before a reset. Only `home`
+learns from a match, both sides where a main agent plays itself.
+
+Verification looks for what the main agent may have forgotten: snapshots of main exploiters that beat it, then old snapshots of a
+main agent that it beats less often than the ones before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from shoal.coordination.league.opponents import Weighting, pfsp
+from shoal.coordination.league.payoff import PayoffTable
+from shoal.errors import ConfigError
+from shoal.options import Options, number
+
+__all__ = ["Kind", "League", "LeagueOptions", "Match", "Player", "Snapshots", "without_monotone_suffix"]
+
+Kind = Literal["main", "main_exploiter", "league_exploiter"]
+
+
+@dataclass(frozen=True)
+class LeagueOptions(Options):
+    """Shares, thresholds and periods of a league."""
+
+    section = "league"
+
+    main: int = number(1, at_least=1)
+    """Main agents."""
+    main_exploiters: int = number(1, at_least=0)
+    """Players that learn to beat the main agents as they are now."""
+    league_exploiters: int = number(2, at_least=0)
+    """Players that learn to beat every snapshot."""
+    decay: float = number(0.99, above=0, at_most=1)
+    """What older results in the payoff table are multiplied with at each new one."""
+    snapshot_share: float = number(0.5, at_least=0, at_most=1)
+    """Share of a main agent's matches against all snapshots."""
+    verification_share: float = number(0.15, at_least=0, at_most=1)
+    """Share of its matches that look for what it has forgotten."""
+    hard_power: float = number(2.0, above=0)
+    """Power of the hard weighting."""
+    even_rate: float = number(0.3, at_least=0, at_most=1)
+    """A main agent plays another one that it beats more often than this; otherwise that one's snapshots."""
+    exploited_rate: float = number(0.3, at_least=0, at_most=1)
+    """Verification: exploiters' snapshots count where one of them is beaten less often than this."""
+    forgotten_rate: float = number(0.7, at_least=0, at_most=1)
+    """Verification: old snapshots count where one of them is beaten less often than this."""
+    exploiter_rate: float = number(0.1, at_least=0, at_most=1)
+    """A main exploiter plays a main agent that it beats more often than this; otherwise its snapshots."""
+    beaten_rate: float = number(0.7, at_least=0, at_most=1)
+    """A player that beats everybody it must more often than this is saved."""
+    least_steps: int = number(20_000, at_least=1)
+    """Env steps of a player between two snapshots, at least."""
+    most_steps: int = number(40_000, at_least=1)
+    """Env steps of a player between two snapshots, at most."""
+    reset_share: float = number(0.25, at_least=0, at_most=1)
+    """How often a league exploiter begins anew after a snapshot."""
+
+    def validate(self) -> None:
+        super().validate()
+        if self.snapshot_share + self.verification_share > 1:
+            raise ConfigError(f"--league.snapshot-share {self.snapshot_share:g} and --league.verification-share "
+                              f"{self.verification_share:g} are more than 1 together; lower one of them")
+        if self.least_steps > self.most_steps:
+            raise ConfigError(f"--league.least-steps {self.least_steps} is more than --league.most-steps {self.most_steps}; "
+                              "raise the second")
+
+
+@dataclass
+class Player:
+    """One that learns."""
+
+    name: str
+    kind: Kind
+    steps: int = 0
+    """Env steps that it has played."""
+    saved_at: int = 0
+    """Its `steps` when it was saved last."""
+    snapshots: list[str] = field(default_factory=list)
+    """Their names, the oldest first."""
+
+
+class Match(NamedTuple):
+    """One to be played."""
+
+    number: int
+    home: str
+    away: str
+    mirror: bool
+    """Whether both sides are the same player, and both learn."""
+
+
+class Snapshots(Protocol):
+    """Where snapshots are kept: a Vault."""
+
+    def put(self, name: str, weights: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> str: ...
+    def names(self) -> list[str]: ...
+    def about(self, name: str) -> dict[str, Any]: ...
+
+
+class League:
+    """Players, payoffs and matches under way."""
+
+    def __init__(self, options: LeagueOptions) -> None:
+        options.validate()
+        self.options, self.payoff = options, PayoffTable(options.decay)
+        kinds: list[tuple[Kind, int]] = [("main", options.main), ("main_exploiter", options.main_exploiters),
+                                         ("league_exploiter", options.league_exploiters)]
+        self.players = {name: Player(name, kind) for kind, count in kinds for name in _names(kind, count)}
+        self.parent: dict[str, str] = {}
+        """The player that each snapshot is of, the oldest snapshot first."""
+        self._open: dict[int, Match] = {}
+        self._matches = 0
+
+    # ------------------------------------------------------------------ matches
+    def match(self, name: str, rng: np.random.Generator) -> Match:
+        """The next match of a player that learns."""
+        player = self.players[name]
+        if player.kind == "main":
+            away = self._for_main(player, rng)
+        elif player.kind == "main_exploiter":
+            away = self._for_main_exploiter(player, rng)
+        else:
+            away = self._draw(player, list(self.parent), "linear_capped", rng)
+        self._matches += 1
+        match = self._open[self._matches] = Match(self._matches, name, away, mirror=away == name)
+        return match
+
+    def report(self, number: int, result: str) -> bool:
+        """Enter how a match ended for its home player: win, draw or loss. False for one that is not (or no longer) under way."""
+        match = self._open.pop(number, None)
+        if match is None:
+            return False
+        self.payoff.report(match.home, match.away, result)
+        return True
+
+    def _for_main(self, player: Player, rng: np.random.Generator) -> str:
+        options, coin = self.options, rng.random()
+        if coin < options.snapshot_share:
+            return self._draw(player, list(self.parent), "hard", rng)
+        rival = str(rng.choice(self._of_kind("main")))
+        if coin < options.snapshot_share + options.verification_share:
+            suspects = self.to_verify(player.name, rival)
+            if suspects:
+                return self._draw(player, suspects, "hard", rng)
+        if self.payoff.rate(player.name, rival) > options.even_rate:
+            return rival
+        return self._draw(player, self.players[rival].snapshots or [rival], "variance", rng)
+
+    def to_verify(self, name: str, rival: str) -> list[str]:
+        """Snapshots that a main agent may have forgotten how to beat; none: []."""
+        options = self.options
+        exploiters = [snapshot for snapshot, of in self.parent.items() if self.players[of].kind == "main_exploiter"]
+        if exploiters and self.payoff.rates(name, exploiters).min() < options.exploited_rate:
+            return exploiters
+        old = self.players[rival].snapshots
+        old = old[: without_monotone_suffix(self.payoff.rates(name, old))]
+        return old if old and self.payoff.rates(name, old).min() < options.forgotten_rate else []
+
+    def _for_main_exploiter(self, player: Player, rng: np.random.Generator) -> str:
+        rival = str(rng.choice(self._of_kind("main")))
+        if self.payoff.rate(player.name, rival) > self.options.exploiter_rate:
+            return rival
+        return self._draw(player, self.players[rival].snapshots or [rival], "variance", rng)
+
+    def _draw(self, player: Player, opponents: Sequence[str], weighting: Weighting, rng: np.random.Generator) -> str:
+        if not opponents:
+            raise ValueError("a league begins with a snapshot of a main agent: call `save` first")
+        chances = pfsp(self.payoff.rates(player.name, opponents), weighting, self.options.hard_power)
+        return str(rng.choice(list(opponents), p=chances))
+
+    def _of_kind(self, kind: Kind) -> list[str]:
+        return [player.name for player in self.players.values() if player.kind == kind]
+
+    # ------------------------------------------------------------------ snapshots
+    def due(self, name: str) -> bool:
+        """Whether a player is to be saved now."""
+        player, options = self.players[name], self.options
+        passed = player.steps - player.saved_at
+        if passed < options.least_steps:
+            return False
+        beaten = self._of_kind("main") if player.kind == "main_exploiter" else list(self.parent)
+        rates = self.payoff.rates(name, beaten)
+        return bool(passed >= options.most_steps or (len(rates) and rates.min() > options.beaten_rate))
+
+    def save(self, name: str, weights: Mapping[str, np.ndarray], vault: Snapshots, rng: np.random.Generator,
+             reset: Callable[[], None] = lambda: None) -> str:
+        """Put a snapshot of a player into the vault; then, where its kind begins anew, call `reset`. Returns its name."""
+        player = self.players[name]
+        snapshot = f"{name}-{len(player.snapshots):04d}"
+        vault.put(snapshot, weights, {"player": name, "kind": player.kind, "steps": player.steps,
+                                      "parent": player.snapshots[-1] if player.snapshots else None})
+        self._enter(snapshot, player, player.steps)
+        share = {"main": 0.0, "main_exploiter": 1.0, "league_exploiter": self.options.reset_share}[player.kind]
+        if rng.random() < share:
+            reset()
+        return snapshot
+
+    def adopt(self, vault: Snapshots) -> list[str]:
+        """Enter snapshots that lie in the vault and are not known here: those since the checkpoint that `load` was given."""
+        unknown = [name for name in vault.names() if name not in self.parent]
+        for name in unknown:
+            about = vault.about(name)
+            self._enter(name, self.players[about["player"]], int(about["steps"]))
+        return unknown
+
+    def _enter(self, snapshot: str, player: Player, steps: int) -> None:
+        player.snapshots.append(snapshot)
+        player.saved_at = steps
+        player.steps = max(player.steps, steps)
+        self.parent[snapshot] = player.name
+
+    # ------------------------------------------------------------------ what a checkpoint holds
+    def state(self) -> dict[str, Any]:
+        """As JSON. Matches under way are left out: their results will not be entered."""
+        players = {name: [player.steps, player.saved_at, player.snapshots] for name, player in self.players.items()}
+        return {"payoff": self.payoff.state(), "players": players, "parent": self.parent, "matches": self._matches}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.payoff = PayoffTable.from_state(state["payoff"])
+        for name, (steps, saved_at, snapshots) in state["players"].items():
+            player = self.players[name]
+            player.steps, player.saved_at, player.snapshots = steps, saved_at, list(snapshots)
+        self.parent, self._matches, self._open = dict(state["parent"]), state["matches"], {}
+
+
+def without_monotone_suffix(rates: np.ndarray | Sequence[float]) -> int:
+    """How many of a main agent's snapshots, the oldest first, remain when those at the end are cut for which the rate does not rise
+    from one snapshot to the next newer one. A rate that rises means that an older snapshot is harder than a newer one."""
+    for i in range(len(rates) - 1, 0, -1):
+        if rates[i - 1] < rates[i]:
+            return i + 1
+    return 0
+
+
+def _names(kind: str, count: int) -> list[str]:
+    return [kind] if count == 1 else [f"{kind}_{i}" for i in range(count)]

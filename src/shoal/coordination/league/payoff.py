@@ -1,0 +1,69 @@
+"""The payoff table of a league: how often each player beats each other (Vinyals et al. 2019).
+
+For each ordered pair: games, wins, draws and losses, all multiplied by `decay` before a result is added, so that the table follows
+players that learn. A result is entered for both orders, so rate(A, B) + rate(B, A) = 1. A player's games against itself say
+nothing and are not entered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+__all__ = ["RESULTS", "PayoffTable"]
+
+RESULTS = ("win", "draw", "loss")
+UNKNOWN = 0.5  # the rate of two players that have not met
+
+
+class PayoffTable:
+    """Decayed counts of results by (home, away)."""
+
+    def __init__(self, decay: float = 0.99) -> None:
+        self.decay = decay
+        self._counts: dict[tuple[str, str], np.ndarray] = {}  # wins, draws, losses
+        self.reports = 0
+        """Results that were entered."""
+
+    def report(self, home: str, away: str, result: str) -> None:
+        """Enter one game, as `home` saw it: win, draw or loss."""
+        at = RESULTS.index(result)
+        if home == away:
+            return
+        for pair, column in (((home, away), at), ((away, home), 2 - at)):
+            counts = self._counts.setdefault(pair, np.zeros(3))
+            counts *= self.decay
+            counts[column] += 1
+        self.reports += 1
+
+    def games(self, home: str, away: str) -> float:
+        """How many games there were, older ones counting less."""
+        counts = self._counts.get((home, away))
+        return 0.0 if counts is None else float(counts.sum())
+
+    def rate(self, home: str, away: str) -> float:
+        """How often `home` wins, a draw counting half; 0.5 where they have not met."""
+        counts = self._counts.get((home, away))
+        if counts is None or not counts.sum():
+            return UNKNOWN
+        return float((counts[0] + counts[1] / 2) / counts.sum())
+
+    def rates(self, home: str, others: Sequence[str]) -> np.ndarray:
+        return np.array([self.rate(home, away) for away in others])
+
+    # ------------------------------------------------------------------ what a checkpoint holds
+    def state(self) -> dict[str, object]:
+        """As JSON."""
+        counts = [[home, away, *map(float, counts)] for (home, away), counts in self._counts.items()]
+        return {"decay": self.decay, "reports": self.reports, "counts": counts}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, object]) -> PayoffTable:
+        table = cls(float(str(state["decay"])))
+        table.reports = int(str(state["reports"]))
+        rows = state["counts"]
+        assert isinstance(rows, list)
+        for home, away, *counts in rows:
+            table._counts[home, away] = np.array(counts, float)
+        return table

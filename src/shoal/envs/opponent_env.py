@@ -1,0 +1,130 @@
+"""Matches: one seat of each environment against opponents that do not learn, as a BatchedEnv of its own.
+
+    env = OpponentEnv(envs.make("shoal/TicTacToe-v0", 100), random_opponent)
+    step = env.reset(seed=1)              # one row for each game; home sits on every side equally often
+
+Its seat is asked only when it is its turn (`Step.acts`); in between the opponents move. So whatever plays and counts episodes plays
+matches with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from shoal.envs.builtin.game_trees import BoardTree, tree_of
+from shoal.envs.exploitability import perfect_moves
+from shoal.envs.interface import BatchedEnv, Step, Tree
+from shoal.envs.random_policy import RandomPolicy
+from shoal.errors import ConfigError
+from shoal.slots import map_tree
+
+__all__ = ["OPPONENTS", "Opponent", "OpponentEnv", "OpponentMaker", "built_in_opponent", "perfect_opponent", "random_opponent"]
+
+Opponent = Callable[[Step, np.ndarray], np.ndarray]
+"""(step of all seats, which of them are its own and asked) -> actions of all seats; only those count."""
+OpponentMaker = Callable[[BatchedEnv, int], Opponent]
+"""(environment of all seats, seed) -> an opponent that plays there from a reset on."""
+
+
+class OpponentEnv:
+    """One seat of each environment of `env`, all others played by an opponent."""
+
+    takes_turns = True
+    seats_per_env = 1
+
+    def __init__(self, env: BatchedEnv, opponent: OpponentMaker) -> None:
+        if env.seats_per_env == 1:
+            raise ConfigError(f"{env.name} has one agent; there is no opponent to play against")
+        self._env, self._make = env, opponent
+        self.name, self.num_seats = env.name, env.num_seats // env.seats_per_env
+        games = np.arange(self.num_seats)
+        self._home = games * env.seats_per_env + games % env.seats_per_env
+        self._is_home = np.isin(np.arange(env.num_seats), self._home)
+        self.env_id, self.agent_id, self.policy_id = games, env.agent_id[self._home], np.zeros(self.num_seats, np.int64)
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.raw_observation_space, self.raw_action_space = env.raw_observation_space, env.raw_action_space
+        self.backend, self.backend_reason, self.frame_skip = env.backend, env.backend_reason, env.frame_skip
+        self.max_episode_steps, self.mask_size = env.max_episode_steps, env.mask_size
+        self.has_executed_action = env.has_executed_action
+        self._seeds = np.random.default_rng()
+
+    def reset(self, seed: int | None = None) -> Step:
+        if seed is not None:
+            self._seeds = np.random.default_rng(seed)
+        self._opponent = self._make(self._env, int(self._seeds.integers(2**31)))
+        self._now = self._env.reset(seed)
+        return self._of_home(self._now)
+
+    def step(self, action: Tree) -> Step:
+        acts = np.ones(self._env.num_seats, bool) if self._now.acts is None else self._now.acts
+        actions = np.array(self._opponent(self._now, acts & ~self._is_home))
+        actions[self._home] = action
+        self._now = self._env.step(actions)
+        return self._of_home(self._now)
+
+    def _of_home(self, step: Step) -> Step:
+        rows = self._home
+        mine = self._is_home[np.flatnonzero(step.last & step.valid)] if len(step.episode_return) else slice(0)
+        kept = np.flatnonzero(self._is_home[step.final_rows])
+        return Step(
+            map_tree(lambda x: x[rows], step.observation),
+            step.reward[rows],
+            step.discount[rows],
+            step.first[rows],
+            step.last[rows],
+            step.truncated[rows],
+            step.valid[rows],
+            step.final_rows[kept] // self._env.seats_per_env,
+            map_tree(lambda x: x[kept], step.final_observation) if len(kept) else None,
+            None if step.action_mask is None else step.action_mask[rows],
+            None if step.executed_action is None else map_tree(lambda x: x[rows], step.executed_action),
+            step.episode_return[mine],
+            step.episode_length[mine],
+            step.final_action_mask[kept] if step.final_action_mask is not None and len(kept) else None,
+            np.ones(len(rows), bool) if step.acts is None else step.acts[rows],
+        )
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def random_opponent(env: BatchedEnv, seed: int) -> Opponent:
+    """Legal actions, uniformly."""
+    choose = RandomPolicy(env.action_space, np.random.default_rng(seed))
+    return lambda step, rows: choose(step)
+
+
+def perfect_opponent(name: str, options: Mapping[str, Any]) -> OpponentMaker:
+    """The best moves, one of them at random; of games in which everything is seen and that are small enough."""
+    tree = tree_of(name, options)
+    if not isinstance(tree, BoardTree):
+        raise ConfigError(f"there is no perfect player of {name}: not everything is seen there; use --against random")
+    moves = perfect_moves(tree)
+
+    def make(env: BatchedEnv, seed: int) -> Opponent:
+        rng = np.random.default_rng(seed)
+
+        def choose(step: Step, rows: np.ndarray) -> np.ndarray:
+            actions, seen = np.zeros(len(rows), np.int64), np.asarray(step.observation)
+            for row in np.flatnonzero(rows):
+                actions[row] = rng.choice(moves[seen[row].tobytes()])
+            return actions
+
+        return choose
+
+    return make
+
+
+OPPONENTS = ("random", "perfect")
+
+
+def built_in_opponent(word: str, name: str, options: Mapping[str, Any]) -> OpponentMaker:
+    """The opponent of this name in this environment."""
+    if word == "random":
+        return random_opponent
+    if word == "perfect":
+        return perfect_opponent(name, options)
+    raise ConfigError(f"--against {word}: use one of {', '.join(OPPONENTS)}")

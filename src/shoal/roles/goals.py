@@ -1,0 +1,68 @@
+"""Goals: when an evaluation is good enough to stop a run.
+
+    METRIC[(OPPONENT)] >= NUMBER, or <=       return >= 475      win_rate(random) >= 0.95      exploitability <= 0.05
+
+METRIC is return, win_rate, loss_rate or exploitability; OPPONENT is whom evaluations are played against.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.envs.opponent_env import OPPONENTS
+from shoal.errors import ConfigError
+
+__all__ = ["METRICS", "Goal"]
+
+METRICS = ("return", "win_rate", "loss_rate", "exploitability")
+GRAMMAR = re.compile(r"\s*(\w+)\s*(?:\(\s*([^()]*?)\s*\))?\s*(>=|<=)\s*(\S+)\s*")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A bound for one number of an evaluation."""
+
+    metric: str
+    bound: float
+    at_least: bool = True
+    opponent: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Goal:
+        """What --until says."""
+        found = GRAMMAR.fullmatch(text)
+        try:
+            bound = float(found[4]) if found else math.nan
+        except ValueError:
+            bound = math.nan
+        if found is None or not math.isfinite(bound):
+            raise ConfigError(f'--until "{text}" cannot be read; write METRIC >= NUMBER or METRIC(OPPONENT) <= NUMBER, such as '
+                              '"win_rate(random) >= 0.95"')
+        metric, opponent = found[1], found[2]
+        if metric not in METRICS:
+            raise ConfigError(f'--until "{text}": {metric} is not measured; use one of {", ".join(METRICS)}')
+        if opponent is not None and opponent not in OPPONENTS:
+            raise ConfigError(f'--until "{text}": there is no opponent {opponent}; use one of {", ".join(OPPONENTS)}')
+        if metric == "exploitability" and opponent is not None:
+            raise ConfigError(f'--until "{text}": exploitability is that against a best response; leave ({opponent}) out')
+        return cls(metric, bound, found[3] == ">=", opponent)
+
+    @property
+    def reason(self) -> str:
+        """What summary.json gives as stopped_by."""
+        return "return" if self.metric == "return" and self.at_least else "until"
+
+    def reached(self, scores: Mapping[str, float]) -> bool:
+        value = scores[self.metric]
+        return value >= self.bound if self.at_least else value <= self.bound
+
+    def rank(self, scores: Mapping[str, float]) -> float:
+        """Higher is better."""
+        return scores[self.metric] if self.at_least else -scores[self.metric]
+
+    def __str__(self) -> str:
+        against = f"({self.opponent})" if self.opponent else ""
+        return f"{self.metric}{against} {'>=' if self.at_least else '<='} {self.bound:g}"
