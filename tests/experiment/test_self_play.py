@@ -159,3 +159,16 @@ def test_replay_with_turns(tmp_path):
 def test_default_is_as_before():
     assert Experiment(None, None).policies == "shared" and Experiment(None, None).goal is None
     assert Experiment(None, None, until_return=3.0).goal == Goal("return", 3.0)
+
+
+@pytest.mark.parametrize("preset", ["ppo", "impala"])
+def test_rewards_between_turns_are_learned_from(preset, tmp_path):
+    """With gamma 0 a decision is learned from its own row alone; what it earned came after the other agent's move."""
+    pytest.importorskip("pettingzoo")
+    from tests.experiment.paid_later import PaidLater
+
+    for other in (False, True):  # no policy is good at both before it has learned
+        run = shoal.train(preset, PaidLater, algorithm={"gamma": 0.0}, until_return=2.9, max_env_steps=60_000, seed=1,
+                          run_dir=str(tmp_path / str(other)), **QUIET, eval={"episodes": 20, "every_env_steps": 4000},
+                          envs={"kwargs": [f"other={other}"]})
+        assert run.summary["stopped_by"] == "return" and run.summary["eval_return"] >= 2.9
