@@ -9,7 +9,7 @@ from evidence.lines import Line
 
 __all__ = ["LINES"]
 
-SEEDS = (1, 2, 3, 4, 5)  # seeds from 101 on were looked at while values were tuned
+SEEDS = (1, 2, 3, 4, 5)  # seeds 11 and 12 and those from 101 on were looked at while values were tuned
 
 
 def learns(preset: str, env: str, where: str, goal: float, budget: int) -> Line:
