@@ -24,21 +24,22 @@ def learns(preset: str) -> Line:
 
 
 def detached(_: int) -> dict[str, Any]:
-    """Values learned from codes that they have no part in: of an encoder that contrast teaches, and of one that nobody does."""
+    """Values learned from codes that they have no part in: of an encoder that contrast teaches, through the projection of
+    curl_rainbow, and of one that nobody does."""
     base = {"preset": "curl", "env": PIXELS, "every": 100, "episodes": 100, "most_env_steps": 10_000}
-    settings = {"learned by contrast": {"algorithm.detached": True},
-                "frozen": {"algorithm.detached": True, "algorithm.contrast": 0.0}}
+    taught = {"algorithm.detached": True, "algorithm.projection": [256, 128], "algorithm.logit_scale": 0.1}
+    settings = {"learned by contrast": taught, "frozen": {"algorithm.detached": True, "algorithm.contrast": 0.0}}
     runs = compared({name: {**base, "overrides": values} for name, values in settings.items()}, SEEDS[:3])
     scores = {name: [run["score"] for run in some] for name, some in runs.items()}
     middle = {name: {"return": round(statistics.median(some), 3), "mean of the seeds": round(statistics.mean(some), 3)}
               for name, some in scores.items()}
     learned, frozen = (middle[name]["return"] for name in settings)
-    return {"met": learned > frozen, "medians": middle, "each": runs}
+    return {"met": learned >= frozen + 0.1, "medians": middle, "each": runs}
 
 
 LINES = [
     *(learns(preset) for preset in ("curl", "curl_rainbow", "curl_async")),
     Line("mechanism-curl-detached", 18, "curl on PixelCatch, 10,000 env steps, medians of 3 seeds: values learned from the codes "
-         "of a detached encoder return more than those learned from a frozen random one", detached, seeds=(0,)),
+         "of a detached encoder return at least 0.1 more than those learned from a frozen random one", detached, seeds=(0,)),
     *contrast.LINES,
 ]
