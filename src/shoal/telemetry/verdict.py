@@ -61,8 +61,8 @@ def verdict(shot: Mapping[str, Any], seconds: float, runtime: str = "local", cor
         pulling = max((role["phases"].get("pull", 0.0) for role in actors.values()), default=0.0)
         if calls >= BLOCKED and (server := _saturated(shot, _answers)):
             return (f"inference-bound: the inference server worked {_percent(server)} {span}, and actors waited {_percent(calls)} "
-                    f"for inference while the learner idled {_percent(idle)}; a faster device, a smaller network, or --architecture "
-                    "actor_learner, whose actors infer themselves")
+                    f"for inference while the learner idled {_percent(idle)}; a faster device, a smaller network, or "
+                    "--architecture actor_learner, whose actors infer themselves")
         if calls >= BLOCKED and calls >= weights:
             return (f"inference-bound: actors waited {_percent(calls)} {span} for inference while the learner idled "
                     f"{_percent(idle)}; more environments per actor")
