@@ -8,6 +8,7 @@ answer a greeting after it. Table KEPT is never named: its bits must be the same
 from __future__ import annotations
 
 import copy
+import math
 import os
 import socket as plain
 import struct
@@ -21,7 +22,7 @@ import msgpack
 import numpy as np
 import pytest
 import zmq
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from shoal import replay
@@ -32,6 +33,7 @@ from shoal.replay.table.checkpoint import snapshot
 
 KEPT, SCRATCH, EMPTIED = "kept as it is", "scratch", "emptied"
 TOGETHER = 20
+AT_ONCE = 50
 EXAMPLES = int(os.environ.get("SHOAL_FUZZ_MESSAGES", "1000")) // TOGETHER  # for each kind of address; the evidence throws 20,000
 PING = 987_654_321
 COLUMNS = [["x", "<i8", [2], 1, True]]
@@ -258,17 +260,20 @@ def test_bad_messages_change_nothing(
     monkeypatch.setattr(socket_service, "SESSION_SECONDS", 1e6)  # what a silent reader reserved stays reserved
     before, resident = target.kept(), memory()
 
-    @settings(
-        max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate, Phase.shrink),
-    )  # fmt: skip
-    @given(st.lists(Case, min_size=TOGETHER, max_size=TOGETHER))
-    def throw(cases: list[Any]) -> None:
-        target.begin()
-        for operation, mistakes in cases:
-            target.throw(operation, mistakes)
+    for number in range(math.ceil(EXAMPLES / AT_ONCE)):  # the generator remembers every example: 100 MB after 20,000 messages
 
-    throw()
+        @seed(number)
+        @settings(
+            max_examples=min(AT_ONCE, EXAMPLES), deadline=None, database=None, suppress_health_check=list(HealthCheck),
+            phases=(Phase.generate, Phase.shrink),
+        )  # fmt: skip
+        @given(st.lists(Case, min_size=TOGETHER, max_size=TOGETHER))
+        def throw(cases: list[Any]) -> None:
+            target.begin()
+            for operation, mistakes in cases:
+                target.throw(operation, mistakes)
+
+        throw()
     assert target.thrown >= EXAMPLES * TOGETHER
     assert not caplog.records and memory() - resident < 100 << 20  # no traceback, no growth
     assert 0.3 * target.thrown < target.refused < target.thrown  # some mistakes leave a message that is right
