@@ -211,7 +211,7 @@ def test_what_is_no_algorithm_is_refused(algorithm, words, parts, tmp_path, caps
     ("", "preset ./bad.toml names no algorithm; write a line such as algorithm = 'ppo'"),
     ("algorithm = ", "preset ./bad.toml is not a TOML file"),
     ("\xff", "preset ./bad.toml is not a TOML file"),
-    ("HEAD actors = 2", "preset ./bad.toml: actors stands alone; put values under [paper] or [tuned]"),
+    ("HEAD actors = 2", "preset ./bad.toml: actors stands alone; put values under [paper], [tuned] or [large]"),
     ("HEAD env = 2", "preset ./bad.toml: env is 2; it must be a table"),
     ("HEAD tuned = 2", "preset ./bad.toml: tuned stands alone"),
     ("HEAD [tuned]\nactors = 'many'", "in preset ./bad.toml: actors='many' is not possible"),
