@@ -1,6 +1,7 @@
-"""For all tests: the processor's instructions that oneDNN may use, one thread for PyTorch, and which tests run alone."""
+"""For all tests: the processor's instructions that oneDNN may use, one thread for PyTorch, Ctrl-C, and which tests run alone."""
 
 import os
+import signal
 
 # Before torch is imported: some virtual machines announce AMX but do not allow it, and oneDNN's bfloat16 kernels die of SIGILL.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -9,6 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts jobs in the background so, and their children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HERE = Path(__file__).parent
 ALONE = ("runtime", "coordination", "replay/test_conformance.py", "replay/test_deadlines.py", "replay/test_faults.py",
