@@ -16,7 +16,7 @@ from shoal.roles.learner import Learner
 from shoal.roles.parts import EnvSource
 from tests.architectures.echo import Collector, Echo
 from tests.architectures.graphs import Weights, draw, go, train
-from tests.runtime.harness import kill
+from tests.runtime.harness import Killer, kill
 
 NETS = {"mlp": NetConfig(hidden=(16,)), "lstm": NetConfig(hidden=(16,), recurrent="lstm", lstm_size=16, prev_action_reward=True)}
 T, SEATS = 5, 3
@@ -127,15 +127,8 @@ def test_replies_never_cross_between_processes(net, tmp_path):
 
 
 def test_an_actor_killed_within_an_unroll_leaves_no_mixed_one(tmp_path):
-    deaths = [60, 140, 220]
-
-    def act(control):
-        if deaths and control.total("samples_consumed") > deaths[0] * T * SEATS:
-            deaths.pop(0)
-            kill(control, "actor-0")
-
-    watch = Weights(until=lambda c: not deaths and c.total("restarts") >= 3 and c.total("samples_consumed") > 400 * T * SEATS,
-                    act=act, seconds=25)
+    killer = Killer(("actor-0",), 3, "samples_consumed", 80 * T * SEATS)
+    watch = Weights(until=killer.done, act=killer)
     _, run = collect(tmp_path, "local", NETS["lstm"], enough=10**9, watch=watch)
     assert run.reason == "until" and run.final["actor-0"]["restarts"] == 3
 
