@@ -160,6 +160,7 @@ class RunSession:
         if self._empty_since is None or self._control.ending or now > self._empty_since + AGREE_SECONDS:
             return False
         self.checkpoints.abandon(folder)
+        self._control.start_steps()  # they agree in their first step
         self._checkpoint_at = now
         return True
 
