@@ -2,7 +2,7 @@
 
     python -m evidence.same_bits BEFORE [--presets ppo dqn] [--seeds 1 2 3] [--training-only] [--jobs 1] [--write]
 
-Each preset trains inline with each seed, from the tree of BEFORE (a commit, or a folder with its checkout) and from this one, and then
+Each preset trains inline with each seed, from the tree of BEFORE (a commit, or a folder with its checkout) and from this one. Then
 all arrays of the last checkpoints are compared: parameters, targets, optimiser moments, counts, generators. A few presets also run
 in lock step on the local runtime, where that is exact. For a change of evaluations, --training-only leaves out what the
 evaluator saved.
