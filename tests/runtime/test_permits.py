@@ -15,12 +15,16 @@ class Counters:
 
     def __init__(self, limit, units, ahead=True):
         self.permits, self.units = Permits(Limit("steps", limit), ahead), units
+        self.most, self.turns = limit + max(units.values()), 0
         self.counted = dict.fromkeys(units, 0.0)
         self.allowed = dict.fromkeys(units, -1.0)
         self.asking = set()
 
     def turn(self, name):
-        """Count, or ask and count when that is answered."""
+        """Count, or ask and count when that is answered. Permits that never end fail here, and so do those that allow nothing."""
+        self.turns += 1
+        assert self.total < self.most, "the limit is exceeded by a unit"
+        assert self.turns < 100 * self.most, "permits are given that allow nothing"
         if self.counted[name] + self.units[name] <= self.allowed[name]:
             self.counted[name] += self.units[name]
         elif name not in self.asking:
@@ -97,7 +101,8 @@ def test_actors_keep_to_the_budget_to_less_than_a_batch(architecture, kind, tmp_
 
     def spent(control):
         seen.append(control.total("env_steps"))
-        return seen[-1] >= 509 and (kind == "inline" or seen[-5:] == 5 * seen[-1:])
+        settled = kind == "inline" or seen[-5:] == 5 * seen[-1:]
+        return seen[-1] >= 509 + batch or (seen[-1] >= 509 and settled)
 
     watch = go(program, kind, tmp_path, Watch(spent, seconds=120))
     assert watch.reason == "until"
