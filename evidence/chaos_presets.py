@@ -362,20 +362,20 @@ def one_round(words: tuple[str, ...], seed: int, killed: Counter[str]) -> dict[s
             "seconds": round(time.monotonic() - begun, 1)}
 
 
-def rounds(minutes: float, seed: int, only: str = "") -> dict[str, Any]:
-    """Rounds until the time is over; every preset has had its turn if there was time for all."""
+def rounds(minutes: float, seed: int, only: str = "", all_of_them: bool = True) -> dict[str, Any]:
+    """Rounds until the time is over and every preset has had its turn."""
     rng, killed, begun = random.Random(seed), Counter[str](), time.monotonic()
     chosen = [words for words in presets() if only in " ".join(words)]
     rng.shuffle(chosen)
     done: list[dict[str, Any]] = []
     for number, words in enumerate(itertools.cycle(chosen)):
-        if time.monotonic() - begun > 60 * minutes:
+        if time.monotonic() - begun > 60 * minutes and (number >= len(chosen) or not all_of_them):
             break
         done.append(one_round(words, 1000 * seed + number, killed))
         print(json.dumps(done[-1]), flush=True)
     acts = Counter(act.split()[0] if not act.startswith("end") else act for one in done for act in one["acts"])
     broken = [one for one in done if one["broken"]]
-    return {"met": not broken, "rounds": len(done), "presets": len({one["command"] for one in done}),
+    return {"met": not broken, "minutes": round((time.monotonic() - begun) / 60, 1), "rounds": len(done), "presets": len({one["command"] for one in done}),
             "acts": dict(sorted(acts.items())), "killed": dict(sorted(killed.items())), "broken": broken, "all": done}
 
 
@@ -392,7 +392,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="presets whose command contains this")
     options = parser.parse_args()
-    found = rounds(options.minutes, options.seed, options.only)
+    found = rounds(options.minutes, options.seed, options.only, all_of_them=False)
     print(json.dumps({key: value for key, value in found.items() if key != "all"}, indent=1))
 
 
