@@ -376,7 +376,8 @@ def rounds(minutes: float, seed: int, only: str = "", all_of_them: bool = True) 
     acts = Counter(act.split()[0] if not act.startswith("end") else act for one in done for act in one["acts"])
     broken = [one for one in done if one["broken"]]
     return {"met": not broken, "minutes": round((time.monotonic() - begun) / 60, 1), "rounds": len(done),
-            "presets": len({one["command"] for one in done}), "acts": dict(sorted(acts.items())), "killed": dict(sorted(killed.items())), "broken": broken, "all": done}
+            "presets": len({one["command"].split()[0] for one in done}), "acts": dict(sorted(acts.items())),
+            "killed": dict(sorted(killed.items())), "broken": broken, "all": done}
 
 
 LINES = [
