@@ -29,6 +29,6 @@ def shipped() -> Line:
 
 LINES = [
     shipped(),
-    Line("mechanism-es-linear", 20, "es with a linear policy and a population of 20 reaches 500 on CartPole-v1 within 40 iterations",
+    Line("mechanism-es-linear", 20, "es, a linear policy and a population of 20, reaches 500 on CartPole-v1 within 40 iterations",
          linear, seeds=SEEDS, least=3),
 ]

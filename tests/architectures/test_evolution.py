@@ -1,4 +1,4 @@
-"""Evolution strategies: any number of workers is one worker, replicas stay alike, drift is mended, kills and resumes leave no trace."""
+"""Evolution strategies: any number of workers is one, replicas stay alike, drift is mended, kills and resumes leave no trace."""
 
 import numpy as np
 import pytest
@@ -105,8 +105,8 @@ def test_a_killed_worker_leaves_no_trace_in_the_parameters(tmp_path):
             kill(control, left.pop(0))
             mark[0] = control.total("learner_steps") + 3
 
-    run = train(tmp_path, QUICK, "evolution", "CartPole-v1", "local", actors=2, updates=None, **FIT,
-                watch=Weights(until=lambda c: not left and c.total("restarts") >= 2 and c.total("learner_steps") > mark[0], act=act))
+    watch = Weights(until=lambda c: not left and c.total("restarts") >= 2 and c.total("learner_steps") > mark[0], act=act)
+    run = train(tmp_path, QUICK, "evolution", "CartPole-v1", "local", actors=2, updates=None, watch=watch, **FIT)
     assert run.reason == "until"
     iterations = int(run.published["progress"][1])
     alone = train(tmp_path, QUICK, "evolution", "CartPole-v1", "inline", updates=iterations, **FIT)
@@ -139,7 +139,8 @@ def test_it_fits_its_own_algorithm_only(capsys):
     for words, fix in ((["--algorithm", "es", "--architecture", "synchronous"], "use --architecture evolution"),
                        (["--algorithm", "ppo", "--architecture", "evolution"], "use --algorithm es"),
                        (["--algorithm", "dqn", "--architecture", "evolution"], "use --algorithm es"),
-                       (["es", "--learners", "2"], "use --actors 2"), (["es", "--replay.capacity", "5000"], "returns of whole episodes"),
+                       (["es", "--learners", "2"], "use --actors 2"),
+                       (["es", "--replay.capacity", "5000"], "returns of whole episodes"),
                        (["es", "--algorithm.population", "7"], "is odd")):
         assert cli.main(["show", *words, "CartPole-v1"]) == 2
         assert fix in capsys.readouterr().err
