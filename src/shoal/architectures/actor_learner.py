@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal.architectures.several_policies import draw_policies
 from shoal.errors import ConfigError
 from shoal.learning import Architecture, ArchitectureOptions, Delivery, Tolerance
 from shoal.options import number
@@ -78,7 +79,7 @@ class ActorLearner(Architecture):
 
     name = "actor_learner"
     config_class = Config
-    takes_replay = takes_demos = takes_turns = runs_on_gpu = one_place = batch_slots = True
+    takes_replay = takes_demos = takes_turns = takes_policies = runs_on_gpu = one_place = batch_slots = True
     spreads = "actors"
     size_options = ("batch_slots", "buffer_slots", "envs_per_actor")
 
@@ -98,6 +99,10 @@ class ActorLearner(Architecture):
 
     def draw(self, program: Program, parts: Parts, config: Config) -> None:
         self._check(parts, config)
+        if parts.policies is not None:
+            draw_policies(program, parts, depth=config.slots_per_actor, intake=config.intake, per_version=int(config.lockstep),
+                          one_place=config.one_place)
+            return
         place = learner_places(parts) if config.one_place else None
         path = data_path(program, parts, depth=config.slots_per_actor, paired=config.one_place)
         weights = program.broadcast("weights", parts.algorithm.published_layout())

@@ -108,6 +108,8 @@ class Instance:
     def _bind(self, value: Any, incarnation: int, control: ControlHandle) -> Any:
         if isinstance(value, Port):
             return self._program.endpoint(value, self.node, self.index, incarnation)
+        if isinstance(value, Mapping) and any(isinstance(port, Port) for port in value.values()):
+            return {key: self._bind(port, incarnation, control) for key, port in value.items()}
         return control if isinstance(value, ControlPort) else value
 
     # ------------------------------------------------------------------ running
