@@ -25,6 +25,7 @@ from shoal.experiment.presets import Preset
 from shoal.experiment.references import EnvRef
 from shoal.experiment.sizing import Sizing, check_cores, sized
 from shoal.experiment.values import apply
+from shoal.league.matchmaking import LeagueOptions
 from shoal.learning import Algorithm, Architecture
 from shoal.nets.net_config import NetConfig
 from shoal.options import Options, flag, number
@@ -147,6 +148,8 @@ class Experiment(Options, Generic[A, R]):
     """With --actors auto: how the number of actors moves during the run."""
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     """What is shown while it runs."""
+    league: LeagueOptions = field(default_factory=LeagueOptions)
+    """Players, matches and snapshots of --policies league."""
     ray: RayConfig = field(default_factory=RayConfig)
     """The cluster of --runtime ray."""
     runtime: Literal["local", "inline", "ray"] = "local"
@@ -172,7 +175,8 @@ class Experiment(Options, Generic[A, R]):
     exploitability."""
     policies: str = "shared"
     """Environments with several agents: shared is one policy for all of them, self-play one for all sides of a game, evaluated
-    against random play, independent one for each; or module:function, which says (agent, episode) -> name of a policy."""
+    against random play, independent one for each agent, league a league of players; or
+    module:function, which says (agent, episode) -> name of a policy."""
     names: tuple[str, ...] = ()
     """Names of the policies; without it one is called main, and several as --policies says."""
     train: tuple[str, ...] = ()
@@ -214,14 +218,14 @@ class Experiment(Options, Generic[A, R]):
     @property
     def against(self) -> str | None:
         """Whom evaluations are played against; none: the policies of the run sit on all seats themselves."""
-        if self.policies != "self-play":
+        if self.policies not in ("self-play", "league"):
             return None
         return (self.goal.opponent if self.goal is not None else None) or "random"
 
     @property
     def several(self) -> bool:
         """Whether agents may have different policies."""
-        return self.policies not in ("shared", "self-play")
+        return self.policies not in ("shared", "self-play", "league")
 
     @property
     def moving(self) -> bool:
@@ -231,7 +235,7 @@ class Experiment(Options, Generic[A, R]):
     def validate(self) -> None:
         super().validate()
         sections: tuple[Any, ...] = (self.algorithm, self.architecture, self.net, self.replay, self.envs, self.eval,
-                                     self.checkpoint, self.gpu, self.console, self.faults, self.autoscale, self.ray)
+                                     self.checkpoint, self.gpu, self.console, self.faults, self.autoscale, self.league, self.ray)
         for section in sections:
             section.validate()
         if self.actors != "auto" and (

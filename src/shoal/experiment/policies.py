@@ -187,8 +187,8 @@ def _mapping(policies: Any) -> PolicyOf:
         raise ConfigError(f"the mapping {policies[1:]} of this run was defined in a script or notebook and cannot be imported; put "
                           "it into a module (a .py file), and train again from there")
     if ":" not in policies:
-        raise ConfigError(f"--policies {policies} is not possible: give shared, self-play, independent or module:function, a "
-                          "function (agent, episode) -> name of a policy")
+        raise ConfigError(f"--policies {policies} is not possible: give shared, self-play, league, independent or module:function, "
+                          "a function (agent, episode) -> name of a policy")
     return _checked(find(policies))
 
 

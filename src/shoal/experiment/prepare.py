@@ -31,6 +31,7 @@ from shoal.experiment.policies import PreparedPolicy, Seating, fixed_policy, own
 from shoal.experiment.preload import PRELOAD
 from shoal.experiment.references import EnvRef, find
 from shoal.experiment.values import apply, plain
+from shoal.league.matchmaking import LeaguePlan
 from shoal.learning import Algorithm, ItemRecord
 from shoal.nets.net_config import NetConfig
 from shoal.roles.matches import quick_tree
@@ -67,9 +68,15 @@ class Prepared:
     seating: Seating | None = None
     """Who plays for whom; none: one policy plays for all agents."""
     several: tuple[PreparedPolicy, ...] = ()
-    """The policies that learn, where there is a seating."""
+    """The policies that learn, where there are several."""
     name: str = "main"
     """What the one policy is called."""
+
+    @property
+    def league(self) -> LeaguePlan | None:
+        """Who takes part, where the policies are those of a league."""
+        experiment = self.plan.experiment
+        return LeaguePlan.of(experiment.league) if experiment.policies == "league" else None
 
     @cached_property
     def policies(self) -> dict[str, PreparedPolicy]:
@@ -99,9 +106,10 @@ class Prepared:
 
     def named(self, parts: Parts | None = None) -> NamedPolicies:
         """The policies of a program with several; those that learn with the parts of their roles, where these are given."""
-        assert self.seating is not None
         learning = [NamedPolicy(policy.name, policy.group, None if parts is None else dataclasses.replace(
             parts, algorithm=policy.algorithm)) for policy in self.several]
+        if self.seating is None:
+            return NamedPolicies(tuple(learning))
         others = [name for name in self.seating.shares if name not in self.seating.learning]
         return NamedPolicies((*learning, *(NamedPolicy(name, self.seating.shares[name][0], fixed=self._fixed(name))
                                            for name in others)), self.seating.policy_of)
@@ -143,8 +151,8 @@ class Prepared:
                       eval=experiment.eval.plan(experiment.goal, experiment.against, experiment.offline, *self._evaluation_cores()),
                       replay=experiment.replay, spread=experiment.runtime == "ray" and experiment.ray.joined is not None,
                       demos=experiment.demos, offline=experiment.offline, hardware=self.hardware())
-        if self.seating is not None:
-            parts = dataclasses.replace(parts, policies=self.named(parts))
+        if self.several:
+            parts = dataclasses.replace(parts, policies=self.named(parts), league=self.league)
         program.on_gpu = parts.hardware.on_gpu
         with making_networks():  # to know the size of the weights
             if parts.offline and not self.plan.architecture.draws_offline:
@@ -210,7 +218,23 @@ def prepare(plan: Plan) -> Prepared:
     algorithm = make_algorithm(plan, spec)
     _check_contract(algorithm)
     _check_matches(experiment, source, spec, algorithm)
+    if experiment.policies == "league":
+        return _prepare_league(plan, source, spec)
     return Prepared(plan, source, spec, algorithm, name=name)
+
+
+def _prepare_league(plan: Plan, source: EnvSource, spec: EnvSpec) -> Prepared:
+    """Every player of a league has the same algorithm, for its share of an actor's games."""
+    experiment, architecture = plan.experiment, plan.architecture
+    if architecture.name != "actor_learner":
+        raise ConfigError(f"--policies league does not fit --architecture {plan.names.architecture}: players learn at their own "
+                          "pace; use --architecture actor_learner")
+    players = LeaguePlan.of(experiment.league).players
+    algorithm = make_algorithm(plan, spec, max(1, experiment.architecture.envs_per_actor // len(players)))
+    prepared = Prepared(plan, source, spec, algorithm)
+    spaces = prepared.raw_spaces()
+    learning = tuple(PreparedPolicy(name, f"{name}.", spec, algorithm, *spaces) for name in players)
+    return dataclasses.replace(prepared, several=learning)
 
 
 def _prepare_several(plan: Plan, source: EnvSource, seating: Seating) -> Prepared:
@@ -227,6 +251,8 @@ def _prepare_several(plan: Plan, source: EnvSource, seating: Seating) -> Prepare
 
 def remade(prepared: Prepared, plan: Plan) -> Prepared:
     """The same with other numbers of processes and environments."""
+    if prepared.league is not None:
+        return _prepare_league(plan, prepared.source, prepared.spec)
     if prepared.seating is None:
         return dataclasses.replace(prepared, plan=plan, algorithm=make_algorithm(plan, prepared.spec))
     return _prepare_several(plan, prepared.source, prepared.seating)
@@ -262,8 +288,8 @@ def _check_contract(algorithm: Algorithm) -> None:
 
 def _check_matches(experiment: Experiment[Any, Any], source: EnvSource, spec: EnvSpec, algorithm: Algorithm) -> None:
     """Whether the environment and the policy allow the evaluations that are wanted."""
-    if experiment.policies == "self-play" and spec.seats_per_env == 1:
-        raise ConfigError(f"--policies self-play needs a game of several agents, but {spec.name} has one; leave it out")
+    if experiment.policies in ("self-play", "league") and spec.seats_per_env == 1:
+        raise ConfigError(f"--policies {experiment.policies} needs a game of several agents, but {spec.name} has one; leave it out")
     source.against(experiment.against)
     goal = experiment.goal
     if goal is not None and goal.metric == "exploitability" and quick_tree(algorithm.policy(), source) is None:

@@ -213,6 +213,7 @@ def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float
         _check_slices(prepared, rundir)
         rundir.begin_again(plan_to_json(plan, resumed))
         undo = partial(rundir.save_config, before)
+    program.folder = rundir.path.resolve()
     program.go_on_above(int(base.snapshot.get("weights_version", 0)))
     _limit(program, plan.experiment.max_env_steps, base)
     session = None

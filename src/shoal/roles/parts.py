@@ -12,6 +12,7 @@ from shoal.device.placement import Hardware
 from shoal.envs.multi_agent import GroupSpec
 from shoal.envs.opponent_env import OpponentEnv, OpponentMaker, built_in_opponent
 from shoal.errors import ConfigError
+from shoal.league.matchmaking import LeaguePlan
 from shoal.learning import Algorithm, DeviceLearn, ItemRecord, Learn, StoredItems, UnrollRecord
 from shoal.roles.goals import Goal
 from shoal.roles.policies import NamedPolicies
@@ -122,6 +123,8 @@ class Parts:
     """No actors run: the demonstrations are all there is to learn from."""
     policies: NamedPolicies | None = None
     """Several policies, each with Parts of its own; none: `algorithm` plays for all agents."""
+    league: LeaguePlan | None = None
+    """Who takes part in a league; its players are `policies`."""
     hardware: Hardware = field(default_factory=Hardware)
     """Where learners and inference servers compute; actors and evaluators use the CPU."""
 

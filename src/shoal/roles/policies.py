@@ -43,7 +43,8 @@ class NamedPolicies:
     """All policies of a program, those that learn first."""
 
     policies: tuple[NamedPolicy, ...]
-    policy_of: PolicyOf
+    policy_of: PolicyOf = lambda agent, episode: ""
+    """Not asked where a coordinator says who plays."""
 
     @property
     def learning(self) -> dict[str, Parts]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -116,6 +117,13 @@ class Seats:
     actions: np.ndarray  # [B, ...]: every seat's last decision
 
 
+class Seating(Protocol):
+    """Gives every seat its policy."""
+
+    async def begin(self, games: np.ndarray, ended: MultiAgentStep | None) -> None: ...
+    """An episode begins in these environments; `ended` is the step that closed the last ones."""
+
+
 class Episodes:
     """Gives every seat its policy at the start of an episode, by the mapping of the program."""
 
@@ -124,7 +132,7 @@ class Episodes:
         self._episode = me.index * env.num_envs + np.arange(env.num_envs)
         self._stride = me.replicas * env.num_envs
 
-    def begin(self, games: np.ndarray) -> None:
+    async def begin(self, games: np.ndarray, ended: MultiAgentStep | None) -> None:
         """An episode begins in these environments. Episodes of different environments and actors have different numbers."""
         for table, seats in enumerate(self._tables):
             for row in np.flatnonzero(np.isin(seats.group.env_id, games)):
@@ -159,11 +167,14 @@ class PolicyActor:
         self.group_of = {place: policy.group for place, policy in enumerate(policies.policies)}
         self.tables = [Seats(group, np.zeros(group.num_seats, np.int64), np.zeros(group.num_seats, bool), no_actions(group))
                        for group in groups]
-        self.episodes = Episodes(me, policies, self.env, self.tables)
+        self.seating = self._seating(policies)
+        self.seated = False
         records = [policy.unroll_record for policy in policies.learning.values()]
         self.expected = sum(record.length * record.seats for record in records)
         self.now: MultiAgentStep = self.env.reset(world)
-        self.episodes.begin(np.arange(self.env.num_envs))
+
+    def _seating(self, policies: NamedPolicies) -> Seating:
+        return Episodes(self.me, policies, self.env, self.tables)
 
     async def step(self) -> None:
         learning = list(self.learning.values())
@@ -175,9 +186,14 @@ class PolicyActor:
         for one in learning:
             one.begin(self.per_version > 0)
         await self._permit(learning[0].version)
+        if not self.seated:
+            await self.seating.begin(np.arange(self.env.num_envs), None)
+            self.seated = True
         decisions, enough = 0, all if self.per_version else any
         while not enough(one.full for one in learning):
             decisions += self._play()
+            if len(self.now.ended):
+                await self.seating.begin(self.now.ended, self.now)
         self.me.stats.add("env_steps", decisions)
         self.me.stats.add("env_frames", decisions)
         for one in learning:
@@ -210,8 +226,6 @@ class PolicyActor:
             decisions += int(np.count_nonzero(step.valid))
             if len(step.episode_return):
                 self._note_returns(table, step)
-        if len(now.ended):
-            self.episodes.begin(now.ended)
         self.me.beat()
         return decisions
 

@@ -40,7 +40,7 @@ class RoleContext:
     def __init__(self, program: Program, node: str, index: int, incarnation: int, emit: Emit,
                  control: ControlHandle | None = None) -> None:
         self.name, self.index, self.incarnation = node, index, incarnation
-        self.replicas = program.nodes[node].most
+        self.replicas, self.folder = program.nodes[node].most, program.folder
         self.stats = program.stats(node, index)
         self._emit, self._seed = emit, program.seed
         self._lives = program.resumed * 1_000_003 + incarnation

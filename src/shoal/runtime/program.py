@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Protocol, TypeVar
 
@@ -129,6 +130,7 @@ class Program:
         self.limit: Limit | None = None  # of a counter, for all roles together: those that ask for permits keep to it
         self.side_work: SideWork | None = None  # None: roles that keep their turn (core.KeepsTurn) keep it to the end of their work
         self.starts_paused = False  # whether no role begins its first step before `Supervisor.start_steps`
+        self.folder: Path | None = None  # where roles keep files that outlive the program (core.Me.folder)
         self.finishers = 1  # how many instances have to call `me.finish` before the program stops
         self.on_gpu = False  # whether the roles that take from streams, serve or publish compute on one
         self.nodes: dict[str, RoleNode] = {}
