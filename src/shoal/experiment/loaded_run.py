@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shoal.core import Tree
     from shoal.envs import BatchedEnv
     from shoal.envs.opponent_env import OpponentMaker
-    from shoal.experiment.evaluation import Evaluation, Policy
+    from shoal.experiment.evaluation import Evaluation, TrainedPolicy
     from shoal.experiment.policies import PreparedPolicy
 
 __all__ = ["Run", "compute_threads"]
@@ -74,17 +74,17 @@ class Run:
         return self.published_by()
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> TrainedPolicy:
         """Acts greedily, one observation at a time; `policy.reset()` at the start of an episode."""
         return next(iter(self.policies.values()))
 
     @cached_property
-    def policies(self) -> dict[str, Policy]:
+    def policies(self) -> dict[str, TrainedPolicy]:
         """By name, those that learn; one policy for all agents is "main" where it has no other name."""
-        from shoal.experiment.evaluation import Policy
+        from shoal.experiment.evaluation import TrainedPolicy
 
-        return {name: Policy(policy.algorithm, self.published_by(name), policy.raw_observation_space, policy.raw_action_space)
-                for name, policy in self.prepared.policies.items()}
+        return {name: TrainedPolicy(one.algorithm, self.published_by(name), one.raw_observation_space, one.raw_action_space)
+                for name, one in self.prepared.policies.items()}
 
     def as_opponent(self, home: Run, name: str | None = None) -> OpponentMaker:
         """This run's policy (one of its policies) as an opponent of another run's."""

@@ -24,7 +24,7 @@ from shoal.envs.multi_agent import GroupSpec
 from shoal.envs.opponent_env import OpponentMaker, random_opponent
 from shoal.errors import ConfigError
 from shoal.experiment.references import find, modules_of
-from shoal.experiment.values import apply
+from shoal.experiment.values import with_values
 from shoal.learning import Algorithm, Progress
 from shoal.roles.policies import PolicyOf
 from shoal.roles.policy_opponent import policy_opponent, script_opponent
@@ -124,7 +124,7 @@ def own_values(plan: Plan, name: str) -> Plan:
                               "such as walker.algorithm.lr=1e-3")
         if whose == name:
             values[option] = _literal(text)
-    experiment: Experiment[Any, Any] = apply(plan.experiment, values, f"policy {name}")
+    experiment: Experiment[Any, Any] = with_values(plan.experiment, values, f"policy {name}")
     experiment.validate()
     return replace(plan, experiment=experiment)
 

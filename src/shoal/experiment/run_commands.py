@@ -20,7 +20,7 @@ from shoal.experiment.policy_choice import PolicyChoice
 from shoal.experiment.references import check_trust, find, modules_of, outside
 from shoal.experiment.run import Run, launch, load, resume_plan
 from shoal.experiment.rundir import RunDir
-from shoal.experiment.values import apply
+from shoal.experiment.values import with_values
 from shoal.options import Options, number
 from shoal.roles.policy_opponent import script_opponent
 from shoal.runtime import RayConfig
@@ -72,7 +72,7 @@ class Resume(Options):
     def of(cls, rundir: RunDir) -> Resume:
         """With the run's own values, so that what is not given stays."""
         config, where = rundir.config(), str(rundir.config_file)
-        return apply(cls(), {name: config[name] for name in ("ray", "console") if name in config}, where)
+        return with_values(cls(), {name: config[name] for name in ("ray", "console") if name in config}, where)
 
 
 def resume_command(arguments: list[str]) -> int:
@@ -193,8 +193,8 @@ def _opponent(home: Run, options: Eval) -> str | OpponentMaker | None:
         return load(RunDir.open(Path(path)).path, trust=options.trust).as_opponent(home, policy or None)
     if policy and path:
         return script_opponent(find(word), word)
-    raise ConfigError(f"--against {word} is no opponent; use one of {', '.join(OPPONENTS)}, the directory of a run, or "
-                      "module:function")
+    raise ConfigError(f"--against {word} is no opponent; use one of {', '.join(OPPONENTS)}, or give the directory of a run "
+                      "or module:function")
 
 
 @dataclass(frozen=True)

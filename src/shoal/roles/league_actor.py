@@ -18,7 +18,7 @@ from shoal.league.matchmaking import LeaguePlan
 from shoal.roles.coordinator import NOBODY
 from shoal.roles.parts import Parts
 from shoal.roles.policies import NamedPolicies
-from shoal.roles.policy_actor import PolicyActor, Seating
+from shoal.roles.policy_actor import PolicyActor, SeatAssigner
 from shoal.roles.policy_opponent import PolicyOpponent
 
 __all__ = ["LeagueActor"]
@@ -34,11 +34,11 @@ class LeagueActor(PolicyActor):
         self.plan, self.matches, self.snapshots = plan, matches, snapshots
         super().__init__(me, parts, experience, weights)
 
-    def _seating(self, policies: NamedPolicies) -> Seating:
-        return Matches(self)
+    def _seating(self, policies: NamedPolicies) -> SeatAssigner:
+        return MatchSeats(self)
 
 
-class Matches:
+class MatchSeats:
     """Seats the players of matches. A snapshot acts from a place beyond those of the players."""
 
     def __init__(self, actor: LeagueActor) -> None:

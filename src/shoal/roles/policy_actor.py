@@ -108,7 +108,7 @@ class LearningSeats:
 
 
 @dataclass
-class Seats:
+class GroupSeats:
     """The seats of one group: who acts for each, and whether that policy learns from it."""
 
     group: AgentGroup
@@ -117,23 +117,23 @@ class Seats:
     actions: np.ndarray  # [B, ...]: every seat's last decision
 
 
-class Seating(Protocol):
+class SeatAssigner(Protocol):
     """Gives every seat its policy."""
 
     async def begin(self, games: np.ndarray, ended: MultiAgentStep | None) -> None: ...
     """An episode begins in these environments; `ended` is the step that closed the last ones."""
 
 
-class Episodes:
+class MappedSeats:
     """Gives every seat its policy at the start of an episode, by the mapping of the program."""
 
-    def __init__(self, me: Me, policies: NamedPolicies, env: MultiAgentEnv, tables: list[Seats]) -> None:
+    def __init__(self, me: Me, policies: NamedPolicies, env: MultiAgentEnv, tables: list[GroupSeats]) -> None:
         self._policies, self._agents, self._tables = policies, env.agents, tables
         self._episode = me.index * env.num_envs + np.arange(env.num_envs)
         self._stride = me.replicas * env.num_envs
 
     async def begin(self, games: np.ndarray, ended: MultiAgentStep | None) -> None:
-        """An episode begins in these environments. Episodes of different environments and actors have different numbers."""
+        """An episode begins in these environments. MappedSeats of different environments and actors have different numbers."""
         for table, seats in enumerate(self._tables):
             for row in np.flatnonzero(np.isin(seats.group.env_id, games)):
                 agent = self._agents[seats.group.agent_id[row]]
@@ -165,7 +165,7 @@ class PolicyActor:
             elif policy.fixed is not None:
                 self.fixed[place] = policy.fixed(group, seeds[place])
         self.group_of = {place: policy.group for place, policy in enumerate(policies.policies)}
-        self.tables = [Seats(group, np.zeros(group.num_seats, np.int64), np.zeros(group.num_seats, bool), no_actions(group))
+        self.tables = [GroupSeats(group, np.zeros(group.num_seats, np.int64), np.zeros(group.num_seats, bool), no_actions(group))
                        for group in groups]
         self.seating = self._seating(policies)
         self.seated = False
@@ -173,8 +173,8 @@ class PolicyActor:
         self.expected = sum(record.length * record.seats for record in records)
         self.now: MultiAgentStep = self.env.reset(world)
 
-    def _seating(self, policies: NamedPolicies) -> Seating:
-        return Episodes(self.me, policies, self.env, self.tables)
+    def _seating(self, policies: NamedPolicies) -> SeatAssigner:
+        return MappedSeats(self.me, policies, self.env, self.tables)
 
     async def step(self) -> None:
         learning = list(self.learning.values())
@@ -238,7 +238,7 @@ class PolicyActor:
         chosen = policy.act(step, rows, table.learns) if isinstance(policy, LearningSeats) else policy(step, rows)
         table.actions[rows] = chosen[rows]
 
-    def _note_returns(self, table: Seats, step: Step) -> None:
+    def _note_returns(self, table: GroupSeats, step: Step) -> None:
         """Report the returns of every policy's own seats."""
         ended = table.acting[np.flatnonzero(step.last & step.valid)]
         for place, learner in self.learning.items():
