@@ -39,7 +39,7 @@ def digest(published):
     ({"policies": f"{HERE}:by_turns", "train": ("rival",), "fixed": ("rival=random",)}, "contradict each other"),
     ({"policies": f"{HERE}:by_turns", "each": ("rival.seed=3",)}, "algorithm.* and net.* values"),
     ({"policies": {"walker": None, "runner": None}, "policy_of": one, "train": ("runner",)}, "plays for no agent in the first"),
-    ({"policies": "independant"}, "give shared, self-play, independent or module:function"),
+    ({"policies": "independant"}, "give shared, self-play, league, independent or module:function"),
     ({"policies": "independent", "until": "win_rate >= 0.9"}, "give --policies self-play"),
     ({"policies": "self-play", "train": ("main",)}, "speaks of one policy among several"),
     ({"policies": {"walker": 3}}, "give None, a dictionary of values"),

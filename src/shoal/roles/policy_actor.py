@@ -133,7 +133,7 @@ class MappedSeats:
         self._stride = me.replicas * env.num_envs
 
     async def begin(self, games: np.ndarray, ended: MultiAgentStep | None) -> None:
-        """An episode begins in these environments. MappedSeats of different environments and actors have different numbers."""
+        """An episode begins in these environments. Episodes of different environments and actors have different numbers."""
         for table, seats in enumerate(self._tables):
             for row in np.flatnonzero(np.isin(seats.group.env_id, games)):
                 agent = self._agents[seats.group.agent_id[row]]
