@@ -45,11 +45,8 @@ def draw_league(program: Program, parts: Parts, *, depth: int, intake: Intake) -
     readers = {name: wire.reader for name, wire in weights.items()}
     matches = program.call("matches", *match_layouts(parts.envs_per_actor), depth=1)
     snapshots = program.call("snapshots", snapshot_layout(), parts.algorithm.published_layout(), depth=1)
-    program.metrics += (Metric("league_games", "counter", "games", "Games that actors have played to their end."),
-                        Metric("league_reports", "counter", "games", "Results that the coordinator has entered."),
-                        Metric("league_snapshots", "counter", "snapshots", "Snapshots that were taken of players."),
-                        *(Metric(episode_return_of(name), "mean", "reward", f"Undiscounted return of {name} in training.")
-                          for name in players))
+    program.metrics += tuple(Metric(episode_return_of(name), "mean", "reward", f"Undiscounted return of {name} in training.")
+                             for name in players)
     program.add("actor", LeagueActor, parts=parts, experience={name: stream.sink for name, stream in streams.items()},
                 weights=readers, plan=parts.league, matches=matches.client, snapshots=snapshots.client,
                 replicas=(1, parts.actors, parts.actors))
