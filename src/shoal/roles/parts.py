@@ -13,7 +13,7 @@ from shoal.envs.multi_agent import GroupSpec
 from shoal.envs.opponent_env import OpponentEnv, OpponentMaker, built_in_opponent
 from shoal.errors import ConfigError
 from shoal.league.matchmaking import LeaguePlan
-from shoal.learning import Algorithm, DeviceLearn, ItemRecord, Learn, StoredItems, UnrollRecord
+from shoal.learning import Algorithm, DeviceLearn, ItemRecord, Learn, ScoreRecord, StoredItems, UnrollRecord
 from shoal.roles.goals import Goal
 from shoal.roles.policies import NamedPolicies
 from shoal.roles.replay_config import ReplayConfig
@@ -151,9 +151,18 @@ class Parts:
         return self.hardware.on_gpu and self.hardware.gpu.together and self.learners == 1
 
     @property
+    def record(self) -> UnrollRecord | ItemRecord:
+        """What actors write down of their steps."""
+        record = self.algorithm.record
+        if isinstance(record, ScoreRecord):
+            raise ConfigError(f"--algorithm {self.algorithm.name} learns from the returns of whole episodes, and actors write down "
+                              "single steps; use --architecture evolution")
+        return record
+
+    @property
     def step_record(self) -> UnrollRecord:
         """The record of single steps, as a wire carries them: of an item record's steps, or of the unrolls themselves."""
-        record = self.algorithm.record
+        record = self.record
         return record.steps if isinstance(record, ItemRecord) else record
 
     @property
