@@ -25,11 +25,13 @@ from shoal.envs import EnvSpec
 from shoal.errors import ConfigError, EnvironmentError_
 from shoal.experiment.checkpoints import TensorFiles
 from shoal.experiment.config import Experiment, Names, Plan, default_plan
+from shoal.experiment.live_settings import LiveValues
 from shoal.experiment.preload import PRELOAD
 from shoal.experiment.references import EnvRef, find
 from shoal.experiment.values import apply, plain
-from shoal.learning import Algorithm, ItemRecord, ScoreRecord
+from shoal.learning import Algorithm, ItemRecord
 from shoal.nets.net_config import NetConfig
+from shoal.population import ScoreRecord
 from shoal.roles.matches import quick_tree
 from shoal.roles.parts import EnvSource, Parts
 from shoal.runtime import Program
@@ -96,6 +98,7 @@ class Prepared:
                       replay=experiment.replay, spread=experiment.runtime == "ray" and experiment.ray.joined is not None,
                       demos=experiment.demos, offline=experiment.offline, hardware=self.hardware())
         program.on_gpu = parts.hardware.on_gpu
+        program.settings = LiveValues(algorithm=self.algorithm.config, eval=parts.eval)
         with making_networks():  # to know the size of the weights
             if parts.offline and not self.plan.architecture.draws_offline:
                 draw_offline(program, parts)

@@ -25,8 +25,8 @@ from shoal.runtime.wires import BroadcastWire, CallWire, GroupWire, Port, Shared
 from shoal.slots import Allocator, Layout, MemoryBlock
 from shoal.telemetry import Metric, Stats
 
-__all__ = ["CONTROL", "ControlPort", "EndpointFactory", "Place", "Program", "RoleNode", "ScaleOptions", "SideWork",
-           "Store"]
+__all__ = ["CONTROL", "ControlPort", "EndpointFactory", "Place", "Program", "RoleNode", "ScaleOptions", "Settings",
+           "SideWork", "Store"]
 
 PRELOAD = ("numpy", "cloudpickle", "setproctitle", "torch", "shoal.runtime.place")
 W = TypeVar("W", bound=Wire)
@@ -37,6 +37,13 @@ class Store(Protocol):
 
     def save(self, path: Any, state: Mapping[str, Any]) -> None: ...
     def load(self, path: Any) -> dict[str, Any]: ...
+
+
+class Settings(Protocol):
+    """Values that all roles of a program share and that may change while it runs. Every process holds its own copy, among the
+    arguments of its roles; roles read it whenever they need a value."""
+
+    def change(self, values: Mapping[str, Any]) -> None: ...
 
 
 class EndpointFactory(Protocol):
@@ -122,6 +129,7 @@ class Program:
         self.limit: Limit | None = None  # of a counter, for all roles together: those that ask for permits keep to it
         self.side_work: SideWork | None = None  # None: roles that keep their turn (core.KeepsTurn) keep it to the end of their work
         self.starts_paused = False  # whether no role begins its first step before `Supervisor.start_steps`
+        self.settings: Settings | None = None  # `Supervisor.change` changes it, in every place
         self.on_gpu = False  # whether the roles that take from streams, serve or publish compute on one
         self.nodes: dict[str, RoleNode] = {}
         self.wires: dict[str, Wire] = {}
