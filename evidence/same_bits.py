@@ -30,10 +30,10 @@ from safetensors.numpy import load_file
 
 from evidence.lines import RESULTS, ROOT, commit, machine
 
-__all__ = ["CASES", "Case", "compare", "main"]
+__all__ = ["CASES", "RepeatableRun", "compare", "main"]
 
 
-class Case(NamedTuple):
+class RepeatableRun(NamedTuple):
     """A run that is the same every time."""
 
     preset: str
@@ -44,29 +44,29 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("a2c", "CartPole-v1", 6000),
-    Case("a3c", "CartPole-v1", 6000, updates=60),
-    Case("a3c", "CartPole-v1", 6000, ("--architecture.mode", "master"), updates=60),
-    Case("anakin", "shoal/Catch-v0", 40000, ("--architecture.envs-per-actor", "64")),
-    Case("apex", "CartPole-v1", 4000),
-    Case("appo", "CartPole-v1", 6000),
-    Case("double_dqn", "CartPole-v1", 3000),
-    Case("dqn", "CartPole-v1", 3000),
-    Case("dqn_2013", "shoal/Catch-v0", 3000),
-    Case("ga3c", "CartPole-v1", 6000, updates=60),
-    Case("gala", "CartPole-v1", 6000, updates=60),
-    Case("gorila", "shoal/Catch-v0", 3000),
-    Case("impala", "CartPole-v1", 6000, updates=60),
-    Case("impala_throughput", "CartPole-v1", 60000, ("--actors", "1")),
-    Case("ppo", "CartPole-v1", 6000),
-    Case("ppo", "Pendulum-v1", 6000, ("--net.continuous", "gaussian")),
-    Case("ppo_quick", "CartPole-v1", 6000),
-    Case("ppo_throughput", "CartPole-v1", 60000, ("--actors", "1")),
-    Case("r2d2", "shoal/Catch-v0", 4000),
-    Case("rapid_ppo", "CartPole-v1", 6000),
-    Case("seed", "CartPole-v1", 6000),
-    Case("seed_r2d2", "shoal/Catch-v0", 4000),
-    Case("impala", "shoal/PixelCatch-v0", 2000, ("--net.recurrent", "lstm"), updates=20),
+    RepeatableRun("a2c", "CartPole-v1", 6000),
+    RepeatableRun("a3c", "CartPole-v1", 6000, updates=60),
+    RepeatableRun("a3c", "CartPole-v1", 6000, ("--architecture.mode", "master"), updates=60),
+    RepeatableRun("anakin", "shoal/Catch-v0", 40000, ("--architecture.envs-per-actor", "64")),
+    RepeatableRun("apex", "CartPole-v1", 4000),
+    RepeatableRun("appo", "CartPole-v1", 6000),
+    RepeatableRun("double_dqn", "CartPole-v1", 3000),
+    RepeatableRun("dqn", "CartPole-v1", 3000),
+    RepeatableRun("dqn_2013", "shoal/Catch-v0", 3000),
+    RepeatableRun("ga3c", "CartPole-v1", 6000, updates=60),
+    RepeatableRun("gala", "CartPole-v1", 6000, updates=60),
+    RepeatableRun("gorila", "shoal/Catch-v0", 3000),
+    RepeatableRun("impala", "CartPole-v1", 6000, updates=60),
+    RepeatableRun("impala_throughput", "CartPole-v1", 60000, ("--actors", "1")),
+    RepeatableRun("ppo", "CartPole-v1", 6000),
+    RepeatableRun("ppo", "Pendulum-v1", 6000, ("--net.continuous", "gaussian")),
+    RepeatableRun("ppo_quick", "CartPole-v1", 6000),
+    RepeatableRun("ppo_throughput", "CartPole-v1", 60000, ("--actors", "1")),
+    RepeatableRun("r2d2", "shoal/Catch-v0", 4000),
+    RepeatableRun("rapid_ppo", "CartPole-v1", 6000),
+    RepeatableRun("seed", "CartPole-v1", 6000),
+    RepeatableRun("seed_r2d2", "shoal/Catch-v0", 4000),
+    RepeatableRun("impala", "shoal/PixelCatch-v0", 2000, ("--net.recurrent", "lstm"), updates=20),
 )
 
 
@@ -76,7 +76,7 @@ def environment(*paths: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": ":".join([*map(str, paths), *others]), "OMP_NUM_THREADS": "1"}
 
 
-def trained(tree: Path, case: Case, seed: int, folder: Path) -> dict[str, np.ndarray]:
+def trained(tree: Path, case: RepeatableRun, seed: int, folder: Path) -> dict[str, np.ndarray]:
     """All arrays of the last checkpoint of a run from this tree."""
     run = folder / f"{tree.name}-{case.preset}-{seed}-{abs(hash(case)) % 10**6}"
     command = [sys.executable, "-m", "shoal.cli", "train", case.preset, case.env, "--runtime", "inline", "--seed", str(seed),
@@ -140,7 +140,7 @@ def compare(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> list
     return differ + [f"{name} (only one side has it)" for name in sorted(before.keys() ^ after.keys())]
 
 
-def judge(case: Case, seed: int, before: Path, folder: Path, training_only: bool = False) -> dict[str, Any]:
+def judge(case: RepeatableRun, seed: int, before: Path, folder: Path, training_only: bool = False) -> dict[str, Any]:
     row: dict[str, Any] = {**case._asdict(), "seed": seed}
     try:
         one, other = trained(before, case, seed, folder), trained(ROOT, case, seed, folder)

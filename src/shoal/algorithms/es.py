@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from shoal.algorithms.common.metrics import GRAD_NORM, LEARNING_RATE
-from shoal.algorithms.common.plan import Plan, weights_layout
+from shoal.algorithms.common.plan import AlgorithmPlan, weights_layout
 from shoal.algorithms.evolution.learn import EvolutionLearn
 from shoal.algorithms.evolution.model import EvolutionModel, EvolutionPolicy, PerturbedMembers
 from shoal.algorithms.evolution.noise import NoiseTable
@@ -119,7 +119,7 @@ class ES(Algorithm):
         if spec.seats_per_env != 1:
             raise ConfigError(f"es plays one policy in each environment, but {spec.name} has {spec.seats_per_env} agents; use ppo "
                               "or impala, which share one policy among them")
-        self.config, self.plan = config, Plan.of(spec, net, seats, config.normalise_observations)
+        self.config, self.plan = config, AlgorithmPlan.of(spec, net, seats, config.normalise_observations)
 
     @cached_property
     def record(self) -> Scores:

@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal.errors import ConfigError
 from shoal.experiment.config import Plan
-from shoal.experiment.values import apply, keys
+from shoal.experiment.values import keys, with_values
 from shoal.options import is_live
 
 __all__ = ["changed_plan", "live_keys"]
@@ -36,7 +36,7 @@ def _declared(experiment: Any, key: str) -> bool:
 def changed_plan(plan: Plan, values: Mapping[str, Any], running: bool = True) -> Plan:
     """The plan with these values; ConfigError where one of them cannot change, perhaps only while the run is running, or makes no
     sense."""
-    experiment = apply(plan.experiment, values, "")  # says it where there is no such value, or another kind is needed
+    experiment = with_values(plan.experiment, values, "")  # says it where there is no such value, or another kind is needed
     live = live_keys(plan)
     for key in values:
         if key not in live:

@@ -25,7 +25,7 @@ from shoal.experiment.policy_choice import PolicyName, choose_policy
 from shoal.experiment.process_usage import PeakMemory, cpu_seconds
 from shoal.experiment.rundir import RunDir
 from shoal.telemetry.outputs import Output, jsonable
-from shoal.telemetry.snapshot import Reading, Window
+from shoal.telemetry.snapshot import Reading, ReadingWindow
 from shoal.telemetry.verdict import verdict
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class RunSession:
         self.summary: dict[str, Any] = {}
         self._checkpoint_seconds, self._outputs, self._batch_slots = checkpoint_seconds, list(outputs), batch_slots
         self._started = time.monotonic() if started is None else started
-        self._window = Window(algorithm_metrics=algorithm_metrics, role_metrics=role_metrics)
+        self._window = ReadingWindow(algorithm_metrics=algorithm_metrics, role_metrics=role_metrics)
         self._memory, self._autoscaler, self._commands = PeakMemory(), autoscaler, commands
         self._policy, self._last_env_steps = policy, last_env_steps
         self._first_step: float | None = None

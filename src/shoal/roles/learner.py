@@ -28,7 +28,7 @@ from shoal.roles.parts import Parts
 __all__ = ["Learner"]
 
 
-class Running(NamedTuple):
+class UnfinishedUpdate(NamedTuple):
     """An update that a GPU may still be busy with."""
 
     deliver: Callable[[], None]
@@ -58,7 +58,7 @@ class Learner:
         self.learner_state: LearnerState[Learn] = self.model or LearnerState(me, parts, parts.learn())
         self.learn = self.learner_state.learn
         self.device = self.learn if parts.hardware.on_gpu and isinstance(self.learn, DeviceLearn) else None
-        self.running: Running | None = None
+        self.running: UnfinishedUpdate | None = None
         self.metrics: list[Mapping[str, float]] = []  # of the last minibatch, by phase
         self.rng = me.rng("minibatches")
         self.settled = self.greeted = False
@@ -179,7 +179,7 @@ class Learner:
             if snapshot is not None:
                 self._publish(snapshot(), snapshot.device_weights)
 
-        before, self.running = self.running, Running(deliver, publishes)
+        before, self.running = self.running, UnfinishedUpdate(deliver, publishes)
         if before is not None:
             before.deliver()
         if not self.batches.waiting():

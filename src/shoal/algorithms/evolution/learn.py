@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from shoal.algorithms.common.normaliser import Statistics
+from shoal.algorithms.common.normaliser import LearnerNormalisers
 from shoal.algorithms.common.phases import Phase, PhasedParameters
 from shoal.algorithms.evolution.model import EvolutionModel
 from shoal.algorithms.evolution.noise import NoiseTable, draw_indices
@@ -43,7 +43,7 @@ class EvolutionLearn:
         self.config, self.model, self.table, self.seed = config, model, table, seed
         phase = Phase(PHASE, config.optimiser, lambda: config.lr, lambda: config.lr_final, config.optimiser_epsilon)
         self.parameters = PhasedParameters((phase,), {PHASE: slice(0, model.params.numel())}, model.params)
-        self.statistics = Statistics(model.norm_size)
+        self.statistics = LearnerNormalisers(model.norm_size)
         self._limit = torch.tensor([float(longest)], dtype=torch.float64)
         self.state: dict[str, torch.Tensor] = {**self.parameters.state, **self.statistics.state, "longest_episode": self._limit}
         self._velocity = torch.zeros_like(model.params) if config.momentum else None

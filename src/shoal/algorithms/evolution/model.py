@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from shoal.algorithms.common.model import Model
-from shoal.algorithms.common.plan import Plan
+from shoal.algorithms.common.plan import AlgorithmPlan
 from shoal.algorithms.common.policy import ModelPolicy
 from shoal.algorithms.evolution.actions import ActionReader
 from shoal.algorithms.evolution.noise import NoiseTable, draw_indices
@@ -27,7 +27,7 @@ __all__ = ["EvolutionModel", "EvolutionPolicy", "PerturbedMembers"]
 class EvolutionModel(Model[PolicyNetwork]):
     """A policy net and how its outputs are read."""
 
-    def __init__(self, plan: Plan, seed: int) -> None:
+    def __init__(self, plan: AlgorithmPlan, seed: int) -> None:
         spec = plan.spec
         self.actions = ActionReader(spec.action_space, spec.name)
         super().__init__(build_policy(spec.observation_space, self.actions.outputs, plan.net, seed), spec.observation_space,
