@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shoal import log
     from shoal.errors import (
         CheckpointError,
         ConfigError,
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
         WireError,
     )
     from shoal.experiment.run import Run, load, resume, train
+    from shoal.telemetry.callbacks import Callback
 
 __version__ = "0.1.0"
 
 _WHERE = {
+    "Callback": "shoal.telemetry.callbacks",
     "CheckpointError": "shoal.errors",
     "ConfigError": "shoal.errors",
     "EnvironmentError_": "shoal.errors",
@@ -41,11 +44,13 @@ _WHERE = {
     "train": "shoal.experiment.run",
 }
 
-__all__ = ["CheckpointError", "ConfigError", "EnvironmentError_", "ProgramError", "ReplayError", "RoleFailed", "Run",
-           "ShoalError", "WireError", "__version__", "load", "resume", "train"]
+__all__ = ["Callback", "CheckpointError", "ConfigError", "EnvironmentError_", "ProgramError", "ReplayError", "RoleFailed", "Run",
+           "ShoalError", "WireError", "__version__", "load", "log", "resume", "train"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "log":
+        return import_module("shoal.log")
     if name in _WHERE:
         return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")
