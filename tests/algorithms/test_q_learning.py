@@ -12,7 +12,7 @@ from shoal.algorithms.records.moments import moment_fields
 from shoal.errors import ConfigError
 from shoal.learning import Progress, StepView, Tolerance
 from shoal.nets import NetConfig
-from shoal.ops import priorities, value
+from shoal.ops import priorities, schedules, value
 from shoal.slots import map_tree
 from tests.algorithms.replay_loop import Actor, batch_of, gradient, greedy_return, train
 from tests.algorithms.toys import toy_env, toy_spec
@@ -511,7 +511,7 @@ def test_exploration_by_schedule_and_by_ladder():
         np.testing.assert_allclose(schedule.explore(1, 2, 3, Progress(steps)), [epsilon] * 3, rtol=1e-6)
     ladder = r2d2.R2D2(r2d2.Config(), toy_spec(), LSTM, 4)
     rungs = np.concatenate([ladder.explore(index, 2, 4, Progress()) for index in range(2)])
-    np.testing.assert_allclose(rungs, priorities.actor_epsilons(8), rtol=1e-6)
+    np.testing.assert_allclose(rungs, schedules.actor_epsilons(8), rtol=1e-6)
     np.testing.assert_allclose(ladder.explore(0, 1, 1, Progress()), [0.4], rtol=1e-6)
 
 

@@ -14,9 +14,11 @@ from shoal.errors import ConfigError
 from shoal.experiment.calibration_cache import recall, remember
 from shoal.experiment.config import AutoChoice, Plan
 from shoal.experiment.machine_checks import drawn
+from shoal.experiment.preload import PRELOAD
 from shoal.experiment.prepare import prepare
 from shoal.experiment.sizing import kept_to
 from shoal.runtime import Program
+from shoal.runtime.fork_server_client import ForkServerClient
 
 __all__ = ["calibrate_command", "laid_out"]
 
@@ -130,7 +132,8 @@ def _calibrated(plan: Plan, cores: int, say: Callable[[str], None], anew: bool) 
     how = f"by trying on {date} (shoal calibrate)" if trials else "by trying"
     if not trials:
         say(f"calibrating: {rows} environments per batch on {cores} cores")
-        trials = calibrate(layouts, draw, say, experiment.faults, None, ray)
+        with contextlib.nullcontext() if ray is not None else ForkServerClient(PRELOAD) as fork_server:
+            trials = calibrate(layouts, draw, say, experiment.faults, fork_server, ray)
         if anew and trials and ray is None:
             say(f"kept in {remember(plan, cores, trials)}")
     if not trials:

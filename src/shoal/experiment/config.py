@@ -42,6 +42,7 @@ __all__ = [
     "Experiment",
     "Names",
     "Plan",
+    "RayOptions",
     "check_ray",
     "default_plan",
 ]
@@ -132,6 +133,18 @@ class ConsoleConfig(Options):
 
 
 @dataclass(frozen=True)
+class RayOptions(RayConfig):
+    """The cluster of --runtime ray."""
+
+    gpus_per_learner: float = number(1.0, at_least=0)
+    """GPUs that each learner and each inference server asks for, where the run computes on GPUs."""
+
+    @property
+    def gpus_per_place(self) -> float:
+        return self.gpus_per_learner
+
+
+@dataclass(frozen=True)
 class Experiment(Options, Generic[A, R]):
     """Every value of a run."""
 
@@ -157,7 +170,7 @@ class Experiment(Options, Generic[A, R]):
     """With --actors auto: how the number of actors moves during the run."""
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     """What is shown while it runs."""
-    ray: RayConfig = field(default_factory=RayConfig)
+    ray: RayOptions = field(default_factory=RayOptions)
     """The cluster of --runtime ray."""
     runtime: Literal["local", "inline", "ray"] = "local"
     """Where roles live: local has a process each, inline runs them in one thread, bit-exact for a seed, ray has a cluster."""
@@ -330,9 +343,9 @@ def experiment_type(plan: Plan) -> Any:
     return generic[plan.algorithm.config_class, plan.architecture.config_class]
 
 
-def check_ray(experiment: Experiment[Any, Any], before: RayConfig | None = None) -> None:
+def check_ray(experiment: Experiment[Any, Any], before: RayOptions | None = None) -> None:
     """Refuse --ray.* (other than `before`) without --runtime ray; a run that was on a cluster may go on elsewhere."""
-    before = before or RayConfig()
+    before = before or RayOptions()
     if experiment.runtime == "ray" or experiment.ray == before:
         return
     name, value = next((entry.name, value) for entry in fields(before)

@@ -14,7 +14,7 @@ from typing import IO, Any, Literal, TypeVar
 
 from shoal.envs.opponent_env import OPPONENTS
 from shoal.errors import ConfigError, EnvironmentError_, RoleFailed, ShoalError
-from shoal.experiment.config import ConsoleConfig
+from shoal.experiment.config import ConsoleConfig, RayOptions
 from shoal.experiment.parse import parse_options, parse_train, split_positionals
 from shoal.experiment.policy_choice import PolicyChoice, PolicyName
 from shoal.experiment.references import check_trust, modules_of, outside
@@ -22,7 +22,6 @@ from shoal.experiment.run import Run, launch, load, resume_plan
 from shoal.experiment.rundir import RunDir
 from shoal.experiment.values import with_values
 from shoal.options import Options, number
-from shoal.runtime import RayConfig
 
 __all__ = ["eval_command", "play_command", "resume_command", "train_command"]
 
@@ -30,11 +29,6 @@ Kind = TypeVar("Kind", bound=Options)
 
 
 def train_command(arguments: list[str]) -> int:
-    if not arguments or arguments in (["-h"], ["--help"]):
-        from shoal.cli import HELP
-
-        sys.stdout.write(HELP)
-        return 0 if arguments else 2
     return _go(lambda: launch(parse_train(arguments)))
 
 
@@ -60,7 +54,7 @@ class Resume(Options):
     """Let actors act from now on, in a run that has learned from --demos alone (--offline); it goes on learning from them too."""
     learner_threads: int | None = number(None, at_least=1)
     """Threads that each learner computes with, on a machine with another number of cores; as before without it."""
-    ray: RayConfig = dataclasses.field(default_factory=RayConfig)
+    ray: RayOptions = dataclasses.field(default_factory=RayOptions)
     """The cluster of --runtime ray; each value as before without it, and --ray.address None for one of its own."""
     trust: bool = False
     """Import modules that the run names, also from outside the installed environment."""
