@@ -25,31 +25,14 @@ from shoal.roles.parts import EnvSource, EvalPlan, Parts
 from shoal.roles.replay_config import ReplayConfig
 from shoal.roles.representation import EncodedLearner
 from shoal.runtime import Program, run
-from shoal.runtime.fork_server_client import ForkServerClient
-from tests.runtime.harness import PATIENCE, Watch
+from tests.runtime.harness import PATIENCE, SharedForkServer, Watch
 
 __all__ = ["Farm", "Weights", "counted", "draw", "train"]
 
 SEATS = 4
 
 
-class Farm:
-    """One fork server for all tests, started when the first one needs it."""
-
-    fork_server: ForkServerClient | None = None
-
-    @classmethod
-    def get(cls) -> ForkServerClient:
-        if cls.fork_server is None:
-            cls.fork_server = ForkServerClient((*PRELOAD, *(path.partition(":")[0] for path in ARCHITECTURES.values()),
-                                                "tests.architectures.graphs"))
-        return cls.fork_server
-
-    @classmethod
-    def close(cls) -> None:
-        if cls.fork_server is not None:
-            cls.fork_server.close()
-            cls.fork_server = None
+Farm = SharedForkServer((*PRELOAD, *(path.partition(":")[0] for path in ARCHITECTURES.values()), "tests.architectures.graphs"))
 
 
 def counted(make: Callable[..., Any], updates: int, count: Callable[[Any], int]) -> Callable[..., Any]:

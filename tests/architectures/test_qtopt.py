@@ -28,7 +28,7 @@ from shoal.runtime.instance import RoleContext
 from shoal.slots import InlineAllocator, leaves
 from shoal.telemetry.outputs import read_lines
 from tests.architectures.graphs import COUNTS, Weights, counted, draw, go
-from tests.architectures.test_replay_role import Consumer, FakeParts, Producer, done
+from tests.architectures.replay_table import Consumer, FakeParts, Producer, done
 from tests.offline.recordings import recorded
 from tests.runtime.harness import Files, Killer, Saver
 

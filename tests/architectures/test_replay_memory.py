@@ -20,7 +20,7 @@ from shoal.roles.replay_memory import FIRST_LOOK, SLOT_BYTES, MemoryForecast, ca
 from shoal.roles.replay_wires import Block, items_layout, store, stored_columns
 from shoal.slots import Field, Layout
 from tests.architectures.graphs import go, train
-from tests.architectures.test_replay_role import ITEM, program_of
+from tests.architectures.replay_table import ITEM, program_of
 from tests.runtime.harness import Watch
 
 SIDE, SOME = 64, 10

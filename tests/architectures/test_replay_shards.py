@@ -16,7 +16,7 @@ from shoal.roles.replay_endpoints import ReplayInserter, ReplaySampler, deal, sh
 from shoal.runtime.instance import RoleContext
 from shoal.slots import InlineAllocator
 from tests.architectures.graphs import draw, go, train
-from tests.architectures.test_replay_role import SMALL, FakeParts, done, program_of
+from tests.architectures.replay_table import SMALL, FakeParts, done, program_of
 from tests.runtime.harness import Killer, Saver, Watch
 
 CATCH = "shoal/Catch-v0"

@@ -10,7 +10,7 @@ from shoal.roles.replay_config import ReplayConfig
 from shoal.runtime import Faults, Program, run
 from shoal.runtime.ray import cluster
 from shoal.slots import Field, Layout
-from tests.architectures import test_replay_role
+from tests.architectures import replay_table
 from tests.runtime import test_broadcast, test_call, test_device_group, test_group, test_stream
 from tests.runtime.harness import Files, Killer, Watch, drive, kill, up
 
@@ -151,7 +151,7 @@ def test_replay_shards_are_spread_and_restarted(tmp_path):
             killer(control)
 
     watch = Watch(killer.done, act, seconds=PATIENCE)
-    drive(test_replay_role.program_of(config, producers=1), "ray", tmp_path, watch)
+    drive(replay_table.program_of(config, producers=1), "ray", tmp_path, watch)
     assert watch.reason == "until" and watch.saves[0][1] and len(set(homes.values())) == 2
     assert {name: page["restarts"] for name, page in watch.final.items() if page["restarts"]} == {"replay-1": 1}
     assert [text.partition(";")[0] for text in watch.texts("restart")] == ["its process was killed"]
