@@ -69,7 +69,8 @@ def test_every_driver_can_be_read():
     assert takes("sb3", race=True) == {"race", "threads", "settings"}
 
 
-def test_the_suites_give_defaults_only_to_whom_they_mean_something():
+def test_defaults_of_the_suites():
+    """The suites give a default only to the drivers that take it."""
     table = {"defaults": {"order": {"threads": 2, "race": "tuned", "epochs": 1}}, "quick": {"order": {"threads": 1}},
              "case": [{**RUN, "peer": "sb3"}, {**RUN, **RLLIB}]}
     assert [case.order for case in parse_suite("t", table).cases] == [{"threads": 2, "epochs": 1}, {"algorithm": "impala"}]

@@ -120,7 +120,8 @@ def test_a_switch_of_a_whole_program(programs, capsys, tmp_path):
     assert "1.50 (1.50)" in page.read_text()
 
 
-def test_a_program_that_does_not_begin_is_a_row_that_says_so(programs, capsys):
+def test_program_that_does_not_begin(programs, capsys):
+    """A program that does not begin becomes a row that says so."""
     programs.rates = {"on": None}
     gpu_pong.main(["--switch", "core_each", "--only", "seed"])
     (row,) = json.loads(capsys.readouterr().out)["rows"]

@@ -15,7 +15,8 @@ def test_a_goal_that_anyone_reaches_is_reached():
     assert result["eval_return"] >= 5 and 0 <= result["seconds"] < 60
 
 
-def test_the_time_is_that_of_the_version_that_passed():
+def test_time_of_the_version_that_passed():
+    """The time is that of the version that passed."""
     clock = PublishTimes(60.0)
     clock._seen = [(10.0, 1.0), (11.0, 2.0), (12.5, 4.0), (14.0, 5.0)]
     control = SimpleNamespace(snapshot=lambda: {"worker-0": {}, "evaluator-0": {"eval_version": 3.0, "eval_return": 480.0}},

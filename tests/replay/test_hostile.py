@@ -74,7 +74,8 @@ def test_a_bomb_is_refused_before_it_is_unpacked(server: replay.Server) -> None:
     still_serves(server)
 
 
-def test_the_bytes_that_a_message_unpacks_are_bounded(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpacked_bytes_are_bounded(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes that a message unpacks are bounded."""
     monkeypatch.setattr(writer_sessions, "MOST_MESSAGE_BYTES", 1 << 24)
     writer = Writer(server)
     packed = encode(np.zeros((8, 1 << 20), np.uint8), "lz4")
@@ -99,7 +100,7 @@ def test_a_group_cannot_be_closed_below_its_items(server: replay.Server) -> None
     writer.connection.close()
 
 
-def test_a_reset_while_items_wait_gives_them_the_new_columns_or_an_error(start: Start) -> None:
+def test_reset_while_items_wait(start: Start) -> None:
     """What waited for the limiter must not go in under the columns of another item."""
     _, client = start(replay.Table.queue("q", 1))
     client.insert({"x": np.zeros(1)}, {"q": 1.0})
@@ -119,7 +120,8 @@ def test_a_reset_while_items_wait_gives_them_the_new_columns_or_an_error(start: 
     assert not failed and client.sample("q", timeout=20).data["x"].shape == (1, 1)
 
 
-def test_columns_that_changed_while_items_waited_are_refused() -> None:
+def test_columns_changed_while_items_waited() -> None:
+    """Columns that changed while items waited are refused."""
     with replay.Server([replay.Table.queue("q", 1)]) as server:
         client, core = server.client(timeout=5), server.core
         client.insert({"x": np.zeros(1)}, {"q": 1.0})
@@ -213,7 +215,8 @@ def test_the_writers_of_a_connection_are_bounded(server: replay.Server, monkeypa
     writer.connection.close()
 
 
-def test_checkpoints_that_are_asked_for_are_bounded(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_bounded(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints that are asked for are bounded."""
     monkeypatch.setattr(socket_service, "MOST_SAVES", 4)
     dealer = bare_dealer(server)
     with server._locked.saving:  # as if the first took long

@@ -121,7 +121,7 @@ def test_the_first_checkpoint_needs_the_learner(tmp_path):
     assert saved(stage, tmp_path / "c") is None  # it could begin from nothing
 
 
-def test_where_nobody_is_there_nothing_new_is_saved(tmp_path):
+def test_nothing_new_to_save(tmp_path):
     """A whole cluster that died: the files of the last checkpoint under a newer name would be a lie."""
     stage = Stage(Watch())
     saved(stage, tmp_path / "a")

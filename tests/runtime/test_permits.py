@@ -39,7 +39,8 @@ class Counters:
 
 @pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("limit", [1, 999, 100_000])
-def test_the_limit_is_reached_and_exceeded_by_less_than_a_unit(limit, ahead):
+def test_limit_exceeded_by_less_than_a_unit(limit, ahead):
+    """The limit is reached and exceeded by less than a unit."""
     rng = np.random.default_rng(limit)
     counters = Counters(limit, {"a": 7, "b": 7, "c": 7, "slow": 7}, ahead)
     names = ["a", "b", "c"] * 20 + ["slow"]
@@ -88,7 +89,7 @@ CASES = {
 
 @pytest.mark.parametrize("kind", RUNTIMES)
 @pytest.mark.parametrize("architecture", CASES)
-def test_actors_keep_to_the_budget_to_less_than_a_batch(architecture, kind, tmp_path):
+def test_actors_keep_to_the_budget(architecture, kind, tmp_path):
     """The session does not stop them: on the local runtime it looks on for a while after the budget is spent."""
     config, options, batch = CASES[architecture]
     env = "shoal/Catch-v0" if architecture == "parameter_server" else "CartPole-v1"
@@ -104,7 +105,7 @@ def test_actors_keep_to_the_budget_to_less_than_a_batch(architecture, kind, tmp_
     assert 509 <= sum(page["env_steps"] for page in watch.final.values()) < 509 + batch
 
 
-def test_one_table_for_all_keeps_to_the_budget_too(tmp_path):
+def test_one_table_keeps_to_the_budget(tmp_path):
     """With replay: an actor cannot know how many decisions its next insert takes; it asks for as many as the last one took."""
     program, _ = draw(dqn.Config(), "actor_learner", "shoal/Catch-v0", actors=3, replay=TABLE)
     program.limit = CountLimit("env_steps", 509)

@@ -51,7 +51,8 @@ class Consumer:
 
 @pytest.mark.parametrize("kind", RUNTIMES)
 @pytest.mark.parametrize("threaded", [False, True])
-def test_roles_in_one_place_share_a_process_and_objects(kind, threaded, tmp_path):
+def test_roles_in_one_place(kind, threaded, tmp_path):
+    """Roles in one place share a process and objects."""
     program = Program("t")
     items = program.stream("items", LAYOUT)
     model = []  # one object in the place, whoever holds it
@@ -305,7 +306,8 @@ class Blocked:
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_a_role_that_waits_for_ever_is_drained_in_the_end(kind, tmp_path):
+def test_role_that_waits_for_ever(kind, tmp_path):
+    """A role that waits for ever is drained in the end."""
     program = Program("t")
     weights = program.broadcast("weights", LAYOUT)
     program.add("blocked", Blocked, weights=weights.reader, replicas=(0, 2, 2))

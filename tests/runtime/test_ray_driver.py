@@ -210,7 +210,8 @@ def test_the_death_of_a_node_is_one_restart(make):
     assert control.snapshot()["learner-0"]["restarts"] == 1
 
 
-def test_an_unnoticed_node_death_is_not_waited_for(make, monkeypatch):
+def test_unnoticed_node_death(make, monkeypatch):
+    """An unnoticed node death is not waited for."""
     from shoal.runtime.ray import ray_supervisor as supervisor
 
     control = make()

@@ -83,7 +83,7 @@ def test_sensible_faults_are_not():
     Faults(hang_seconds=math.inf, start_seconds=math.inf, exceptions_per_minute=1, deaths_without_step=1).validate()
 
 
-def test_cores_in_use_where_only_processes_are_counted(tmp_path, monkeypatch):
+def test_cores_in_use_by_processes(tmp_path, monkeypatch):
     """A process that sleeps uses none, one that computes uses some; one that dies takes nothing back."""
     monkeypatch.setattr("shoal.runtime.core_use.STAT", tmp_path / "none")
     began, busy, idle = time.monotonic(), CoreUse(), CoreUse()
