@@ -81,7 +81,7 @@ def test_transitions_are_what_happened(n, seats, options, more):
 
 
 @pytest.mark.parametrize("kind", ["transitions", "windows"])
-def test_items_are_the_same_whenever_they_are_taken(kind):
+def test_items_whenever_they_are_taken(kind):
     """One by one, each is cut as soon as it is due; all at the end, they are cut in blocks, some of them just before the memory
     of their steps is written over."""
     place = common(3, n_step=3)
@@ -93,7 +93,8 @@ def test_items_are_the_same_whenever_they_are_taken(kind):
         same({**items, "time": first["time"]}, first)
 
 
-def test_T2_an_episode_of_five_steps_gives_five_transitions():
+def test_T2_five_transitions_of_five_steps():
+    """T2: an episode of five steps gives five transitions."""
     items, _, _ = play(transitions(1, gamma=0.9, n_step=3), Script(1, 0, lengths=[5], terminate=0.0), 5)
     assert items["observation"][:, 2].tolist() == [0, 1, 2, 3, 4]
     np.testing.assert_allclose(np.log(items["discount"]) / np.log(0.9), [3, 3, 3, 2, 1], rtol=1e-5)
@@ -188,7 +189,8 @@ def test_items_of_any_action(space, shape, dtype):
     assert view.prev_action.shape == (5, *shape) and view.prev_action.dtype == dtype
 
 
-def test_extras_and_estimates_of_a_continuous_critic():
+def test_continuous_critic():
+    """Extras and estimates of a continuous critic."""
     record = Transitions(2, BOX, gym.spaces.Box(-1, 1, (1,), np.float32), gamma=0.5, n_step=2, estimates=ValueEstimates(),
                          extras={"value_taken": ((), "float32"), "noise": ((4,), "float32")})
     told = []
@@ -209,7 +211,7 @@ def test_extras_and_estimates_of_a_continuous_critic():
         assert priority[i] == pytest.approx(want + priorities.FLOOR, rel=1e-5)
 
 
-def test_an_executed_action_that_the_mask_forbids_has_a_finite_priority():
+def test_executed_action_behind_the_mask():
     """The policy has no value for it: that of the best legal action stands in."""
     class Forbidding(Script):
         def step(self, action):

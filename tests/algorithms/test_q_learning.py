@@ -48,7 +48,8 @@ def literal_transition(config, learn, item):
         (dqn.Config(n_step=3, dueling=True, rescale=True, huber_delta=0.1, importance=1.0), {"masked": True}),
     ],
 )
-def test_the_gradient_is_that_of_the_weighted_mean(config, toy):
+def test_gradient_of_the_weighted_mean(config, toy):
+    """The gradient is that of the weighted mean."""
     _, learn, items, _ = made(dqn.DQN, config, SMALL, **toy)
     shake(learn)
     count = len(items["reward"])
@@ -84,7 +85,8 @@ def test_T13_weights_multiply_the_loss():
 
 
 @pytest.mark.parametrize("config", [dqn.Config(), dqn.Config(n_step=3, dueling=True, rescale=True, reward_clip=1.0)])
-def test_the_actors_priority_is_the_learners_first_of_transitions(config):
+def test_actors_priority_is_the_learners(config):
+    """The actor's priority is the learner's first of transitions."""
     _, learn, items, found = made(dqn.DQN, config, SMALL, masked=True)
     gradient(learn, batch_of(items))
     ended = truncated(items)
@@ -120,7 +122,8 @@ def updated(config, count=5):
     return learn, params, targets
 
 
-def test_the_target_is_copied_after_so_many_updates():
+def test_target_is_copied():
+    """The target is copied after a number of updates."""
     _, params, targets = updated(dqn.Config(target_period_updates=2))
     for k in range(6):
         assert torch.equal(targets[k], params[k - k % 2])
@@ -174,7 +177,7 @@ def test_the_whole_state_can_live_elsewhere(optimiser):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_two_learners_make_the_update_of_the_joined_batch(seed):
+def test_two_learners_equal_one(seed):
     """Also where their batches were drawn with other probabilities: the largest weight is that of both."""
     _, learn, items, _ = made(dqn.DQN, dqn.Config(importance=0.4, importance_final=0.8), SMALL)
     count, progress = len(items["reward"]) // 2 * 2, Progress(fraction=0.5)
@@ -195,7 +198,8 @@ def test_two_learners_make_the_update_of_the_joined_batch(seed):
     np.testing.assert_allclose(sum(grads) / 2, learn.gradients(alone, "all")[0], rtol=1e-4, atol=1e-6)
 
 
-def test_learners_that_do_not_say_which_they_are_are_refused():
+def test_learners_without_a_number():
+    """Learners that do not give their number are refused."""
     _, learn, items, _ = made(dqn.DQN, dqn.Config(), SMALL)
     batch = batch_of(items)
     with pytest.raises(ValueError, match="the sums of 2 learners were made for 1"):
@@ -220,7 +224,8 @@ def with_moments(actor, batch):
 
 @pytest.mark.parametrize("cls, config, net", [(dqn.DQN, dqn.Config(normalise_observations=True), SMALL),
                                               (r2d2.R2D2, r2d2.Config(**WINDOW, normalise_observations=True), LOOKING_BACK)])
-def test_observations_are_normalised_as_they_were_seen(cls, config, net):
+def test_normalised_observations(cls, config, net):
+    """Observations are normalised as they were seen."""
     algorithm = cls(config, toy_spec(observations="dict"), net, 4)
     learn, other = algorithm.learn(3), algorithm.learn(3)
     actor = Actor(algorithm, toy_env(4, observations="dict"), 5)
@@ -249,7 +254,8 @@ def test_observations_are_normalised_as_they_were_seen(cls, config, net):
     assert not torch.equal(other.model.mean, learn.model.mean)
 
 
-def test_the_actors_priority_is_the_learners_with_normalised_observations():
+def test_priority_of_normalised_observations():
+    """The actor's priority is the learner's with normalised observations."""
     config = dqn.Config(normalise_observations=True)
     algorithm = dqn.DQN(config, toy_spec(), SMALL, 4)
     learn, actor = algorithm.learn(3), Actor(algorithm, toy_env(4), 5)

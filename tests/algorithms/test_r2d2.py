@@ -64,7 +64,8 @@ def literal_window(config, learn, item, gamma, n):
         (r2d2.Config(burn_in=2, length=5, stride=2, n_step=3), {}),  # an episode that is truncated after 6 steps is padded
     ],
 )
-def test_the_errors_of_windows_are_those_of_acting_through_them(config, toy):
+def test_errors_of_windows(config, toy):
+    """The errors of windows are those of acting through them."""
     _, learn, items, _ = made(r2d2.R2D2, config, LOOKING_BACK, **toy)
     shake(learn)
     _, metrics = gradient(learn, batch_of(items))
@@ -79,7 +80,7 @@ def test_the_errors_of_windows_are_those_of_acting_through_them(config, toy):
     np.testing.assert_allclose(learn.priorities, [p + priorities.FLOOR for _, p in one_by_one], rtol=1e-4)
 
 
-def test_the_gradient_of_windows_is_the_slope_of_their_loss():
+def test_gradient_of_windows():
     """Along random directions, with a target that does not follow: targets and burn-in are constants of the loss."""
     config = r2d2.Config(burn_in=0, length=4, stride=2, n_step=2, double=False)
     _, learn, items, _ = made(r2d2.R2D2, config, LSTM, steps=30)
@@ -98,7 +99,8 @@ def test_the_gradient_of_windows_is_the_slope_of_their_loss():
         assert slope == pytest.approx(float(grad @ direction.numpy()), rel=0.02, abs=2e-3)
 
 
-def test_no_gradient_flows_through_burn_in_state_or_target():
+def test_no_gradient_through_burn_in():
+    """No gradient flows through burn-in, state or target."""
     config = r2d2.Config(**WINDOW)
     algorithm, learn, items, _ = made(r2d2.R2D2, config, LSTM)
     errors, parts = r2d2.WindowErrors(config), tensors(items)
@@ -166,7 +168,8 @@ def fresh_windows(name, config, net, **kwargs):
     [("shoal/TMaze-v0", {"length": 8}), ("shoal/CartPolePOMDP-v0", {}), ("shoal/TMaze-v0", {"max_episode_steps": 5})],
 )
 @pytest.mark.parametrize("burn_in", [0, 2])
-def test_T30_the_learner_sees_the_q_values_that_the_actor_had(name, kwargs, burn_in):
+def test_T30_q_values_of_the_actor(name, kwargs, burn_in):
+    """T30: the learner sees the Q-values that the actor had."""
     config = r2d2.Config(burn_in=burn_in, length=4, stride=2, diagnose=True)
     learn, items, _ = fresh_windows(name, config, LOOKING_BACK, **kwargs)
     errors, parts = r2d2.WindowErrors(config), tensors(items)
@@ -201,7 +204,8 @@ def test_how_wrong_a_state_is():
 
 
 @pytest.mark.parametrize("rescale", [True, False])
-def test_the_actors_priority_is_the_learners_first_of_windows(rescale):
+def test_actors_priority_is_the_learners(rescale):
+    """The actor's priority is the learner's first of windows."""
     config = r2d2.Config(**WINDOW, rescale=rescale)
     learn, items, found = fresh_windows("shoal/TMaze-v0", config, LOOKING_BACK, length=8)
     gradient(learn, batch_of(items))

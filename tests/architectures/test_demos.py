@@ -298,7 +298,8 @@ def test_offline_r2d2_learns_too(tmp_path, monkeypatch):
     (["dqn", CUE, "--envs.kwargs", "length=5", "--demos", "demos"], "this run is in shoal/CueLure-v0 (length=5)"),
     (["dqn", "shoal/Catch-v0", "--demos", "."], "neither demos.json"),
     (["gorila", CUE, "--demos", "demos"], "whose replay tables hold only what its own actors do")])
-def test_what_makes_no_sense_is_refused_before_anything_starts(words, sentence, tmp_path, monkeypatch, capsys):
+def test_senseless_options(words, sentence, tmp_path, monkeypatch, capsys):
+    """What makes no sense is refused before anything starts."""
     monkeypatch.chdir(tmp_path)
     cue(Path("demos"), 2)
     if words[0] == "gorila":

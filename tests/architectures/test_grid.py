@@ -51,7 +51,8 @@ def test_every_pair_runs_from_the_command_line(algorithm, architecture, tmp_path
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_runs_resumes_and_is_evaluated(preset, tmp_path, monkeypatch):
+def test_every_preset(preset, tmp_path, monkeypatch):
+    """Every preset runs, resumes and is evaluated."""
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", preset, "shoal/Catch-v0", "--run-dir", "run", *QUICK]) == 0
     assert cli.main(["resume", "run", "--max-env-steps", "3000", "--console.mode", "none"]) == 0

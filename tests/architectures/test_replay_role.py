@@ -17,7 +17,8 @@ from tests.runtime.harness import RUNTIMES, Killer, Saver, Watch
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_items_come_back_whole_with_their_own_priorities_at_the_rate_that_was_asked_for(kind, tmp_path):
+def test_items_priorities_and_rate(kind, tmp_path):
+    """Items come back whole with their own priorities at the rate that was asked for."""
     watch = go(program_of(SMALL), kind, tmp_path, Watch(lambda c: c.total("learner_steps") >= 1000, seconds=60))
     assert watch.reason == "until"
     page = watch.final["replay-0"]
@@ -28,7 +29,8 @@ def test_items_come_back_whole_with_their_own_priorities_at_the_rate_that_was_as
     assert page["priority_updates"] + page["priority_updates_late"] >= page["replay_samples"] - 3 * SMALL.batch_size
 
 
-def test_free_running_neither_side_waits_for_the_other(tmp_path):
+def test_free_running(tmp_path):
+    """Without turns neither side waits for the other."""
     config = ReplayConfig(capacity=200, min_size=50, batch_size=8, insert_batch=10, samples_per_insert=None, trim_updates=20)
     watch = go(program_of(config), "inline", tmp_path, Watch(lambda c: c.total("learner_steps") >= 200, seconds=60))
     page = watch.final["replay-0"]
@@ -36,7 +38,7 @@ def test_free_running_neither_side_waits_for_the_other(tmp_path):
     assert page["replay_size"] > config.capacity, "between two trims the table is larger than its capacity"
 
 
-def test_in_turns_the_learner_has_made_its_updates_before_an_insert_is_answered(tmp_path):
+def test_in_turns(tmp_path):
     """8 samples per insert and 2 items at once are 16 samples: exactly one batch after each insert, from min_size on."""
     config = ReplayConfig(capacity=500, min_size=20, batch_size=16, insert_batch=2, samples_per_insert=8.0)
     seen = []
@@ -119,7 +121,7 @@ class MortalConsumer(Consumer):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_deaths_with_unsent_items_and_unheard_priorities_mix_nothing(tmp_path):
+def test_deaths_at_bad_moments(tmp_path):
     """What was written and not sent is never seen; every item in the table is whole, once, with a priority of its own."""
     config = ReplayConfig(capacity=300, min_size=60, batch_size=16, insert_batch=10, samples_per_insert=4.0)
     program = program_of(config)
@@ -150,6 +152,7 @@ def test_values_that_make_no_sense_are_refused(change, words):
         ReplayConfig(**change).validate()
 
 
-def test_a_tolerance_that_could_block_both_sides_is_refused():
+def test_tolerance_that_blocks_both_sides():
+    """A tolerance that could block both sides is refused."""
     with pytest.raises(ConfigError, match="could block both sides"):
         ReplayConfig(batch_size=64, insert_batch=50, samples_per_insert=8.0, tolerance=100).band(2)

@@ -15,7 +15,7 @@ from tests.architectures.replay_table import FIRST, SMALL, done, program_of, scr
 from tests.runtime.harness import Watch, kill
 
 
-def test_a_killed_table_is_filled_again_from_the_newest_checkpoint(tmp_path):
+def test_killed_table_is_filled_again(tmp_path):
     """Items in it = those of the checkpoint + those that have come in since; nothing leaves it here."""
     config = ReplayConfig(capacity=10**6, min_size=60, batch_size=16, insert_batch=10, samples_per_insert=4.0, checkpoint=True)
     folder, seen = tmp_path / "save", {}
@@ -39,7 +39,8 @@ def test_a_killed_table_is_filled_again_from_the_newest_checkpoint(tmp_path):
     assert watch.reason == "until" and seen["restored"] >= seen["asked"] - 500, seen
 
 
-def test_the_state_of_a_table_comes_back_with_counters_and_priorities(tmp_path):
+def test_state_of_a_table(tmp_path):
+    """The state of a table comes back with counters and priorities."""
     config = ReplayConfig(capacity=300, min_size=60, batch_size=16, insert_batch=10, samples_per_insert=4.0, checkpoint=True)
     folder = tmp_path / "save"
     folder.mkdir()
@@ -60,7 +61,8 @@ def test_the_state_of_a_table_comes_back_with_counters_and_priorities(tmp_path):
     assert page["samples_masked"] > 0, "updated priorities were saved"
 
 
-def test_nothing_is_kept_of_a_table_that_is_not_to_be_saved(tmp_path):
+def test_table_that_is_not_saved(tmp_path):
+    """Nothing is kept of a table that is not to be saved."""
     folder = tmp_path / "save"
     folder.mkdir()
 
@@ -119,7 +121,8 @@ class Table:
 TEN = {"capacity": 100, "min_size": 10, "batch_size": 4, "insert_batch": 10, "samples_per_insert": 4.0}
 
 
-def test_an_insert_that_was_in_but_not_answered_when_the_table_was_saved_is_not_put_in_again():
+def test_unanswered_insert_is_not_repeated():
+    """An insert that was in but not answered when the table was saved is not put in again."""
     table = Table(**TEN)
     first = table.insert(1)
     table.serve()
@@ -139,7 +142,8 @@ def test_an_insert_that_was_in_but_not_answered_when_the_table_was_saved_is_not_
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4"])
-def test_what_is_saved_is_the_moment_however_long_it_is_written_and_no_copy(compression):
+def test_saved_state_is_one_moment(compression):
+    """What is saved is the moment however long it is written and no copy."""
     table = Table(capacity=20, min_size=10, batch_size=4, insert_batch=10, samples_per_insert=4.0, compression=compression)
     role = table.role
     for first in (1, 11):
@@ -165,7 +169,8 @@ def items(first):
     return {"items": data, "priority": ids + FIRST, "decisions": np.array([10])}
 
 
-def test_priorities_for_items_of_an_earlier_life_touch_nothing():
+def test_priorities_of_an_earlier_life():
+    """Priorities for items of an earlier life touch nothing."""
     table = Table(**TEN)
     table.insert(1)
     batch = table.ask()
@@ -179,7 +184,8 @@ def test_priorities_for_items_of_an_earlier_life_touch_nothing():
     assert table.late == 4 and table.role.core.info()["tables"]["replay"]["priorities"]["max"] == 10 + FIRST
 
 
-def test_keys_go_on_above_all_earlier_ones_also_when_the_same_table_is_loaded_twice():
+def test_keys_after_a_load():
+    """Keys go on above all earlier ones also when the same table is loaded twice."""
     table = Table(**TEN)
     table.insert(1)
     table.serve()
@@ -194,7 +200,7 @@ def test_keys_go_on_above_all_earlier_ones_also_when_the_same_table_is_loaded_tw
 
 
 @pytest.mark.parametrize("exponent", [None, -0.4])
-def test_a_full_table_forgets_the_oldest_or_by_priority(exponent):
+def test_what_a_full_table_forgets(exponent):
     """Of as many items with priority 1 as with 4, those with 1 leave 4^0.4 = 1.74 times as often (Ape-X DPG)."""
     table = Table(capacity=4000, min_size=1, batch_size=4, insert_batch=1000, samples_per_insert=4.0, evict_exponent=exponent)
     data = done(table.actor.slot()).data
@@ -212,7 +218,7 @@ def test_a_full_table_forgets_the_oldest_or_by_priority(exponent):
         assert gone.max() > 3000 and 1.4 < low / high < 2.1
 
 
-def test_an_insert_that_the_learner_was_told_of_is_not_counted_again_after_a_kill():
+def test_insert_is_counted_once_after_a_kill():
     """In turns an insert is answered late, so the successor of a killed table is asked to put it in once more."""
     table, seen = Table(**TEN), []
     sampler, inserter = ReplaySampler(table.parts, table.learner), ReplayInserter(table.actor)
