@@ -184,8 +184,8 @@ class Looks(Gift):
 
 
 @pytest.mark.parametrize(("preset", "runtime"), [("impala", "local"), ("a3c", "local"), ("gala", "inline"), ("a3c", "inline")])
-def test_ready_before_the_first_step(preset, runtime, tmp_path):
-    """It is ready before the first environment step."""
+def test_checkpoint_before_the_first_step(preset, runtime, tmp_path):
+    """A checkpoint of step 0 is there before the first environment step."""
 
     class Here(Looks):
         folder = tmp_path

@@ -90,7 +90,6 @@ class Learner:
             self.device.release()  # the memory of the last batch is about to be used again
         with self.me.stats.phase("gather"):  # without the time it waits
             batch = await self.batches.take()
-        self.settled = False
         try:
             updated = await self._update(batch)
         except GroupChanged:
@@ -120,6 +119,7 @@ class Learner:
                 joined = await self.group.sum(np.concatenate([[fresh, decisions], sums, moments]))
                 fresh, decisions = int(joined[0]), int(joined[1])
                 sums, moments = joined[2 : 2 + len(sums)], joined[2 + len(sums) :]
+        self.settled = False  # until here it waited for the others, who may never get a batch: the budget may be spent
         steps = 0
         if decisions:
             progress = self.learner_state.progress
