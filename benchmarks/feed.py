@@ -4,7 +4,7 @@
 
     table    apex as shipped with --replay.samples-per-insert None
     memory   the same program, whose learner keeps its first batches and learns from them again and again; the others go on
-    alone    the same, and once the batches are there the actors are paused: nobody but the learner has anything to do
+    alone    the same, and once the batches are there the actors are paused: only the learner has anything to do
 
 In turn, five times, each for some seconds that begin when the table has reached its minimum and the learner is warm. All three
 have the same learner: it looks at its data, makes an update, computes priorities, publishes weights. The Evaluator is off.

@@ -48,7 +48,7 @@ def test_evaluations_on_a_scarce_core():
 
 @pytest.mark.parametrize(("relabelling", "bound"), [(0.9, True), (0.1, False)])
 def test_relabel_bound(relabelling, bound):
-    """A learner that waits for items to be computed anew is relabel bound."""
+    """A learner that waits for items to be recomputed is relabel-bound."""
     pages, window = Pages("actor-0", "actor-1", "learner-0", "updater-0"), ReadingWindow()
     for t in range(6):
         second(pages, busy=0.3)

@@ -28,7 +28,7 @@ def laid_out(plan: Plan, say: Callable[[str], None], anew: bool = False) -> Plan
 
     On the local runtime and on a cluster calibration finds them, if the architecture can put everything into one place. Inline,
     for other architectures, with replay (whose rate is chosen, not found) and with --autoscale.start, `actor_count` decides. What
-    `shoal calibrate` found earlier is taken as it is, unless it is to be measured `anew` and kept.
+    `shoal calibrate` found earlier is taken as it is, unless it is to be measured again (`anew`) and kept.
     """
     experiment = plan.experiment
     if experiment.actors != "auto":

@@ -183,7 +183,7 @@ class Experiment(Options, Generic[A, R]):
     device: DeviceName = "auto"
     """Where learners and inference servers compute; auto takes a GPU for images and for the device architecture."""
     cores: int | None = number(None, at_least=1)
-    """How many of this machine's cores the run may use; all of them without it."""
+    """How many of this machine's cores the run may use; all of them by default."""
     values: Literal["tuned", "paper"] = "tuned"
     """Whose values a preset takes where both give one: those found by trying, or the publication's."""
     seed: int = number(0, at_least=0, below=2**53)
@@ -227,7 +227,7 @@ class Experiment(Options, Generic[A, R]):
 
     @property
     def against(self) -> str | None:
-        """Whom evaluations are played against; none: the policy sits on all seats itself."""
+        """The opponent in evaluations; none: the policy plays all seats itself."""
         if self.policies == "shared":
             return None
         return (self.goal.opponent if self.goal is not None else None) or "random"
@@ -271,7 +271,7 @@ class Experiment(Options, Generic[A, R]):
 
 @dataclass(frozen=True)
 class AutoChoice:
-    """What `--actors auto` has come to."""
+    """The layout that `--actors auto` chose."""
 
     chosen: str
     """The layout in words."""

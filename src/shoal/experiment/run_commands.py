@@ -37,9 +37,9 @@ class Resume(Options):
     """Go on from the newest checkpoint."""
 
     until_return: float | None = number(None)
-    """Stop when an evaluation's mean return reaches this; as before without it."""
+    """Stop when an evaluation's mean return reaches this; unchanged by default."""
     until: str | None = None
-    """Stop when an evaluation's METRIC[(OPPONENT)] >= (or <=) NUMBER; as before without it."""
+    """Stop when an evaluation's METRIC[(OPPONENT)] >= (or <=) NUMBER; unchanged by default."""
     max_env_steps: int | None = number(None, above=0)
     """Stop after this many agent decisions, earlier parts included."""
     max_learner_steps: int | None = number(None, above=0)
@@ -47,19 +47,19 @@ class Resume(Options):
     max_seconds: float | None = number(None, above=0)
     """Stop after this much time, earlier parts included."""
     runtime: Literal["local", "inline", "ray"] | None = None
-    """Where roles live from now on; as before without it."""
+    """Where roles live from now on; unchanged by default."""
     actors: int | Literal["auto"] | None = number(None, at_least=1)
-    """How many actors from now on, on a machine or a cluster of another size, or auto to find it anew; as before without it."""
+    """How many actors from now on (another machine may hold more), or auto to measure again; unchanged by default."""
     online: bool = False
     """Let actors act from now on, in a run that has learned from --demos alone (--offline); it goes on learning from them too."""
     learner_threads: int | None = number(None, at_least=1)
-    """Threads that each learner computes with, on a machine with another number of cores; as before without it."""
+    """Threads that each learner computes with, on a machine with another number of cores; unchanged by default."""
     ray: RayOptions = dataclasses.field(default_factory=RayOptions)
-    """The cluster of --runtime ray; each value as before without it, and --ray.address None for one of its own."""
+    """The cluster of --runtime ray; values you leave out are unchanged, and --ray.address None starts a cluster here."""
     trust: bool = False
     """Import modules that the run names, also from outside the installed environment."""
     console: ConsoleConfig = dataclasses.field(default_factory=ConsoleConfig)
-    """What is shown while it runs; each value as before without it."""
+    """What is shown while it runs; values you leave out are unchanged."""
 
     @classmethod
     def of(cls, rundir: RunDir) -> Resume:
@@ -157,9 +157,9 @@ class Eval(Options):
     seed: int = number(1_000_000, at_least=0, below=2**53)
     """Of the environments."""
     against: str | None = None
-    """Play matches on every side against random, perfect or another run's policy; as the run was evaluated without it."""
+    """Play matches on every side against random, perfect or another run's policy; by default as the run was evaluated."""
     policy: PolicyName | None = None
-    """The best of all evaluated versions, or the last one; what the run was trained with (--policy) without it."""
+    """The best of all evaluated versions, or the last one; by default the run's own --policy."""
     trust: bool = False
     """Import modules that the run names, also from outside the installed environment."""
 
@@ -193,7 +193,7 @@ class Play(Options):
     seed: int = number(0, at_least=0, below=2**53)
     """Of the environment."""
     policy: PolicyName | None = None
-    """The best of all evaluated versions, or the last one; what the run was trained with (--policy) without it."""
+    """The best of all evaluated versions, or the last one; by default the run's own --policy."""
     video: str | None = None
     """Write a GIF instead of showing it."""
     trust: bool = False
