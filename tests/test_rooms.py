@@ -70,6 +70,6 @@ def test_an_import_upwards_is_found(text):
     assert upwards("coordination", text, rows())
 
 
-def test_types_and_version_may_come_from_above():
+def test_types_and_version_from_above():
     text = "from shoal import __version__\nif TYPE_CHECKING:\n    from shoal.experiment import Plan"
     assert not upwards("coordination", text, rows())

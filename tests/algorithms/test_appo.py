@@ -43,7 +43,7 @@ PPO = [(0.7, 2, 1.4, True), (0.7, -2, -1.6, False), (0.9, -2, -1.8, True), (1.1,
 
 @pytest.mark.parametrize("config, rows", [(appo.Config(unroll=1, clip=0.1, value_weight=0.0, entropy=0.0), SF),
                                           (ppo.Config(unroll=1, clip=0.2, value_weight=0.0, entropy=0.0), PPO)], ids=["sf", "ppo"])
-def test_the_objective_has_the_golden_numbers(config, rows):
+def test_objective_has_the_golden_numbers(config, rows):
     """One step whose ratio and advantage are given; the whole path from the learner down."""
     _, learn, batch = setup(config, seats=1, actors=1)
     given = whole(learn, batch)

@@ -343,7 +343,7 @@ def test_memory_order_of_observations():
         np.testing.assert_array_equal(answers[0][1]["h"], answers[1][1]["h"])
 
 
-def test_the_same_seed_gives_the_same_weights():
+def test_same_seed_gives_the_same_weights():
     algorithm, one, _ = setup(ppo.Config(), "plain")
     again = pickle.loads(pickle.dumps(algorithm)).learn(3)
     assert torch.equal(one.state["params"], again.state["params"])

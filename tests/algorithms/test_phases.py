@@ -168,7 +168,7 @@ def test_pieces_compute_the_bits_of_the_whole(cuts):
     np.testing.assert_array_equal(published, learn.published(Progress())["params"])
 
 
-def test_the_first_piece_keeps_the_statistics():
+def test_first_piece_keeps_the_statistics():
     learn = algorithms.make(dqn.Config(normalise_observations=True), toy_spec(), NET, 4).learn(0)
     first, second = learn.cut(slice(0, 64)), learn.cut(slice(64, len(learn.state["params"])))
     values = np.random.default_rng(0).normal(3, 5, (100, 3))

@@ -100,7 +100,7 @@ def truncated(items):
     return np.array([row.tobytes() not in acted_on for row in items["next_observation"]]) & (items["discount"] > 0)
 
 
-def test_a_true_last_observation_keeps_its_mask():
+def test_true_last_observation_keeps_its_mask():
     """Nobody acts there, but the learner bootstraps from its legal actions only."""
     _, _, items, _ = made(dqn.DQN, dqn.Config(), SMALL, seats=8, masked=True)
     transitions = items["next_action_mask"][truncated(items)]
@@ -137,7 +137,7 @@ def test_the_target_moves_softly():
         torch.testing.assert_close(targets[k], want)
 
 
-def test_the_target_stays_or_is_the_net_itself():
+def test_target_stays_or_is_the_net_itself():
     _, params, targets = updated(dqn.Config(target_period_updates=0))
     assert torch.equal(targets[5], params[0])
     learn, params, targets = updated(dqn.Config(target_period_updates=1))

@@ -179,7 +179,7 @@ def test_it_runs_resumes_and_is_evaluated(tmp_path, monkeypatch):
     assert cli.main(["eval", "run", "--episodes", "5"]) == 0
 
 
-def test_the_same_seed_gives_the_same_weights(tmp_path):
+def test_same_seed_gives_the_same_weights(tmp_path):
     runs = [train(tmp_path / str(k), GRID["ppo"], "device", "CartPole-v1", "inline", updates=8, seed=seed) for k, seed in
             enumerate((1, 1, 2))]
     assert runs[0].hash == runs[1].hash != runs[2].hash

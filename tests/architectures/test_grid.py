@@ -67,7 +67,7 @@ def test_the_list_prints_the_grid(capsys):
 
 
 @pytest.mark.parametrize("algorithm, fits", [("a2c", False), ("ppo", False), ("appo", False), ("vtrace", True)])
-def test_an_unbounded_replay_is_for_v_trace_only(algorithm, fits, tmp_path, capsys):
+def test_unbounded_replay_is_for_v_trace_only(algorithm, fits, tmp_path, capsys):
     words = ["show", "--algorithm", algorithm, "--architecture", "actor_learner", "shoal/Catch-v0",
              "--architecture.buffer-slots", "8"]
     assert cli.main(words) == (0 if fits else 2)

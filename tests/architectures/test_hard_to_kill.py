@@ -355,7 +355,7 @@ class NanNet(torch.nn.Module):
 
 @pytest.mark.parametrize(("env", "words"), [("CartPole-v1", "10 updates in a row had a loss or gradient that is not finite"),
                                             ("Pendulum-v1", "was given an action that is not finite: nan")])
-def test_a_policy_that_yields_nan_ends_the_run(env, words, tmp_path):
+def test_policy_that_yields_nan_ends_the_run(env, words, tmp_path):
     overrides = {"net": {"module": NanNet}, "algorithm": {"unroll": 8}}
     with pytest.raises(RoleFailed, match=words):
         go(tmp_path / "run", "impala", env, overrides=overrides)

@@ -109,12 +109,12 @@ def test_without_a_recording(tmp_path):
     assert watch.reason == "counted" and Progress.of(watch.published["progress"]).env_steps > 0
 
 
-def test_the_same_seed_gives_the_same_weights(logs, tmp_path):
+def test_same_seed_gives_the_same_weights(logs, tmp_path):
     one, other = (ran(stopped_after(drawn(logs), 40), tmp_path / str(k)) for k in range(2))
     assert one.hash == other.hash
 
 
-def test_the_share_rises_from_where_actors_began():
+def test_share_rises_from_where_actors_began():
     ramp = ShareRamp(0.01, 0.5, 3000, after=5000)
     shares = [ramp.at(Progress(0, updates)) for updates in (0, 5000, 6500, 8000, 20000)]
     assert shares == pytest.approx([0.01, 0.01, 0.255, 0.5, 0.5])

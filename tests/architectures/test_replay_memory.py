@@ -101,7 +101,7 @@ def test_bytes_of_a_full_table(items):
     assert table_bytes(columns, replace(config, checkpoint=True)) == table_bytes(columns, config), "it is saved without a copy"
 
 
-def test_a_slot_takes_no_more_than_is_counted():
+def test_slot_takes_no_more_than_is_counted():
     core = Core([replay.Table("t", replay.Prioritized(0.6), replay.Fifo(), max_size=100_000, limiter=replay.MinSize(1))])
     columns = stored_columns(Layout({"x": Field((1,), "f4")}))
     for _ in range(110):

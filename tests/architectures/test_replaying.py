@@ -201,7 +201,7 @@ def test_every_preset(preset, tmp_path, monkeypatch):
     assert cli.main(["eval", "run", "--episodes", "5"]) == 0
 
 
-def test_a_saved_table_is_not_read_to_evaluate(tmp_path, monkeypatch, caplog):
+def test_saved_table_is_not_read_to_evaluate(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", "dqn", CATCH, "--run-dir", "run", "--max-env-steps", "600", "--replay.checkpoint", *QUICK]) == 0
     table = max((tmp_path / "run" / "checkpoints").glob("*/replay-0.safetensors"))

@@ -22,7 +22,7 @@ def judged(a, b):
     return {(d.group, d.column.name): d.judgement() for d in differences(a, b)}
 
 
-def test_a_difference_is_noise_better_or_worse(tmp_path):
+def test_difference_is_noise_better_or_worse(tmp_path):
     a = {"calm": speeds("calm", [100.0, 101.0, 99.0]), "wild": speeds("wild", [50.0, 100.0, 150.0]),
          "few": speeds("few", [1.0, 2.0]), "gone": speeds("gone", [1.0] * 3)}
     b = {"calm": speeds("calm", [120.0, 121.0, 119.0]), "wild": speeds("wild", [60.0, 110.0, 160.0]),
@@ -76,7 +76,7 @@ def lines_of(text, case):
             if line.startswith("|") and (cells := [cell.strip() for cell in line.strip("|").split("|")])[0] == case}
 
 
-def test_a_case_whose_runs_all_failed_is_told(tmp_path):
+def test_case_whose_runs_all_failed_is_told(tmp_path):
     a = [learning(group, seed, 5000 + seed) for group in ("ppo", "seed") for seed in (1, 2, 3)]
     b = [{**one, "error": "boom"} if one["group"] == "ppo" else one for one in a]
     text = comparison(results_with(tmp_path / "a", a), results_with(tmp_path / "b", b))
@@ -154,7 +154,7 @@ def test_other_suites_are_said(tmp_path):
     assert "different" not in comparison(books[0], books[0])
 
 
-def test_the_committed_results_can_be_compared():
+def test_committed_results_can_be_compared():
     """In a moment: every interval once, all its draws together."""
     folder = ROOT / "docs" / "results" / "learning-suite"
     text = comparison(ResultsFolder.open(folder), ResultsFolder.open(folder))

@@ -92,7 +92,7 @@ def test_rows_say_what_they_were_given(tmp_path, ran):
     assert "- c: overrides.algorithm.lr 0.001 and 0.002" in comparison(ResultsFolder(tmp_path / "a"), ResultsFolder(tmp_path / "b"))
 
 
-def test_the_exit_code_is_of_what_was_asked_for(tmp_path, ran, capsys):
+def test_exit_code_is_of_what_was_asked_for(tmp_path, ran, capsys):
     suite = suite_of("good", "bad")
     assert command.run_suite(suite, ResultsFolder(tmp_path)) == 1
     assert command.run_suite(suite, ResultsFolder(tmp_path), only="good") == 0
@@ -196,7 +196,7 @@ def test_impossible_folder(tmp_path, capsys):
     assert (tmp_path / "file").read_text() == "a file"
 
 
-def test_a_value_that_is_no_number_is_no_value(tmp_path):
+def test_value_that_is_no_number_is_no_value(tmp_path):
     book = results_with(tmp_path, [row("a", s, env_steps_per_second="fast", limit=7, startup_seconds=2.0) for s in range(3)])
     text = comparison(book, book)
     assert "start-up s" in text and "env steps/s" not in text
@@ -280,7 +280,7 @@ def test_killed_session(tmp_path):
 
 
 @pytest.mark.parametrize(("load", "busy"), [(0.3, False), (2.0, False), (12.3, True)])
-def test_a_machine_that_is_not_quiet_is_named(tmp_path, ran, monkeypatch, capsys, load, busy):
+def test_machine_that_is_not_quiet_is_named(tmp_path, ran, monkeypatch, capsys, load, busy):
     about = {key: SESSION[key] for key in ("date", "commit", "uncommitted_changes", "versions")}
     monkeypatch.setattr(machine, "describe", lambda: {**about, "machine": {"cores": 2, "cpu": "A CPU", "load": [load, 0.0, 0.0]}})
     command.run_suite(suite_of("a"), ResultsFolder(tmp_path))

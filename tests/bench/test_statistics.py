@@ -47,7 +47,7 @@ def test_intervals_are_rliables(name):
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.06 * (high - low))
 
 
-def test_the_interval_of_improvement_is_rliables():
+def test_interval_of_improvement_is_rliables():
     low, high = GOLDEN["improvement_interval"]
     found = bootstrap(probability_of_improvement, X, Y, repeats=4000)
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.06 * (high - low))

@@ -291,7 +291,7 @@ def test_run_ends_with_a_killed_suite(tmp_path):
     assert len(children) == 1 and ended(children[0])
 
 
-def test_a_case_for_a_gpu_says_so_without_one(tmp_path, monkeypatch):
+def test_case_for_a_gpu_says_so_without_one(tmp_path, monkeypatch):
     """It is no failure and no miss, and it is said."""
     monkeypatch.setattr(jobs, "_has_gpu", lambda: False)
     case = {"preset": "anakin", "env": "CartPole-v1", "max_seconds": 1.0, "gpu": True, "seeds": [1], "until_return": 5.0}

@@ -125,7 +125,7 @@ def test_file_that_is_no_suite(tmp_path, text, words):
     assert words in str(error.value)
 
 
-def test_a_suite_without_a_quick_case_says_so():
+def test_suite_without_a_quick_case_says_so():
     with pytest.raises(ConfigError, match="no case for --suite quick"):
         parse_suite("t", {"case": [{**SHOAL, "quick": False}]}, "quick")
 
@@ -165,7 +165,7 @@ class Ran:
 
 
 @pytest.mark.parametrize("case", [SHOAL, PEER], ids=["shoal", "peer"])
-def test_a_timed_run_without_a_rate_is_an_error(case, monkeypatch):
+def test_timed_run_without_a_rate_is_an_error(case, monkeypatch):
     monkeypatch.setattr(peer_cases, "installed", lambda peer: (True, "1.0"))
     timed = Job(SuiteCase("c", **{**case, "warm_seconds": 1.0}), 1)
     short, long = [[0.5, 5], [1.5, 10]], [[at / 10, at] for at in range(5, 30)]

@@ -84,7 +84,7 @@ def test_limit_that_cannot_be_measured(tmp_path, monkeypatch):
         assert beside.measure(Job(SuiteCase("c", preset="impala", env="Unknown-v0", max_seconds=1.0, limit=True), 1)) is None
 
 
-def test_a_limit_is_read_back_from_the_results(tmp_path, monkeypatch):
+def test_limit_is_read_back_from_the_results(tmp_path, monkeypatch):
     cell = limits.Cell("env", 4, limits.CoreLayout(2, 1), "compiled", 100.0)
     known = limits.ComposedLimit(cell, cell, cell, 2, [cell])
     given: list[limits.ComposedLimit | None] = []

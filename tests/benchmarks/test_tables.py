@@ -66,7 +66,7 @@ def test_feed_tables():
     assert shown[second, "learner idle"][1:] == ["-", "-"], "it has no goal"
 
 
-def test_the_page_shows_the_results_beside_it(tmp_path):
+def test_page_shows_the_results_beside_it(tmp_path):
     """`python -m benchmarks.performance_page` would change nothing: what is committed belongs together."""
     page = tmp_path / "performance.md"
     page.write_text(performance_page.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
@@ -118,7 +118,7 @@ def test_a_row_without_a_word_on_changes_says_so():
     assert "commit 0123456789." in origins(results(), [{**row, "uncommitted_changes": False}])
 
 
-def test_a_throughput_without_its_limit_says_so():
+def test_throughput_without_its_limit_says_so():
     means = {"name": "pinning", "without": "off", "with": "on", "note": "", "off": [1.0], "on": [2.0]}
     assert UNMEASURED in means_tables(results(means=[{**means, "unit": "env steps/s"}]))
     assert UNMEASURED not in means_tables(results(means=[{**means, "unit": "unrolls/s"}]))

@@ -201,7 +201,7 @@ def auto(**overrides):
     return plan_of(preset, "CartPole-v1", None, None, {"actors": "auto", **overrides})
 
 
-def test_a_number_does_not_move_and_auto_does():
+def test_number_does_not_move_and_auto_does():
     said = []
     fixed = layouts.laid_out(plan_of("impala", "CartPole-v1", None, None, {"actors": 3}), said.append).experiment
     assert not fixed.moving and not said

@@ -30,7 +30,7 @@ def test_candidates(rows, cores):
 
 
 @pytest.mark.parametrize("winner", [ActorLayout(1, 16, True, 2), ActorLayout(2, 8, True, 1, 2), ActorLayout(2, 8, False, 1)])
-def test_the_fastest_is_taken_and_the_batch_stays(winner, monkeypatch):
+def test_fastest_is_taken_and_the_batch_stays(winner, monkeypatch):
     monkeypatch.setattr(calibration, "calibrate", lambda *_: [Trial(winner, 2.0), Trial(ActorLayout(1, 16, True, 1), 1.0)])
     monkeypatch.setattr("shoal.coordination.calibrate", calibration.calibrate)
     plan = plan_of("impala", "CartPole-v1", None, None, {"actors": "auto", "architecture.envs_per_actor": 8})
@@ -86,7 +86,7 @@ class Trials:
         return [trial.layout.actors for trial in trials], "\n".join(said)
 
 
-def test_the_trials_have_the_faults_of_the_run(monkeypatch):
+def test_trials_have_the_faults_of_the_run(monkeypatch):
     trials, faults = Trials(monkeypatch, {1: 5.0, 2: 1.0}), Faults(start_seconds=1000.0)
     assert trials.found(faults=faults)[0] == [1, 2] and trials.faults == [faults] * 2
     seen = []

@@ -47,7 +47,7 @@ def refused(capsys, *words) -> str:
 
 @pytest.mark.parametrize("name", ["config.json", "summary.json"])
 @pytest.mark.parametrize("text", [b"", b"[]", b"3", b"\xff\xfe{}", b"{", DEEP.encode(), b'{"a": 1}'])
-def test_a_file_that_is_not_what_it_should_be(name, text, run, capsys):
+def test_file_that_is_not_what_it_should_be(name, text, run, capsys):
     (run / name).write_bytes(text)
     if name == "config.json":
         assert str(run / name) in refused(capsys, "eval", run)

@@ -42,7 +42,7 @@ def test_policy_of_the_summary(short):
     assert summary["policy_env_steps"] == best.env_steps and last.version > 1 and best.eval_return >= last.eval_return
 
 
-def test_the_last_policy_for_those_who_ask_for_it(tmp_path, short, capfd):
+def test_last_policy_for_those_who_ask_for_it(tmp_path, short, capfd):
     learned = TensorFiles().load(newest(short) / "trainer-0.safetensors")["learn/params"]
     chosen = shoal.load(short.directory, policy="last")
     np.testing.assert_array_equal(chosen.published["params"], learned)

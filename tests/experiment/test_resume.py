@@ -66,7 +66,7 @@ def test_cluster_options_in_vain(made, capsys):
         resume_plan(RunDir(made), {"runtime": "inline", "ray": {"address": "auto"}, "max_env_steps": 400})
 
 
-def test_the_number_of_actors_may_be_found_anew(tmp_path, capsys):
+def test_number_of_actors_may_be_found_anew(tmp_path, capsys):
     run = tmp_path / "run"
     shoal.train("a2c", "CartPole-v1", run_dir=str(run), **QUIET)
     assert cli.main(["resume", str(run), "--actors", "auto", "--max-env-steps", "600", "--console.mode", "plain"]) == 0

@@ -138,7 +138,7 @@ def test_a_run_is_kept_to_its_cores():
     assert os.sched_getaffinity(0) == before
 
 
-def test_the_paper_s_values_are_kept_on_request(on):
+def test_paper_s_values_are_kept_on_request(on):
     on(LARGE)
     plan = planned("impala", PONG, "--values", "paper")
     assert plan.experiment.algorithm.optimiser == "rmsprop" and plan.experiment.net.torso == "impala"
@@ -150,7 +150,7 @@ def test_the_paper_s_values_are_kept_on_request(on):
         planned("--algorithm", "ppo", "--architecture", "synchronous", CARTPOLE, "--values", "paper").validate()
 
 
-def test_a_run_that_goes_on_is_not_sized_anew(on):
+def test_run_that_goes_on_is_not_sized_anew(on):
     on(LARGE)
     saved = plan_to_json(planned("appo", PONG))
     on(LAPTOP)

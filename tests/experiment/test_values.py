@@ -110,7 +110,7 @@ def test_the_environment_s_values_win():
 
 
 @pytest.mark.parametrize("wrong", ['title = "t"', '[guessed]\nactors = 2'])
-def test_a_preset_without_its_words_is_refused(wrong):
+def test_preset_without_its_words_is_refused(wrong):
     whole = 'title = "t"\nalgorithm = "ppo"\narchitecture = "synchronous"\nstatus = "s"\n'
     with pytest.raises(ConfigError):
         parse_preset("x", tomllib.loads(wrong if wrong.startswith("title") else whole + wrong))

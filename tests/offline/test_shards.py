@@ -67,7 +67,7 @@ def test_a_torn_last_file_is_left_out_with_a_word(log, caplog):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_torn_file_in_the_middle_is_refused(log, number):
+def test_torn_file_in_the_middle_is_refused(log, number):
     os.truncate(log / FILES[number], 100)
     with pytest.raises(ConfigError, match=rf"{FILES[number]} has 100 of .* bytes; copy the recording again"):
         open_demos(log)

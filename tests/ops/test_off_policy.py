@@ -18,7 +18,7 @@ def close(found, expected, tolerance=1e-6):
 
 
 # ---------------------------------------------------------------------------------------------- numbers worked by hand
-def test_T22_the_density_of_a_squashed_gaussian():
+def test_T22_density_of_a_squashed_gaussian():
     action, log_prob = tanh_gaussian_from_noise(tensor([[0.0]]), tensor([[0.0]]), tensor([[0.5]]))
     assert torch.equal(action, tanh_gaussian_action(tensor([[0.0]]), tensor([[0.0]]), tensor([[0.5]])))
     close(action, [[0.46211716]])

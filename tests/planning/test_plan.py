@@ -194,7 +194,7 @@ def test_curve_of_a_benchmark():
     assert observed(summary_of(observation(true, 1)), {"name": "central_inference"}) is None
 
 
-def test_the_page_is_written_from_the_results(tmp_path, monkeypatch):
+def test_page_is_written_from_the_results(tmp_path, monkeypatch):
     import json
 
     from benchmarks import scaling_page as page

@@ -204,7 +204,7 @@ CRAFTED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", sorted(CRAFTED))
-def test_a_checkpoint_made_by_hand_is_refused(name: str, tmp_path: Path) -> None:
+def test_checkpoint_made_by_hand_is_refused(name: str, tmp_path: Path) -> None:
     path, index = crafted(tmp_path)
     CRAFTED[name](index)
     write_index(path, index)

@@ -165,7 +165,7 @@ def sample_request(number: int, table: str, n: int) -> bytes:
     return data
 
 
-def test_a_client_that_never_reads_gets_no_more(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_never_reads_gets_no_more(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_endpoint, "MOST_UNREAD_BYTES", 1 << 24)
     server.client().insert({"x": np.zeros(1 << 18)}, {"t": 1.0})  # 2 MB
     dealer = bare_dealer(server)
@@ -205,7 +205,7 @@ def test_writes_that_wait_are_bounded(server: replay.Server, monkeypatch: pytest
     writer.connection.close()
 
 
-def test_the_writers_of_a_connection_are_bounded(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writers_of_a_connection_are_bounded(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket_service, "MOST_SESSIONS", 4)
     writer = Writer(server)
     for session in range(6, 9):

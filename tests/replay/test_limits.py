@@ -115,7 +115,7 @@ def test_parameters_of_operations(data: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("transform", [{"y": replay.column("nope")}, {"y": X.window(50)}, {"y": X + X.pad(12)}, {"y": 5}])
-def test_a_transform_that_fails_takes_no_items(start: Start, transform: Any) -> None:
+def test_transform_that_fails_takes_no_items(start: Start, transform: Any) -> None:
     _, client = start(replay.Table.queue("q", 4))
     client.insert({"x": np.zeros(10)}, {"q": 1.0})
     before = client.info()["tables"]["q"]

@@ -188,7 +188,7 @@ def test_lost_slots(monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------- broadcast
-def test_a_broadcast_survives_death_at_any_line():
+def test_broadcast_survives_death_at_any_line():
     for line in range(1, 100):
         wire = built(BroadcastWire("b", LAYOUT), publisher=1, reader=1)
         publisher, reader, into = wire.attach("publisher", 0, 0), wire.attach("reader", 0, 0), LAYOUT.empty()

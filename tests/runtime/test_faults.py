@@ -93,7 +93,7 @@ def test_others_go_on(tmp_path):
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_the_same_seed_gives_the_same_streams(kind, tmp_path):
+def test_same_seed_gives_the_same_streams(kind, tmp_path):
     rows = [drive(beaters(actor=2, learner=1), kind, tmp_path, Watch(lambda c: c.total("alive") == 3)).final for _ in range(2)]
     first, second = ([row["eval_return"] for row in final.values()] for final in rows)
     assert first == second and len(set(first)) == 3
@@ -274,7 +274,7 @@ def test_what_is_not_hanging(tmp_path):
     assert not watch.texts("restart")
 
 
-def test_a_first_step_is_timed_after_its_wait(tmp_path):
+def test_first_step_is_timed_after_its_wait(tmp_path):
     program = Program("t")
     program.add("late", Hanging, seconds="late")
     watch = Watch(lambda c: c.snapshot()["late-0"]["env_steps"] > 10)

@@ -169,7 +169,7 @@ def pull(reader):
     return version, float(into["value"][0])
 
 
-def test_a_used_value_is_followed_by_the_next(monkeypatch):
+def test_used_value_is_followed_by_the_next(monkeypatch):
     monkeypatch.setattr("shoal.runtime.ray.links.broadcast_link.RENEW_SECONDS", 1e9)
     places = Places(broadcasts)
     publisher, reader = places.end("publisher", "weights"), places.end("reader", "weights")
@@ -236,7 +236,7 @@ def test_a_version_comes_with_its_data():
     assert publish(other, 20) == 2
 
 
-def test_a_successor_numbers_its_values_again():
+def test_successor_numbers_its_values_again():
     places = Places(broadcasts)
     publisher, reader = places.end("publisher", "weights"), places.end("reader", "weights")
     for value in range(1, 8):

@@ -65,7 +65,7 @@ def test_what_was_not_used_is_given_to_others():
     assert 1000 <= counters.total < 1010
 
 
-def test_a_round_is_allowed_to_all_or_to_none():
+def test_round_is_allowed_to_all_or_to_none():
     permits, allowed = Permits(CountLimit("steps", 95)), []
     for number in range(1, 20):
         for worker in ("w0", "w1"):

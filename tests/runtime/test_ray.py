@@ -36,7 +36,7 @@ def nodes_of(control):
     return {child.node for child in control.children.values() if child.node}
 
 
-def test_a_stream_between_nodes_and_its_numbers(tmp_path, monkeypatch):
+def test_stream_between_nodes_and_its_numbers(tmp_path, monkeypatch):
     """All slots arrive whole and in order; nodes, object stores and traffic are reported."""
     monkeypatch.setattr(cluster, "LOOK_SECONDS", 0.2)
     used, seen, moved = set(), {}, []
@@ -57,7 +57,7 @@ def test_a_stream_between_nodes_and_its_numbers(tmp_path, monkeypatch):
     assert seen["nodes"] == 2 and seen["object_store_mb"] >= 0
 
 
-def test_a_dropping_stream_counts_what_it_drops(tmp_path):
+def test_dropping_stream_counts_what_it_drops(tmp_path):
     watch = drive(streamed("drop_oldest", pause=0.05), "ray", tmp_path,
                   Watch(lambda c: c.total("samples_consumed") >= 30 and c.wires()["items"]["dropped"] > 30, seconds=PATIENCE))
     assert watch.reason == "until" and watch.unbalanced == 0

@@ -227,7 +227,7 @@ def test_unnoticed_node_death(make, monkeypatch):
     assert len(control.cluster.handles["learner-0"]) == 2
 
 
-def test_a_node_that_dies_early_is_not_counted(make):
+def test_node_that_dies_early_is_not_counted(make):
     """However often: a run must not end of it."""
     control = make()
     come(control, "learner-0")
@@ -275,7 +275,7 @@ def test_a_broken_connection_is_not_called_a_kill(make):
 
 @pytest.mark.parametrize("saved, advice", [(True, "the newest checkpoint is whole.*shoal resume"),
                                            (False, "there is no checkpoint yet.*shoal train")])
-def test_the_death_of_the_cluster_ends_the_run(make, tmp_path, saved, advice):
+def test_death_of_the_cluster_ends_the_run(make, tmp_path, saved, advice):
     watch = Watch()
     watch.folder = tmp_path if saved else None
     control = make(watch)

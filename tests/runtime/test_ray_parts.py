@@ -67,7 +67,7 @@ def test_one_that_is_closed_looks_no_more(server, monkeypatch):
     assert eventually(lambda: threading.active_count() <= before, PATIENCE) and not watched.gone
 
 
-def test_a_question_to_a_dead_cluster_returns(server, monkeypatch):
+def test_question_to_a_dead_cluster_returns(server, monkeypatch):
     monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.02)
     watched, never = liveness.ClusterWatch(address(server)), threading.Event()
     threading.Timer(0.2, server.close).start()
@@ -76,7 +76,7 @@ def test_a_question_to_a_dead_cluster_returns(server, monkeypatch):
     never.set()
 
 
-def test_a_failing_question_gives_the_default(server):
+def test_failing_question_gives_the_default(server):
     watched = liveness.ClusterWatch(address(server))
     assert watched.ask(lambda: 1 / 0, 5.0) == 5.0
     watched.close()
@@ -236,7 +236,7 @@ def hosted(tmp_path, monkeypatch):
     return host, made, made._folder / host.LOG
 
 
-def test_the_last_words_hold_the_log_to_its_end(tmp_path, monkeypatch):
+def test_last_words_hold_the_log_to_its_end(tmp_path, monkeypatch):
     host, made, log = hosted(tmp_path, monkeypatch)
     text = b"".join(b"line %d\n" % number for number in range(200_000)) + b"ArithmeticError: seven is not prime\n"
     log.write_bytes(text)

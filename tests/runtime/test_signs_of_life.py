@@ -125,7 +125,7 @@ def test_cores_that_anybody_uses_are_in_use(tmp_path, monkeypatch):
     assert use.look([os.getpid()], 12.0 + 60) == pytest.approx(2.0)  # of the last minute only
 
 
-def test_the_kernel_counts_somebody_elses_work():
+def test_kernel_counts_somebody_elses_work():
     use, began = CoreUse(), time.monotonic()
     assert math.isnan(use.look([], began))
     with subprocess.Popen([sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"]) as worker:

@@ -82,7 +82,7 @@ def test_paired_producers_keep_their_consumer():
         assert not source.waiting(1)
 
 
-def test_a_paired_stream_needs_enough_producers():
+def test_paired_stream_needs_enough_producers():
     with pytest.raises(ProgramError, match="1 producers cannot serve 2 consumers in pairs"):
         built(StreamWire("items", LAYOUT, paired=True), sink=1, source=2)
 

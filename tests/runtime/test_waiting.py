@@ -66,7 +66,7 @@ class Silent:
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_a_deadline_passes_when_nothing_comes(kind, tmp_path):
+def test_deadline_passes_when_nothing_comes(kind, tmp_path):
     program = Program("t")
     fast, slow = program.broadcast("fast", LAYOUT), program.broadcast("slow", LAYOUT)
     program.add("fast", Silent, out=fast.publisher)

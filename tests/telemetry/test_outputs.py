@@ -116,7 +116,7 @@ def test_live_table_shows_the_same(shot):
         assert word in out.getvalue()
 
 
-def test_a_cluster_is_shown_where_there_is_one(shot):
+def test_cluster_is_shown_where_there_is_one(shot):
     shot |= {"nodes": 3.0, "object_store_mb": 12.34, "carried_mb_per_second": 45.6, "calls_per_second": 78.9}
     for out in (io.StringIO(), Terminal()):
         sink = console("auto", out, "impala on CartPole-v1", {}, every_seconds=5)

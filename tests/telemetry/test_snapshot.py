@@ -38,7 +38,7 @@ def test_rates_shares_and_totals():
     assert shot["samples_per_insert"] == pytest.approx(1.0)
 
 
-def test_the_books_of_all_streams_are_one_line():
+def test_books_of_all_streams_are_one_line():
     window, pages = run(2, busy=0.5)
     wires = {"a": {"slots": 4.0, "occupied": 1.0, "written": 9.0, "consumed": 6.0, "dropped": 2.0, "conserved": 1.0},
              "b": {"slots": 2.0, "occupied": 0.0, "written": 3.0, "consumed": 3.0, "dropped": 0.0, "conserved": 1.0},
