@@ -3,14 +3,15 @@
     Algorithm ── policy() ──▶ Policy        acts                          actors, evaluators, inference servers
               ── record ────▶ UnrollRecord  what actors write down        sent on a stream, learned from as it comes
                            or ItemRecord                                  kept in replay tables
+                           or ScoreRecord                                 added up on a group wire: a population's returns
               ── learn() ───▶ Learn         gradients and updates         learners, workers, parameter servers
 
     Architecture ── draw() ─▶ a Program: roles joined by wires
 
 An algorithm knows nothing of processes and an architecture knows nothing of losses. Whether the two fit is computed: the
 algorithm says which age of data it `tolerates`, the architecture which one it `delivers`. What is optional is a protocol of
-its own (`ReplayLearn`, `DeviceLearn`, `SlicedLearn`, `DevicePolicy`, `Relabels`, `IndexedItems`, `Represents`) or a declared
-field with a default.
+its own (`ReplayLearn`, `DeviceLearn`, `SlicedLearn`, `DevicePolicy`, `Relabels`, `IndexedItems`, `Represents`, `Evolves`) or a
+declared field with a default.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
     from shoal.telemetry.metrics import Metric
 
 __all__ = ["ActionProbabilities", "Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn", "Delivery", "DeviceLearn",
-           "DevicePolicy", "EncodedLearn", "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record",
-           "Relabeller", "Relabels", "ReplayLearn", "Represents", "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView",
-           "StoredItems", "Tolerance", "UnrollRecord",
+           "DevicePolicy", "EncodedLearn", "Evolves", "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Members", "Policy",
+           "PopulationLearn", "Progress", "Record", "Relabeller", "Relabels", "ReplayLearn", "Represents", "ScoreRecord",
+           "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord",
            "UnrollRecorder", "Updater", "UpdaterSlice", "Viewer", "phases_due"]
 
 
@@ -393,6 +394,51 @@ class Represents(Protocol):
         """Of what `EncodedLearn.contrasted` gives of a minibatch of this many items."""
 
 
+# ---------------------------------------------------------------------------------------------- populations
+class ScoreRecord(Record):
+    """How the members of a population did in one iteration. Workers fill in the members that they played and leave zeros
+    elsewhere, so the sum of everybody's is the whole: one number each, however many parameters a member has.
+
+    Its layout has the fields `score` and `decisions` [N], and `observation_moments` where observations are normalised.
+    """
+
+    members: int    # N
+    episodes: int   # of each member; its score is their mean return
+
+
+class Members(Protocol):
+    """Perturbed copies of one policy, each on a row of its own: all act in one batched forward pass.
+
+        members.load(published)                      # what is perturbed, and the statistics that observations are seen through
+        members.perturb(iteration, numbers)          # row r is the numbers[r]-th member of this iteration
+        action = members.act(view, rng)              # [R, ...]
+    """
+
+    def load(self, published: Tree) -> None: ...
+    def perturb(self, iteration: int, numbers: np.ndarray) -> None: ...
+    def act(self, view: StepView, rng: torch.Generator) -> Tree: ...
+
+
+class PopulationLearn(Learn, Protocol):
+    """A Learn without a loss: its one minibatch is what all members scored, which `sums` puts into a vector that workers add up.
+    Every worker computes the same gradient from it, so neither gradients nor parameters travel."""
+
+    @property
+    def longest_episode(self) -> int: ...            # decisions after which an episode of this iteration is cut off
+    @property
+    def fingerprint(self) -> int: ...                # of what workers must have in common besides `state`: the table of noise
+
+
+@runtime_checkable
+class Evolves(Protocol):
+    """An algorithm that learns from the returns of perturbed policies alone (evolution strategies)."""
+
+    @property
+    def record(self) -> ScoreRecord: ...
+    def members(self, seed: int, rows: int) -> Members: ...
+    def learn(self, seed: int) -> PopulationLearn: ...
+
+
 # ---------------------------------------------------------------------------------------------- algorithms
 class Tolerance:
     """How old data may be."""
@@ -414,6 +460,7 @@ class Algorithm(ABC):
     from_replay: ClassVar[bool] = False     # the record is an ItemRecord, and learn() gives a ReplayLearn
     relabels: ClassVar[bool] = False        # it is a Relabels
     represents: ClassVar[bool] = False      # it is a Represents
+    evolves: ClassVar[bool] = False         # it is an Evolves: the record is a ScoreRecord
     runs_on_gpu: ClassVar[bool] = False     # policy() gives a DevicePolicy and learn() a DeviceLearn
     metrics: tuple[Metric, ...] = ()        # that `Learn.gradients` names; any other name raises
 
@@ -425,7 +472,7 @@ class Algorithm(ABC):
 
     @property
     @abstractmethod
-    def record(self) -> UnrollRecord | ItemRecord: ...
+    def record(self) -> UnrollRecord | ItemRecord | ScoreRecord: ...
 
     @abstractmethod
     def policy(self) -> Policy: ...
@@ -463,6 +510,7 @@ class Architecture(ABC):
     takes_replay: ClassVar[bool] = False    # runs algorithms that learn from replay tables
     needs_relabel: ClassVar[bool] = False   # its replay tables need an algorithm that relabels
     needs_encoder: ClassVar[bool] = False   # has a role for an encoder: needs an algorithm that represents
+    takes_scores: ClassVar[bool] = False    # runs algorithms that evolve
     takes_demos: ClassVar[bool] = False     # demonstrations may lie beside the replay table
     draws_offline: ClassVar[bool] = False   # draws the graph of an offline run itself; others get architectures/offline.py
     runs_on_gpu: ClassVar[bool] = False     # its learners and inference servers may compute on a GPU

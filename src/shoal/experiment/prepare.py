@@ -28,7 +28,7 @@ from shoal.experiment.config import Experiment, Names, Plan, default_plan
 from shoal.experiment.preload import PRELOAD
 from shoal.experiment.references import EnvRef, find
 from shoal.experiment.values import json_values, with_values
-from shoal.learning import Algorithm, ItemRecord
+from shoal.learning import Algorithm, ItemRecord, ScoreRecord
 from shoal.nets.net_config import NetConfig
 from shoal.roles.matches import quick_tree
 from shoal.roles.parts import EnvSource, Parts
@@ -158,7 +158,11 @@ def _check_contract(algorithm: Algorithm) -> None:
     if algorithm.from_replay != isinstance(record, ItemRecord):
         raise ConfigError(f"{who}.from_replay is {algorithm.from_replay}, but its record is a {type(record).__name__}; an "
                           "algorithm that learns from replay has an ItemRecord, any other an UnrollRecord (shoal/learning.py)")
+    if algorithm.evolves != isinstance(record, ScoreRecord):
+        raise ConfigError(f"{who}.evolves is {algorithm.evolves}, but its record is a {type(record).__name__}; an algorithm that "
+                          "evolves has a ScoreRecord (shoal/learning.py)")
     needed = ("weights_version", "time") if algorithm.from_replay else ("valid", "weights_version", "time")
+    needed = ("score", "decisions") if algorithm.evolves else needed
     for what, layout, names in (("record.layout", record.layout, needed),
                                 ("published_layout()", algorithm.published_layout(), ("progress",))):
         missing = [name for name in names if name not in layout.fields]

@@ -11,7 +11,7 @@ from shoal import envs
 from shoal.device.placement import Hardware
 from shoal.envs.opponent_env import OpponentEnv, OpponentMaker, built_in_opponent
 from shoal.errors import ConfigError
-from shoal.learning import Algorithm, DeviceLearn, ItemRecord, Learn, StoredItems, UnrollRecord
+from shoal.learning import Algorithm, DeviceLearn, ItemRecord, Learn, ScoreRecord, StoredItems, UnrollRecord
 from shoal.roles.goals import Goal
 from shoal.roles.replay_config import ReplayConfig
 
@@ -137,9 +137,18 @@ class Parts:
         return self.hardware.on_gpu and self.hardware.gpu.together and self.learners == 1
 
     @property
+    def record(self) -> UnrollRecord | ItemRecord:
+        """What actors write down of their steps."""
+        record = self.algorithm.record
+        if isinstance(record, ScoreRecord):
+            raise ConfigError(f"--algorithm {self.algorithm.name} learns from the returns of whole episodes, and actors write down "
+                              "single steps; use --architecture evolution")
+        return record
+
+    @property
     def step_record(self) -> UnrollRecord:
         """The record of single steps, as a wire carries them: of an item record's steps, or of the unrolls themselves."""
-        record = self.algorithm.record
+        record = self.record
         return record.steps if isinstance(record, ItemRecord) else record
 
     @property
