@@ -25,7 +25,7 @@ from shoal.roles.parameter_shards import first_shard
 from shoal.roles.parts import EnvSource, EvalPlan, Parts
 from shoal.roles.replay_config import ReplayConfig
 from shoal.roles.representation import EncodedLearner
-from shoal.runtime import Program, run
+from shoal.runtime import Program, Supervisor, run
 from tests.runtime.harness import PATIENCE, SharedForkServer, Watch
 
 __all__ = ["Farm", "Weights", "counted", "draw", "train"]
@@ -34,6 +34,21 @@ SEATS = 4
 
 
 Farm = SharedForkServer((*PRELOAD, *(path.partition(":")[0] for path in ARCHITECTURES.values()), "tests.architectures.graphs"))
+
+
+class NeverBackwards:
+    """Sees to it that neither these counters nor the version of the weights run backwards."""
+
+    def __init__(self, *names: str) -> None:
+        self.highest = dict.fromkeys(names, 0.0)
+        self._version = 0
+
+    def __call__(self, control: Supervisor) -> None:
+        for name, before in self.highest.items():
+            self.highest[name] = control.total(name)
+            assert self.highest[name] >= before, f"{name} ran backwards"
+        before, self._version = self._version, control.program.wires["weights"].attach("reader", 0, 0).version
+        assert self._version >= before, "the version of the weights ran backwards"
 
 
 def counted(make: Callable[..., Any], updates: int, count: Callable[[Any], int]) -> Callable[..., Any]:

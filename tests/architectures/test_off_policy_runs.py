@@ -14,7 +14,7 @@ from shoal.architectures import ARCHITECTURES, named
 from shoal.errors import ConfigError
 from shoal.nets import NetConfig
 from shoal.roles.replay_config import ReplayConfig
-from tests.architectures.graphs import Weights, draw, go, train
+from tests.architectures.graphs import NeverBackwards, Weights, draw, go, train
 from tests.runtime.harness import Killer, Saver
 
 PENDULUM = "Pendulum-v1"
@@ -71,23 +71,17 @@ def test_sac_goes_on_after_kills(tmp_path):
     victims = ("actor-0", "replay-0", "learner-0")
     program, _ = draw(config, "actor_learner", env, actors=2, replay=replace(table, checkpoint=True), net=NET)
     killer, save = Killer(victims, times=len(victims), progress="learner_steps", every=30), Saver(tmp_path, every=20)
-    highest: dict[str, float] = {}
-    versions = [0]
+    counts = NeverBackwards("env_steps", "learner_steps", "replay_inserts", "replay_samples", "samples_consumed", "episodes")
 
     def act(control):
-        for name in ("env_steps", "learner_steps", "replay_inserts", "replay_samples", "samples_consumed", "episodes"):
-            now = control.total(name)
-            assert now >= highest.get(name, 0), f"{name} ran backwards"
-            highest[name] = now
-        versions.append(control.program.wires["weights"].attach("reader", 0, 0).version)
-        assert versions[-1] >= versions[-2]
+        counts(control)
         save(control)
         killer(control)
 
     watch = go(program, "local", tmp_path, Weights(killer.done, act, seconds=240))
-    assert watch.reason == "until" and killer.kills == len(victims), (watch.reason, killer.kills, highest)
+    assert watch.reason == "until" and killer.kills == len(victims), (watch.reason, killer.kills, counts.highest)
     assert not [event for event in watch.events if event["kind"] == "error"]
-    assert highest["replay_inserts"] <= highest["env_steps"], "an item was counted twice"
+    assert counts.highest["replay_inserts"] <= counts.highest["env_steps"], "an item was counted twice"
 
 
 def test_plain_apex_dpg_is_ddpg(tmp_path):

@@ -27,7 +27,7 @@ from shoal.runtime import Program
 from shoal.runtime.instance import RoleContext
 from shoal.slots import InlineAllocator, leaves
 from shoal.telemetry.outputs import read_lines
-from tests.architectures.graphs import COUNTS, Weights, counted, draw, go
+from tests.architectures.graphs import COUNTS, NeverBackwards, Weights, counted, draw, go
 from tests.architectures.replay_table import Consumer, FakeParts, Producer, done
 from tests.offline.recordings import recorded
 from tests.runtime.harness import Files, Killer, Saver
@@ -225,22 +225,16 @@ VICTIMS = ("updater-0", "replay_train-0", "log_reader-0", "replay_offline-0", "r
 def test_training_goes_on_after_kills(victims, logs, tmp_path):
     """Training goes on after a kill and no counter runs backwards."""
     killer, save = Killer(victims, times=len(victims), progress="learner_steps", every=40), Saver(tmp_path, every=50)
-    highest: dict[str, float] = {}
-    versions = [0]
+    counts = NeverBackwards("env_steps", "learner_steps", "relabelled", "log_episodes", "replay_train_inserts",
+                            "replay_online_inserts", "replay_offline_samples")
 
     def act(control):
-        for name in ("env_steps", "learner_steps", "relabelled", "log_episodes", "replay_train_inserts", "replay_online_inserts",
-                     "replay_offline_samples"):
-            now = control.total(name)
-            assert now >= highest.get(name, 0), f"{name} ran backwards"
-            highest[name] = now
-        versions.append(control.program.wires["weights"].attach("reader", 0, 0).version)
-        assert versions[-1] >= versions[-2]
+        counts(control)
         save(control)
         killer(control)
 
     watch = go(drawn(logs, updaters=2), "local", tmp_path, Weights(killer.done, act, seconds=240))
-    assert watch.reason == "until" and killer.kills == len(victims), (watch.reason, killer.kills, highest)
+    assert watch.reason == "until" and killer.kills == len(victims), (watch.reason, killer.kills, counts.highest)
     assert not [event for event in watch.events if event["kind"] == "error"]
     assert sum(page["restarts"] for page in watch.final.values()) >= len(victims)
 
