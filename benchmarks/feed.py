@@ -130,7 +130,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if len(cores) < 2:
         raise ShoalError("this measurement needs two cores: one for the learner, one for everything else")
     results: dict[str, Any] = {**machine.describe(), "goals": GOALS, "seconds": given.seconds, "cases": []}
-    os.sched_setaffinity(0, {cores[1]})  # whoever is started from here stays there, but for the learner
+    os.sched_setaffinity(0, {cores[1]})  # every process started from here stays there, except the learner
     with ForkServerClient(PRELOAD) as fork_server:
         for env in (name for name in CASES if given.only.lower() in name.lower()):
             turns = []

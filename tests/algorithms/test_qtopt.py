@@ -1,4 +1,4 @@
-"""QT-Opt: hand-worked targets and losses, the lagged copy, one target whoever computes it, and what it refuses."""
+"""QT-Opt: hand-worked targets and losses, the lagged copy, one target wherever it is computed, and what it refuses."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_episode_without_an_end():
 
 
 class Evaluations(Weights):
-    """Ends after so many evaluations."""
+    """Ends after this many evaluations."""
 
     def __init__(self, count):
         super().__init__(lambda control: control.total("evaluations") >= count)

@@ -73,7 +73,7 @@ def die(*_, **__):
 
 
 class Fatal:
-    """An array in a published tree: whoever copies it dies, with the leaves before it already copied."""
+    """An array in a published tree: a process that copies it dies, with the leaves before it already copied."""
 
     def __array__(self, *_, **__):
         die()

@@ -36,7 +36,7 @@ def gone(processes: list[psutil.Process], seconds: float = 60.0) -> bool:
 
 
 def below(pid: int, word: str, many: int = 1, seconds: float = 60.0) -> list[psutil.Process]:
-    """All processes below one, as soon as so many of them have this word in their command."""
+    """All processes below one, as soon as this many of them have this word in their command."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = []

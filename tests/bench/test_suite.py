@@ -279,7 +279,7 @@ def test_whatever_was_started_ends_with_the_suite(tmp_path):
 
 
 def test_run_ends_with_a_killed_suite(tmp_path):
-    """kill -9 of whoever started it."""
+    """kill -9 of the process that started it."""
     order = json.dumps({"preset": "a2c", "env": "shoal/Catch-v0", "runtime": "inline", "max_seconds": 600.0, "actors": 1,
                         "console.mode": "none", "tensorboard": False, "run_dir": str(tmp_path / "run")})
     with subprocess.Popen([sys.executable, "-c", PARENT_OF_RUN, order]) as parent:

@@ -127,7 +127,7 @@ def test_short_jobs():
     assert ends(apart, works, [0.0] * 4) == pytest.approx([0.001] * 4) and apart.turns == 0
 
 
-def test_whoever_has_computed_least_comes_first():
+def test_least_served_job_comes_first():
     node = Cores(1, 1.0)
     node.add(0, 1.0)
     node.add(1, 1.0)
@@ -135,7 +135,7 @@ def test_whoever_has_computed_least_comes_first():
         node.reprice()
         node.advance(now)
         assert node.pop() is None
-    node.add(2, 1.0)  # level with whoever has had least: one slice, not three, are its due
+    node.add(2, 1.0)  # level with the job that has had least: it is due one slice, not three
     for now, following in ((4 * SLICE, 2), (5 * SLICE, 0), (6 * SLICE, 1), (7 * SLICE, 2)):
         node.reprice()
         node.advance(now)

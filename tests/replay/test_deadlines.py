@@ -228,7 +228,7 @@ def test_sockets_do_not_pile_up_with_threads(kind: str, tmp_path: Path) -> None:
             if turn in (19, 39):
                 counts.append(len(os.listdir("/proc/self/fd")))
         assert client.info()["sessions"] <= 4
-        assert counts[1] <= counts[0] + 16  # at most four of each at once, whoever they are
+        assert counts[1] <= counts[0] + 16  # at most four of each at once, from any client
         assert client.info()["tables"]["t"]["inserts"] == 160
 
 

@@ -339,7 +339,7 @@ Stream = st.tuples(
     st.sampled_from([b"", GREETING[:11], GREETING, HELLO]),
     st.one_of(
         st.binary(max_size=64),
-        st.integers(0, 2**64 - 1).map(lambda n: b"\x02" + struct.pack(">Q", n)),  # a frame of so many bytes
+        st.integers(0, 2**64 - 1).map(lambda n: b"\x02" + struct.pack(">Q", n)),  # a frame of this many bytes
         st.just(b"\x00\x03abc"), st.just(b"\x01\x00" * 50),
     ),
     st.binary(max_size=16),

@@ -326,7 +326,7 @@ def test_abandoned_batch(tmp_path: Path) -> None:
         client.insert_batch({"x": np.full((20, 50), 7)}, {"t": np.ones(20)})
         other.insert({"x": np.full(50, 1)}, {"q": 1.0})
         assert (client.sample("q").data["x"] == 1).all()
-        lock = server._locked.lock  # whoever holds it keeps the server from answering
+        lock = server._locked.lock  # while it is held the server cannot answer
         with lock, pytest.raises(replay.Timeout):
             client.sample("q", 1, timeout=0.5)
         batch = client.sample("t", 1)

@@ -58,7 +58,7 @@ class Learner:
 
 
 class Judge:
-    """Every state after update n is the same, whoever reports it (until the group changes: then the senior's counts)."""
+    """Every state after update n is the same at every member that reports it (until the group changes: then the senior's)."""
 
     def __init__(self, me, records):
         self.me, self.records, self.hashes = me, records, {}

@@ -55,7 +55,7 @@ def test_roles_in_one_place(kind, threaded, tmp_path):
     """Roles in one place share a process and objects."""
     program = Program("t")
     items = program.stream("items", LAYOUT)
-    model = []  # one object in the place, whoever holds it
+    model = []  # one object in the place, shared by all that hold it
     program.add("producer", Producer, out=items.sink, replicas=2, place="home", model=model)
     program.add("consumer", Consumer, source=items.source, place="home", model=model)
     if threaded:
@@ -183,7 +183,7 @@ class Worker:
 
 
 class Barrier:
-    """Goes on with whoever is there."""
+    """Goes on with the members that are there."""
 
     def __init__(self, me, source):
         self.me, self.source = me, source

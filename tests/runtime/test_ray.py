@@ -73,7 +73,7 @@ def test_a_stream_survives_kills(tmp_path):
     assert [text.partition(";")[0] for text in watch.texts("restart")] == ["its process was killed"] * 2
 
 
-def test_requests_are_answered_whoever_is_killed(tmp_path):
+def test_requests_are_answered_after_kills(tmp_path):
     killer = Killer(("server-0", "client-0"), times=2, progress="samples_consumed", every=40)
     watch = drive(test_call.program_of(clients=2, batch=2), "ray", tmp_path, Watch(killer.done, killer, seconds=PATIENCE))
     assert watch.reason == "until"

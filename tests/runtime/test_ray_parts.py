@@ -121,7 +121,7 @@ def test_a_cluster_dies_with_its_driver(tmp_path, how):
             driver.kill()
             driver.wait()
         assert eventually(lambda: all(gone(pid) for pid in (*started, cleanup)), PATIENCE), "somebody is left"
-        assert not folder.exists() and not gone(stranger)  # whoever was not started under the mark is not its business
+        assert not folder.exists() and not gone(stranger)  # it leaves alone what was not started under the mark
     finally:
         driver.kill()
         os.kill(stranger, signal.SIGKILL)
@@ -187,7 +187,7 @@ def end_all(pids):
 
 # ---------------------------------------------------------------------------------------------- messenger
 class Door:
-    """A handle whose calls fail so many times before they are made."""
+    """A handle whose first calls fail, this many times."""
 
     def __init__(self, failures):
         self.failures, self.made = failures, []

@@ -34,7 +34,7 @@ SHOAL = str(Path(sys.executable).parent / "shoal")
 
 
 def remembered(path, updates):
-    """A learner that writes its parameters down after so many updates and ends the program."""
+    """A learner that writes its parameters down after a number of updates and ends the program."""
 
     def make(me, **arguments):
         role = Learner(me, **arguments)
@@ -55,7 +55,7 @@ def remembered(path, updates):
 
 
 def trained(folder, kind, updates=6, **options):
-    """The parameters after so many updates in lock-step."""
+    """The parameters after this many updates in lock-step."""
     program, _ = draw(vtrace.Config(unroll=8, optimiser="sgd", lr=0.05), "actor_learner", "CartPole-v1", lockstep=True, **options)
     path = folder / f"{kind}-{uuid.uuid4().hex}.npy"
     program.nodes["learner"].role = remembered(str(path), updates)

@@ -102,7 +102,7 @@ def test_lanes_are_served_in_turns(full, count):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_lane_has_its_turn(seed):
-    """ceil(slots / batch) batches begun after it was sent, whoever else sends how much: what bounds the lag of data."""
+    """ceil(slots / batch) batches begun after it was sent, however much others send: what bounds the lag of data."""
     rng = np.random.default_rng(seed)
     lanes, depth, batch = (int(n) for n in rng.integers((2, 2, 1), (5, 6, 5)))
     stream = built(StreamWire("items", LAYOUT, depth=depth), sink=lanes, source=1)
