@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from shoal.telemetry.metrics import Metric
 
 __all__ = ["ActionProbabilities", "Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn", "Delivery", "DeviceLearn",
-           "DevicePolicy", "EncodedLearn", "Evolves", "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Members", "Policy",
-           "PopulationLearn", "Progress", "Record", "Relabeller", "Relabels", "ReplayLearn", "Represents", "ScoreRecord",
+           "DevicePolicy", "EncodedLearn", "Evolves", "HasModule", "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Members",
+           "Policy", "PopulationLearn", "Progress", "Record", "Relabeller", "Relabels", "ReplayLearn", "Represents", "ScoreRecord",
            "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord",
            "UnrollRecorder", "Updater", "UpdaterSlice", "Viewer", "phases_due"]
 
@@ -97,6 +97,14 @@ class DevicePolicy(Policy, Protocol):
     """A policy that can also compute on a GPU."""
 
     def to(self, hardware: Hardware) -> None: ...
+
+
+@runtime_checkable
+class HasModule(Policy, Protocol):
+    """A policy whose network can be had as a torch module."""
+
+    @property
+    def module(self) -> torch.nn.Module: ...
 
 
 @runtime_checkable

@@ -43,8 +43,11 @@ from shoal.telemetry.snapshot import COUNTERS
 from shoal.telemetry.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
+    import torch
+
     from shoal.envs.opponent_env import OpponentMaker
-    from shoal.experiment.evaluation import Evaluation, TrainedPolicy
+    from shoal.experiment.evaluation import Evaluation
+    from shoal.experiment.trained_policy import TrainedPolicy
     from shoal.runtime import Program
 
 __all__ = ["Run", "launch", "load", "plan_of", "resume", "resume_plan", "train"]
@@ -87,10 +90,15 @@ class Run:
 
     @cached_property
     def policy(self) -> TrainedPolicy:
-        """Acts greedily, one observation at a time; `policy.reset()` at the start of an episode."""
-        from shoal.experiment.evaluation import TrainedPolicy
+        """Acts, greedily if not told otherwise, for one observation or a batch; `policy.reset()` at the start of an episode."""
+        from shoal.experiment.trained_policy import TrainedPolicy
 
         return TrainedPolicy(self.prepared.algorithm, self.published, *self.prepared.raw_spaces())
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The policy's network: `torch.save(run.module.state_dict(), "policy.pt")`."""
+        return self.policy.module
 
     @property
     def policies(self) -> dict[str, TrainedPolicy]:
