@@ -10,8 +10,8 @@
 
 An algorithm knows nothing of processes and an architecture knows nothing of losses. Whether the two fit is computed: the
 algorithm says which age of data it `tolerates`, the architecture which one it `delivers`. What is optional is a protocol of
-its own (`ReplayLearn`, `DeviceLearn`, `SlicedLearn`, `DevicePolicy`, `Relabels`, `IndexedItems`, `Represents`, `Evolves`) or a
-declared field with a default.
+its own (`ReplayLearn`, `DeviceLearn`, `SlicedLearn`, `DevicePolicy`, `Relabels`, `IndexedItems`, `Represents`; `Evolves` and all
+about populations is in `population.py`) or a declared field with a default.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ if TYPE_CHECKING:
     from shoal.device.weight_handoff import DeviceWeights, WeightSnapshot
     from shoal.envs import EnvSpec, Step
     from shoal.nets import NetConfig
+    from shoal.population import ScoreRecord
     from shoal.roles.parts import Parts
     from shoal.runtime import Program
     from shoal.telemetry.metrics import Metric
 
 __all__ = ["ActionProbabilities", "Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn", "Delivery", "DeviceLearn",
-           "DevicePolicy", "EncodedLearn", "Evolves", "HasModule", "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Members",
-           "Policy", "PopulationLearn", "Progress", "Record", "Relabeller", "Relabels", "ReplayLearn", "Represents", "ScoreRecord",
-           "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord",
+           "DevicePolicy", "EncodedLearn", "HasModule", "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress",
+           "Record", "Relabeller", "Relabels", "ReplayLearn", "Represents", "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView",
+           "StoredItems", "Tolerance", "UnrollRecord",
            "UnrollRecorder", "Updater", "UpdaterSlice", "Viewer", "phases_due"]
 
 
@@ -402,51 +403,6 @@ class Represents(Protocol):
         """Of what `EncodedLearn.contrasted` gives of a minibatch of this many items."""
 
 
-# ---------------------------------------------------------------------------------------------- populations
-class ScoreRecord(Record):
-    """How the members of a population did in one iteration. Workers fill in the members that they played and leave zeros
-    elsewhere, so the sum of everybody's is the whole: one number each, however many parameters a member has.
-
-    Its layout has the fields `score` and `decisions` [N], and `observation_moments` where observations are normalised.
-    """
-
-    members: int    # N
-    episodes: int   # of each member; its score is their mean return
-
-
-class Members(Protocol):
-    """Perturbed copies of one policy, each on a row of its own: all act in one batched forward pass.
-
-        members.load(published)                      # what is perturbed, and the statistics that observations are seen through
-        members.perturb(iteration, numbers)          # row r is the numbers[r]-th member of this iteration
-        action = members.act(view, rng)              # [R, ...]
-    """
-
-    def load(self, published: Tree) -> None: ...
-    def perturb(self, iteration: int, numbers: np.ndarray) -> None: ...
-    def act(self, view: StepView, rng: torch.Generator) -> Tree: ...
-
-
-class PopulationLearn(Learn, Protocol):
-    """A Learn without a loss: its one minibatch is what all members scored, which `sums` puts into a vector that workers add up.
-    Every worker computes the same gradient from it, so neither gradients nor parameters travel."""
-
-    @property
-    def longest_episode(self) -> int: ...            # decisions after which an episode of this iteration is cut off
-    @property
-    def fingerprint(self) -> int: ...                # of what workers must have in common besides `state`: the table of noise
-
-
-@runtime_checkable
-class Evolves(Protocol):
-    """An algorithm that learns from the returns of perturbed policies alone (evolution strategies)."""
-
-    @property
-    def record(self) -> ScoreRecord: ...
-    def members(self, seed: int, rows: int) -> Members: ...
-    def learn(self, seed: int) -> PopulationLearn: ...
-
-
 # ---------------------------------------------------------------------------------------------- algorithms
 class Tolerance:
     """How old data may be."""
@@ -526,6 +482,7 @@ class Architecture(ABC):
     has_actors: ClassVar[bool] = True       # roles other than the learner act: --actors
     one_place: ClassVar[bool] = False       # has the option one_place: actors in their learner's process
     takes_turns: ClassVar[bool] = False     # its actors may play games in which seats take turns
+    takes_policies: ClassVar[bool] = False  # its graph may have several named policies, each with a learner of its own
     batch_slots: ClassVar[bool] = False     # has the option batch_slots: unrolls in a batch; otherwise one of every actor
     spreads: ClassVar[Literal["", "actors", "rows"]] = ""  # over more cores with the same batch: more actors; its rows over more
     process_options: ClassVar[tuple[str, ...]] = ()  # options that are numbers of processes or threads

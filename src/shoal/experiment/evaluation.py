@@ -17,7 +17,7 @@ from shoal.envs.builtin.games import GAMES
 from shoal.envs.pettingzoo_module import PETTINGZOO
 from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment.checkpoints import TensorFiles, holds_table
-from shoal.experiment.policy_choice import PolicyChoice
+from shoal.experiment.policy_choice import PolicyChoice, policy_files
 from shoal.experiment.trained_policy import TrainedPolicy
 from shoal.learning import Algorithm, Progress
 from shoal.roles.episodes import EpisodePlay
@@ -27,18 +27,18 @@ from shoal.slots import leaves
 __all__ = ["Evaluation", "evaluate", "frames", "published_of"]
 
 
-def published_of(algorithm: Algorithm, folder: Path, choice: PolicyChoice) -> Tree:
-    """The weights of a checkpoint to act with."""
+def published_of(algorithm: Algorithm, folder: Path, choice: PolicyChoice, scope: str = "") -> Tree:
+    """The weights of a checkpoint to act with; `scope` says whose, where it has several policies."""
     try:
-        return _published(algorithm, folder, choice)
+        return _published(algorithm, folder, choice, scope)
     except (KeyError, ValueError, RuntimeError, IndexError) as error:  # arrays of other names or shapes
         raise ConfigError(f"{folder} was saved with another network or environment than config.json describes ({error}); undo what "
                           "was changed there, or start a new run with `shoal train`") from None
 
 
-def _published(algorithm: Algorithm, folder: Path, choice: PolicyChoice) -> Tree:
+def _published(algorithm: Algorithm, folder: Path, choice: PolicyChoice, scope: str) -> Tree:
     tensors = TensorFiles()
-    states = {path.name: tensors.load(path) for path in sorted(folder.glob("*.safetensors")) if not holds_table(path)}
+    states = {path.name: tensors.load(path) for path in policy_files(folder, scope) if not holds_table(path)}
     published = algorithm.published_layout().empty()
     for state in states.values():
         if choice.source != "learner" and f"{choice.source}_return" in state:
