@@ -143,6 +143,9 @@ def _run(command: str, rest: list[str]) -> int:
         near = difflib.get_close_matches(command, COMMANDS, n=1)
         raise ConfigError(f"there is no command {command!r}; "
                           + (f"did you mean `shoal {near[0]}`?" if near else f"there are {', '.join(COMMANDS)}"))
+    if command == "train" and rest in ([], ["-h"], ["--help"]):
+        sys.stdout.write(HELP)
+        return 0 if rest else 2
     if (command, *rest[:-1]) in BRIEF and rest[-1:] in (["-h"], ["--help"]):
         sys.stdout.write("".join(line for line in HELP.splitlines(True) if line.startswith(f"  shoal {command} ")))
         return 0

@@ -114,7 +114,7 @@ def resume_plan(rundir: RunDir, overrides: Mapping[str, Any], env: Any = None, t
     plan = plan_from_json(config, str(rundir.config_file), env)
     rundir.checkpoints().set_damaged_aside()
     if rundir.checkpoints().newest() is None:
-        raise ConfigError(f"{rundir.path} has no whole checkpoint to resume from; start again with `shoal train`")
+        raise ConfigError(f"{rundir.path} has no whole checkpoint to resume from; start a new run with `shoal train`")
     experiment = _new_goals(rundir, plan.experiment, overrides)
     if "actors" in overrides:  # another number, or found anew: what moved the old one does not hold, perhaps on another cluster
         experiment = replace(experiment, autoscale=replace(experiment.autoscale, start=None, most=None))
@@ -284,7 +284,7 @@ def _check_slices_of(prepared: Prepared, rundir: RunDir, algorithm: Algorithm, s
         why = f"its parameters were saved in {len(saved.sizes)} slices; leave out {changed}"
     else:
         return
-    raise ConfigError(f"{rundir.path} cannot go on like this: {why}, or start anew with `shoal train`")
+    raise ConfigError(f"{rundir.path} cannot be resumed: {why}, or start a new run with `shoal train`")
 
 
 def _changed_processes(prepared: Prepared, rundir: RunDir) -> str:

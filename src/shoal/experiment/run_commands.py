@@ -14,7 +14,7 @@ from typing import IO, Any, Literal, TypeVar
 
 from shoal.envs.opponent_env import OPPONENTS, OpponentMaker
 from shoal.errors import ConfigError, EnvironmentError_, RoleFailed, ShoalError
-from shoal.experiment.config import ConsoleConfig
+from shoal.experiment.config import ConsoleConfig, RayOptions
 from shoal.experiment.parse import parse_options, parse_train, split_positionals
 from shoal.experiment.policy_choice import PolicyChoice
 from shoal.experiment.references import check_trust, find, modules_of, outside
@@ -23,7 +23,6 @@ from shoal.experiment.rundir import RunDir
 from shoal.experiment.values import with_values
 from shoal.options import Options, number
 from shoal.roles.policy_opponent import script_opponent
-from shoal.runtime import RayConfig
 
 __all__ = ["eval_command", "play_command", "resume_command", "train_command"]
 
@@ -31,11 +30,6 @@ Kind = TypeVar("Kind", bound=Options)
 
 
 def train_command(arguments: list[str]) -> int:
-    if not arguments or arguments in (["-h"], ["--help"]):
-        from shoal.cli import HELP
-
-        sys.stdout.write(HELP)
-        return 0 if arguments else 2
     return _go(lambda: launch(parse_train(arguments)))
 
 
@@ -44,9 +38,9 @@ class Resume(Options):
     """Go on from the newest checkpoint."""
 
     until_return: float | None = number(None)
-    """Stop when an evaluation's mean return reaches this; as before without it."""
+    """Stop when an evaluation's mean return reaches this; unchanged by default."""
     until: str | None = None
-    """Stop when an evaluation's METRIC[(OPPONENT)] >= (or <=) NUMBER; as before without it."""
+    """Stop when an evaluation's METRIC[(OPPONENT)] >= (or <=) NUMBER; unchanged by default."""
     max_env_steps: int | None = number(None, above=0)
     """Stop after this many agent decisions, earlier parts included."""
     max_learner_steps: int | None = number(None, above=0)
@@ -54,19 +48,19 @@ class Resume(Options):
     max_seconds: float | None = number(None, above=0)
     """Stop after this much time, earlier parts included."""
     runtime: Literal["local", "inline", "ray"] | None = None
-    """Where roles live from now on; as before without it."""
+    """Where roles live from now on; unchanged by default."""
     actors: int | Literal["auto"] | None = number(None, at_least=1)
-    """How many actors from now on, on a machine or a cluster of another size, or auto to find it anew; as before without it."""
+    """How many actors from now on (another machine may hold more), or auto to measure again; unchanged by default."""
     online: bool = False
     """Let actors act from now on, in a run that has learned from --demos alone (--offline); it goes on learning from them too."""
     learner_threads: int | None = number(None, at_least=1)
-    """Threads that each learner computes with, on a machine with another number of cores; as before without it."""
-    ray: RayConfig = dataclasses.field(default_factory=RayConfig)
-    """The cluster of --runtime ray; each value as before without it, and --ray.address None for one of its own."""
+    """Threads that each learner computes with, on a machine with another number of cores; unchanged by default."""
+    ray: RayOptions = dataclasses.field(default_factory=RayOptions)
+    """The cluster of --runtime ray; values you leave out are unchanged, and --ray.address None starts a cluster here."""
     trust: bool = False
     """Import modules that the run names, also from outside the installed environment."""
     console: ConsoleConfig = dataclasses.field(default_factory=ConsoleConfig)
-    """What is shown while it runs; each value as before without it."""
+    """What is shown while it runs; values you leave out are unchanged."""
 
     @classmethod
     def of(cls, rundir: RunDir) -> Resume:
@@ -165,10 +159,10 @@ class Eval(Options):
     """Of the environments."""
     against: str | None = None
     """Play matches on every side against random, perfect, another run's policy (RUN or RUN:POLICY) or module:function (observation
-    -> action); as the run was evaluated without it."""
+    -> action); by default as the run was evaluated."""
     policy: str | None = None
-    """best of all evaluated versions, or last; what the run was trained with (--policy) without it. Of several policies NAME, or
-    NAME:last; the first without it."""
+    """best of all evaluated versions, or last; by default the run's own --policy. With several policies NAME, or NAME:last; by
+    default the first."""
     trust: bool = False
     """Import modules that the run names, also from outside the installed environment."""
 
@@ -206,7 +200,7 @@ class Play(Options):
     seed: int = number(0, at_least=0, below=2**53)
     """Of the environment."""
     policy: str | None = None
-    """best of all evaluated versions, or last; what the run was trained with (--policy) without it."""
+    """best of all evaluated versions, or last; by default the run's own --policy."""
     video: str | None = None
     """Write a GIF instead of showing it."""
     trust: bool = False

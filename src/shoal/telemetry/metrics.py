@@ -97,7 +97,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("data_age_seconds", "histogram", "s", "Time from generation to consumption, per decision.", SECONDS),
     Metric("label_lag", "histogram", "versions", "Version at consumption minus the version that an item was relabelled with.", LAGS,
            measured_by="relabelling"),
-    Metric("relabelled", "counter", "items", "Items that were computed anew and put into another table.",
+    Metric("relabelled", "counter", "items", "Items that were recomputed and put into another table.",
            measured_by="relabelling"),
     Metric("encoder_updates", "counter", "updates", "Updates of the encoder by a representation learner.",
            measured_by="representation"),
