@@ -28,10 +28,9 @@ COMMANDS = {
     "impala in lock step": "impala Pendulum-v1 --algorithm.correction none --architecture.lockstep --architecture.one-place "
                            "--net.recurrent lstm --net.lstm-size 8 --net.prev-action-reward --net.continuous tanh_gaussian "
                            "--max-learner-steps 2 --max-seconds 1000 --seed 3 --faults.hang-seconds 50 --faults.start-seconds 500 "
-                           "--faults.deaths-without-step 4 --faults.exceptions-per-minute 4 --console.every-seconds 1 "
-                           "--learner-threads 2",
+                           "--faults.deaths-without-step 4 --faults.exceptions-per-minute 4 --console.every-seconds 1",
     "a2c": "a2c CartPole-v1 --algorithm.normalise-advantage --envs.backend loop --eval.every-learner-steps 2 --until-return 1000 "
-           "--architecture.one-place",
+           "--architecture.one-place --learner-threads 2",
     "a3c": "a3c CartPole-v1 --architecture.mode master --architecture.aggregate 2 --architecture.max-staleness 4",
     "appo": "appo CartPole-v1 --algorithm.clip 0.3 --algorithm.clip-final 0.1 --algorithm.epochs 2 --algorithm.minibatches 2 "
             "--algorithm.max-lag none --algorithm.ratio-least 0.1 --algorithm.ratio-most 10 --algorithm.value-clip none "
