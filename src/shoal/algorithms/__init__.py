@@ -33,6 +33,7 @@ ALGORITHMS = {
     "td3": "shoal.algorithms.td3:TD3",
     "sac": "shoal.algorithms.sac:SAC",
     "curl": "shoal.algorithms.curl:CURL",
+    "es": "shoal.algorithms.es:ES",
 }
 """Name -> "module:Class"."""
 

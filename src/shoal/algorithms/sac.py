@@ -31,7 +31,7 @@ from torch import Tensor
 from shoal.algorithms.common.metrics import ALPHA, ENTROPY, IMPORTANCE_MIN, Q_MEAN, TARGET_MEAN, TD_ERROR, phase_metrics
 from shoal.algorithms.common.phases import Phase, TargetSchedule
 from shoal.algorithms.off_policy.algorithm import OffPolicyActorCritic, bounded_box
-from shoal.algorithms.off_policy.learn import ActorCriticLearn, ActorObjective, actor_phase, critic_phase
+from shoal.algorithms.off_policy.learn import ActorObjective, OffPolicyLearn, actor_phase, critic_phase
 from shoal.algorithms.off_policy.nets import DiscreteSoftNet, SoftNet, Temperature
 from shoal.algorithms.off_policy.off_policy_options import OffPolicyOptions
 from shoal.algorithms.off_policy.policy import DiscretePolicy, SampledPolicy
@@ -60,7 +60,7 @@ class Config(OffPolicyOptions):
     """Temperature: what a nat of entropy is worth; auto learns it."""
     alpha_start: float = number(1.0, above=0)
     """Where a learned temperature begins."""
-    alpha_lr: float = number(3e-4, above=0)
+    alpha_lr: float = number(3e-4, above=0, live=True)
     """Learning rate of the temperature's logarithm."""
     target_entropy: float | Literal["auto"] = "auto"
     """Entropy in nats that a learned temperature keeps the policy at. auto: minus the number of dimensions of the action, whose
@@ -92,14 +92,14 @@ class SAC(OffPolicyActorCritic):
             return DiscretePolicy(model, actor, critic, self.plan.mask_size > 0)
         return SampledPolicy(model, self.space, actor, critic)
 
-    def learn(self, seed: int) -> ActorCriticLearn:
+    def learn(self, seed: int) -> OffPolicyLearn:
         config, model, target = self.config, self.model(seed), self.model(seed)
         phases = [critic_phase(config, TargetSchedule(config.target_period_updates, config.target_tau)), actor_phase(config)]
         if config.alpha == "auto":
-            phases.append(Phase("temperature", "adam", config.alpha_lr, epsilon=config.optimiser_epsilon))
+            phases.append(Phase("temperature", "adam", lambda: config.alpha_lr, epsilon=config.optimiser_epsilon))
         make: Any = DiscreteSoftObjective if self.actions else SoftObjective
-        return ActorCriticLearn(config, model, target, phases, make(config, model.net, target.net), self.target_entropy,
-                                self.plan.contrast)
+        return OffPolicyLearn(config, model, target, phases, make(config, model.net, target.net), self.target_entropy,
+                              self.plan.contrast)
 
 
 def target_entropy(config: Config, space: gym.spaces.Box | gym.spaces.Discrete) -> float:
@@ -138,7 +138,7 @@ class Tempered:
 
 
 class SoftObjective(Tempered):
-    """An off_policy.learn.Objective of Box actions."""
+    """An OffPolicyObjective of Box actions."""
 
     def __init__(self, config: Config, net: SoftNet, target: SoftNet) -> None:
         super().__init__(config, net.temperature)
@@ -163,7 +163,7 @@ class SoftObjective(Tempered):
 
 
 class DiscreteSoftObjective(Tempered):
-    """An off_policy.learn.Objective of discrete actions, some of which may be illegal."""
+    """An OffPolicyObjective of discrete actions, some of which may be illegal."""
 
     noises = 0
 

@@ -58,7 +58,7 @@ class TD3(DeterministicActorCritic):
 
 
 class TwinObjective:
-    """An off_policy.learn.Objective of two critics: targets are the smaller value, and the actor climbs the first."""
+    """An OffPolicyObjective of two critics: targets are the smaller value, and the actor climbs the first."""
 
     def __init__(self, config: Config, net: DeterministicNet, target: DeterministicNet) -> None:
         self.config = config

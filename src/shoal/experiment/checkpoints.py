@@ -27,8 +27,8 @@ import numpy as np
 
 from shoal.core import Pieces
 from shoal.errors import CheckpointError
+from shoal.runtime.background_saving import in_pieces
 from shoal.runtime.checkpointing import link
-from shoal.runtime.saving import in_pieces
 
 __all__ = ["Checkpoints", "Slices", "TensorFiles", "holds_table", "read_json", "read_meta", "saved_slices", "write_json"]
 
@@ -309,12 +309,12 @@ class Slices:
     cut: bool = False
 
 
-def saved_slices(folder: Path) -> Slices:
-    """Of the parameters in a checkpoint."""
+def saved_slices(folder: Path, scope: str = "") -> Slices:
+    """Of the parameters in a checkpoint, of the roles whose names begin with `scope`."""
     from safetensors import SafetensorError, safe_open
 
     sizes, cut = [], False
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(folder.glob(f"{scope}*.safetensors")):
         try:
             with safe_open(path, "numpy") as file:
                 names = list(file.keys())

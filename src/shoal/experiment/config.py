@@ -18,13 +18,14 @@ from typing import Any, Generic, Literal, TypeVar
 from shoal.coordination.autoscale import AutoscaleConfig
 from shoal.device.placement import DeviceName, GpuConfig
 from shoal.errors import ConfigError
+from shoal.experiment.compatibility import check_fit
 from shoal.experiment.components import Components, Names
-from shoal.experiment.fit import check_fit
 from shoal.experiment.policy_choice import PolicyName
 from shoal.experiment.presets import Preset
 from shoal.experiment.references import EnvRef
 from shoal.experiment.sizing import Sizing, check_cores, sized
-from shoal.experiment.values import apply
+from shoal.experiment.values import with_values
+from shoal.league.matchmaking import LeagueOptions
 from shoal.learning import Algorithm, Architecture
 from shoal.nets.net_config import NetConfig
 from shoal.options import Options, flag, number
@@ -33,8 +34,18 @@ from shoal.roles.parts import EvalPlan
 from shoal.roles.replay_config import ReplayConfig
 from shoal.runtime import Faults, RayConfig
 
-__all__ = ["CheckpointConfig", "ConsoleConfig", "EnvsConfig", "EvalConfig", "Experiment", "Found", "Names", "Plan",
-           "check_ray", "default_plan"]
+__all__ = [
+    "AutoChoice",
+    "CheckpointConfig",
+    "ConsoleConfig",
+    "EnvsConfig",
+    "EvalConfig",
+    "Experiment",
+    "Names",
+    "Plan",
+    "check_ray",
+    "default_plan",
+]
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -79,7 +90,7 @@ class EvalConfig(Options):
     """Evaluate at all."""
     episodes: int = number(100, at_least=1)
     """Fresh episodes of one published version in an evaluation; 20 for Atari."""
-    every_env_steps: int = number(20_000, at_least=1)
+    every_env_steps: int = number(20_000, at_least=1, live=True)
     """Decisions between two evaluations."""
     every_learner_steps: int = number(1_000, at_least=1)
     """Updates between two evaluations where no actors run (--offline)."""
@@ -103,7 +114,7 @@ class CheckpointConfig(Options):
 
     section = "checkpoint"
 
-    every_seconds: float = number(60.0, at_least=0.1)
+    every_seconds: float = number(60.0, at_least=0.1, live=True)
     """Time between two checkpoints; there is always one from step 0 and one at the end."""
     keep: int = number(3, at_least=1)
     """How many of the newest are kept."""
@@ -147,11 +158,13 @@ class Experiment(Options, Generic[A, R]):
     """With --actors auto: how the number of actors moves during the run."""
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     """What is shown while it runs."""
+    league: LeagueOptions = field(default_factory=LeagueOptions)
+    """Players, matches and snapshots of --policies league."""
     ray: RayConfig = field(default_factory=RayConfig)
     """The cluster of --runtime ray."""
     runtime: Literal["local", "inline", "ray"] = "local"
     """Where roles live: local has a process each, inline runs them in one thread, bit-exact for a seed, ray has a cluster."""
-    actors: int | Literal["auto"] = number("auto", at_least=1)
+    actors: int | Literal["auto"] = number("auto", at_least=1, live=True)
     """How many actors; auto measures a starting number, then follows the learner."""
     learners: int = number(1, at_least=1)
     """How many learners share the gradients."""
@@ -170,8 +183,18 @@ class Experiment(Options, Generic[A, R]):
     until: str | None = None
     """Stop when an evaluation's METRIC[(OPPONENT)] >= (or <=) NUMBER, confirmed by a second one: return, win_rate, loss_rate,
     exploitability."""
-    policies: Literal["shared", "self-play"] = "shared"
-    """Environments with several agents: one policy for all of them, or for all sides of a game, evaluated against random play."""
+    policies: str = "shared"
+    """Environments with several agents: shared is one policy for all of them, self-play one for all sides of a game, evaluated
+    against random play, independent one for each agent, league a league of players; or
+    module:function, which says (agent, episode) -> name of a policy."""
+    names: tuple[str, ...] = ()
+    """Names of the policies; without it one is called main, and several as --policies says."""
+    train: tuple[str, ...] = ()
+    """Which of several policies learn; without it all that are not --fixed."""
+    fixed: tuple[str, ...] = ()
+    """Policies that do not learn, as name=SOURCE pairs: random, RUN[:POLICY] or module:function (observation -> action)."""
+    each: tuple[str, ...] = ()
+    """Values of single policies, as name.option=value pairs: --each walker.algorithm.lr=1e-3"""
     max_env_steps: int | None = number(None, above=0)
     """Stop after this many agent decisions."""
     anneal_env_steps: int | None = number(None, above=0)
@@ -204,10 +227,15 @@ class Experiment(Options, Generic[A, R]):
 
     @property
     def against(self) -> str | None:
-        """Whom evaluations are played against; none: the policy sits on all seats itself."""
-        if self.policies == "shared":
+        """Whom evaluations are played against; none: the policies of the run sit on all seats themselves."""
+        if self.policies not in ("self-play", "league"):
             return None
         return (self.goal.opponent if self.goal is not None else None) or "random"
+
+    @property
+    def several(self) -> bool:
+        """Whether agents may have different policies."""
+        return self.policies not in ("shared", "self-play", "league")
 
     @property
     def moving(self) -> bool:
@@ -217,7 +245,7 @@ class Experiment(Options, Generic[A, R]):
     def validate(self) -> None:
         super().validate()
         sections: tuple[Any, ...] = (self.algorithm, self.architecture, self.net, self.replay, self.envs, self.eval,
-                                     self.checkpoint, self.gpu, self.console, self.faults, self.autoscale, self.ray)
+                                     self.checkpoint, self.gpu, self.console, self.faults, self.autoscale, self.league, self.ray)
         for section in sections:
             section.validate()
         if self.actors != "auto" and (
@@ -230,9 +258,23 @@ class Experiment(Options, Generic[A, R]):
         if goal is not None and not self.eval.enabled:
             words = f"--until-return {self.until_return:g}" if self.until is None else f'--until "{self.until}"'
             raise ConfigError(f"{words} needs evaluations, but --eval.enabled is false; turn it on with --eval.enabled")
-        if goal is not None and self.policies == "shared" and (goal.opponent is not None or goal.metric != "return"):
-            raise ConfigError(f'--until "{self.until}" needs matches against an opponent, but --policies is shared: one policy '
-                              "sits on all seats; give --policies self-play")
+        if goal is not None and self.against is None and (goal.opponent is not None or goal.metric != "return"):
+            why = "the policies of the run sit" if self.several else "--policies is shared: one policy sits"
+            raise ConfigError(f'--until "{self.until}" needs matches against an opponent, but {why} on all seats; give --policies '
+                              "self-play")
+        if not self.several:
+            self._validate_alone()
+
+    def _validate_alone(self) -> None:
+        """What is said of several policies needs several."""
+        for option in ("train", "fixed", "each"):
+            words = getattr(self, option)
+            if words and not (len(self.names) == 1 and option != "fixed" and words[0].partition(".")[0] == self.names[0]):
+                raise ConfigError(f"--{option} {words[0]} speaks of one policy among several, but --policies is {self.policies}; "
+                                  "give --policies independent or module:function")
+        if len(self.names) > 1:
+            raise ConfigError(f"--names {' '.join(self.names)} are {len(self.names)} policies, but --policies {self.policies} has "
+                              "one; give --policies independent or module:function")
 
     def _validate_offline(self) -> None:
         if self.demos is None:
@@ -247,7 +289,7 @@ class Experiment(Options, Generic[A, R]):
 
 
 @dataclass(frozen=True)
-class Found:
+class AutoChoice:
     """What `--actors auto` has come to."""
 
     chosen: str
@@ -266,7 +308,7 @@ class Plan:
     experiment: Experiment[Any, Any]
     algorithm: type[Algorithm] = field(compare=False)  # the names say which
     architecture: Architecture = field(compare=False)
-    found: Found | None = None
+    found: AutoChoice | None = None
     sizing: Sizing | None = field(default=None, compare=False)
     """How a preset's values were chosen for this machine; None for a pair, and for a run that goes on."""
 
@@ -338,11 +380,11 @@ def default_plan(names: Names | Components, env: EnvRef, preset: Preset | None, 
     chosen = names if isinstance(names, Components) else Components.named(names)
     plain: Experiment[Any, Any] = Experiment(chosen.algorithm.config_class(), chosen.architecture.config_class())
     if env.name.startswith("ALE/"):
-        plain = apply(plain, {"eval.episodes": 20}, "the default for Atari")
+        plain = with_values(plain, {"eval.episodes": 20}, "the default for Atari")
 
     def made(values: Mapping[str, Any]) -> Experiment[Any, Any]:
-        experiment = apply(plain, values, f"preset {preset.name}" if preset else "")
-        return apply(apply(experiment, chosen.values, ""), overrides or {}, "")
+        experiment = with_values(plain, values, f"preset {preset.name}" if preset else "")
+        return with_values(with_values(experiment, chosen.values, ""), overrides or {}, "")
 
     sizing = None if preset is None else sized(preset, chosen, env.name, wished or made(preset.values(env.name)))
     experiment = made({} if sizing is None else sizing.values)

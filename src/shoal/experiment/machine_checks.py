@@ -12,8 +12,8 @@ from typing import Any
 
 from shoal.errors import ConfigError
 from shoal.experiment.config import Experiment, Plan
-from shoal.experiment.prepare import Prepared, make_algorithm
-from shoal.experiment.values import apply
+from shoal.experiment.prepare import Prepared, remade
+from shoal.experiment.values import with_values
 from shoal.options import flag
 from shoal.runtime import Program, start_checks
 from shoal.runtime.start_checks import PLACE_BYTES, SPARE_PROCESSES, Need, least, needs, shortage
@@ -131,10 +131,10 @@ def _largest(prepared: Prepared, name: str, fewest: int, value: int, changes: Ma
 
 
 def _fits(prepared: Prepared, changes: Mapping[str, Any]) -> bool:
-    plan = dataclasses.replace(prepared.plan, experiment=apply(prepared.plan.experiment, changes, ""))
+    plan = dataclasses.replace(prepared.plan, experiment=with_values(prepared.plan.experiment, changes, ""))
     if _at_least(plan):
         return False
-    other = dataclasses.replace(prepared, plan=plan, algorithm=make_algorithm(plan, prepared.spec))
+    other = remade(prepared, plan)
     try:
         return not shortage(_need(other.program(), plan.experiment))
     except ConfigError:  # the architecture wants this number together with another one

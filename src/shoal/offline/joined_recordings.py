@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal.errors import ConfigError
 from shoal.offline.demo_folder import META, DemoFolder
-from shoal.offline.recorded_episodes import Episode, RecordingInfo, Statistics, plain
+from shoal.offline.recorded_episodes import Episode, EpisodeStatistics, RecordingInfo, json_arguments
 from shoal.offline.space_json import difference
 
 __all__ = ["JoinedRecordings", "recordings_in"]
@@ -54,7 +54,7 @@ class JoinedRecordings:
 def _alike(one: RecordingInfo, other: RecordingInfo) -> bool:
     """Whether both were made in the same environment."""
     spaces = difference(one.observation_space, other.observation_space) or difference(one.action_space, other.action_space)
-    return (one.env, plain(one.kwargs), one.mask_size) == (other.env, plain(other.kwargs), other.mask_size) and not spaces
+    return (one.env, json_arguments(one.kwargs), one.mask_size) == (other.env, json_arguments(other.kwargs), other.mask_size) and not spaces
 
 
 def _together(infos: list[RecordingInfo]) -> RecordingInfo:
@@ -65,7 +65,7 @@ def _together(infos: list[RecordingInfo]) -> RecordingInfo:
                    made=tuple(one for info in infos for one in info.made))
 
 
-def _pooled(parts: list[tuple[int, Statistics | None]]) -> Statistics | None:
+def _pooled(parts: list[tuple[int, EpisodeStatistics | None]]) -> EpisodeStatistics | None:
     """Of all episodes, from those of each recording."""
     known = [(count, one) for count, one in parts if one is not None]
     total = sum(count for count, _ in known)
@@ -74,4 +74,4 @@ def _pooled(parts: list[tuple[int, Statistics | None]]) -> Statistics | None:
     mean = sum(count * one.mean for count, one in known) / total
     square = sum(count * (one.std**2 + one.mean**2) for count, one in known) / total
     least, most = min(one.least for _, one in known), max(one.most for _, one in known)
-    return Statistics(mean, max(0.0, square - mean**2) ** 0.5, least, most)
+    return EpisodeStatistics(mean, max(0.0, square - mean**2) ** 0.5, least, most)

@@ -22,7 +22,7 @@ from shoal.roles import random_state
 from shoal.roles.batches import Intake
 from shoal.roles.data_path import consumer_end
 from shoal.roles.learner_group import agree, group_on
-from shoal.roles.learner_state import LearnerState, SharedModel
+from shoal.roles.learner_state import LearnerState, SharedModel, learner_arrays
 from shoal.roles.parts import Parts
 
 __all__ = ["Learner"]
@@ -30,7 +30,7 @@ __all__ = ["Learner"]
 READ_UPDATES = 16  # while a GPU is kept busy, its metrics are read once in so many updates
 
 
-class Running(NamedTuple):
+class UnfinishedUpdate(NamedTuple):
     """An update that a GPU may still be busy with."""
 
     deliver: Callable[[], None]
@@ -60,10 +60,11 @@ class Learner:
         self.learner_state: LearnerState[Learn] = self.model or LearnerState(me, parts, parts.learn())
         self.learn = self.learner_state.learn
         self.device = self.learn if parts.hardware.on_gpu and isinstance(self.learn, DeviceLearn) else None
-        self.running: Running | None = None
+        self.running: UnfinishedUpdate | None = None
         self.metrics: list[Mapping[str, float]] = []  # of the last minibatch, by phase
         self.rng = me.rng("minibatches")
         self.settled = self.greeted = False
+        self.parts, self.resets = parts, 0
 
     @property
     def leader(self) -> bool:
@@ -92,7 +93,6 @@ class Learner:
             self.device.release()  # the memory of the last batch is about to be used again
         with self.me.stats.phase("gather"):  # without the time it waits
             batch = await self.batches.take()
-        self.settled = False
         try:
             updated = await self._update(batch)
         except GroupChanged:
@@ -122,6 +122,7 @@ class Learner:
                 joined = await self.group.sum(np.concatenate([[fresh, decisions], sums, moments]))
                 fresh, decisions = int(joined[0]), int(joined[1])
                 sums, moments = joined[2 : 2 + len(sums)], joined[2 + len(sums) :]
+        self.settled = False  # until here it waited for the others, who may never get a batch: the budget may be spent
         steps = 0
         if decisions:
             progress = self.learner_state.progress
@@ -184,7 +185,7 @@ class Learner:
             if snapshot is not None:
                 self._publish(snapshot(), snapshot.device_weights)
 
-        before, self.running = self.running, Running(deliver, publishes)
+        before, self.running = self.running, UnfinishedUpdate(deliver, publishes)
         if before is not None:
             before.deliver()
         if not self.batches.waiting():
@@ -202,11 +203,23 @@ class Learner:
             version = self.weights.publish(self.learn.published(progress) if published is None else published)
         self.me.stats.set("weights_version", version)
 
+    # ------------------------------------------------------------------ beginning anew
+    def set(self, *, resets: int) -> None:
+        """Begin with untrained parameters, for the `resets`-th time; what it has counted stays. Told again, it changes nothing."""
+        if resets <= self.resets:
+            return
+        self.resets = resets
+        counts = self.learner_state.counts.sum(0)
+        self.learner_state.load(learner_arrays(self.parts.algorithm.learn(self.parts.seed), counts))
+        if self.greeted:
+            self._publish()
+
     # ------------------------------------------------------------------ what a checkpoint holds
     def state(self) -> dict[str, np.ndarray] | None:
         if not self.leader:
             return None
-        return {**self.learner_state.arrays(), "rng": random_state.pack(self.rng)}
+        reset = {"resets": np.array([self.resets])} if self.resets else {}
+        return {**self.learner_state.arrays(), "rng": random_state.pack(self.rng), **reset}
 
     def load(self, state: dict[str, np.ndarray]) -> None:
         if self.model is not None:
@@ -214,3 +227,4 @@ class Learner:
         else:
             self.learner_state.load(state)
         random_state.unpack(self.rng, state["rng"])
+        self.resets = int(state["resets"][0]) if "resets" in state else 0

@@ -39,7 +39,7 @@ class Player:
 
             self.env = cast(BatchedEnv, RecordedEnv(self.env, me, logs, source))
         self.policy = self.algorithm.policy()
-        record, turns = self.algorithm.record, self.env.takes_turns
+        record, turns = parts.record, self.env.takes_turns
         self.recorder: UnrollRecorder | ItemRecorder | SeatRecorder
         self.play: Callable[[Tree], int]
         """Fill memory of the record's layout; returns how many decisions that took."""

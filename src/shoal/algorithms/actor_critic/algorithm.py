@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import gymnasium as gym
 import numpy as np
 
-from shoal.algorithms.actor_critic.learn import ActorCriticLearn, Objective
+from shoal.algorithms.actor_critic.learn import ActorCriticLearn, ActorCriticObjective
 from shoal.algorithms.actor_critic.model import ActorCriticModel
 from shoal.algorithms.actor_critic.policy import ActorCriticPolicy
 from shoal.algorithms.common.optimiser import OptimiserName
-from shoal.algorithms.common.plan import Plan, weights_layout
+from shoal.algorithms.common.plan import AlgorithmPlan, weights_layout
 from shoal.algorithms.records.spaces import Leaf
 from shoal.algorithms.records.unroll import Unroll
 from shoal.errors import ConfigError
@@ -41,9 +41,9 @@ class ActorCriticConfig(Options):
     """Discount."""
     lambda_: float = number(0.95, at_least=0, at_most=1)
     """Decay of the traces in the advantages (GAE)."""
-    lr: float = number(1e-3, above=0)
+    lr: float = number(1e-3, above=0, live=True)
     """Learning rate."""
-    lr_final: float | None = number(None, at_least=0)
+    lr_final: float | None = number(None, at_least=0, live=True)
     """Learning rate at the end of the env_steps budget; none keeps it constant."""
     optimiser: OptimiserName = "adam"
     """adam, rmsprop (epsilon inside the root) or sgd."""
@@ -53,9 +53,9 @@ class ActorCriticConfig(Options):
     """Longest gradient; longer ones are scaled down. 0 does not clip."""
     value_weight: float = number(0.5, at_least=0)
     """Weight of the value loss."""
-    entropy: float = number(0.01, at_least=0)
+    entropy: float = number(0.01, at_least=0, live=True)
     """Weight of the entropy bonus."""
-    entropy_final: float | None = number(None, at_least=0)
+    entropy_final: float | None = number(None, at_least=0, live=True)
     """Entropy weight at the end of the env_steps budget; none keeps it constant."""
     normalise_observations: bool = False
     """Scale floating-point observations by their running mean and deviation; pixels are scaled anyway."""
@@ -77,7 +77,7 @@ class ActorCritic(Algorithm, Generic[C]):
         """`mix` is the share of uniformly random actions."""
         config.validate()
         self.config, self.mix = config, mix
-        self.plan = Plan.of(spec, net, seats, config.normalise_observations)
+        self.plan = AlgorithmPlan.of(spec, net, seats, config.normalise_observations)
         action = spec.action_space
         fits = isinstance(action, gym.spaces.Discrete | gym.spaces.MultiDiscrete) or (
             isinstance(action, gym.spaces.Box) and action.dtype is not None and action.dtype.kind == "f")
@@ -93,7 +93,7 @@ class ActorCritic(Algorithm, Generic[C]):
             )
 
     @abstractmethod
-    def objective(self, learn: ActorCriticLearn) -> Objective:
+    def objective(self, learn: ActorCriticLearn) -> ActorCriticObjective:
         """What to descend."""
 
     @cached_property

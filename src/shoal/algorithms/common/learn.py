@@ -24,7 +24,7 @@ import torch
 
 from shoal.algorithms.common.gradients import Readings, descend, measured
 from shoal.algorithms.common.model import Model
-from shoal.algorithms.common.normaliser import Statistics
+from shoal.algorithms.common.normaliser import LearnerNormalisers
 from shoal.algorithms.common.parameter_slice import ParameterSlice
 from shoal.algorithms.common.phases import Phase, PhasedParameters
 from shoal.core import Tree, Vector
@@ -77,7 +77,7 @@ class PhasedLearn(ABC, Generic[M]):
         self._leaves = {name: [leaf for one in names for leaf in model.part(one).parameters()]  # listed once: it takes long
                         for name, names in parts.items()}
         self.parameters = PhasedParameters(phases, spans, model.params, None if target is None else target.params)
-        self.statistics = Statistics(model.norm_size, normalise_returns)
+        self.statistics = LearnerNormalisers(model.norm_size, normalise_returns)
         self.state: dict[str, torch.Tensor] = self.parameters.state
         self.state.update(self.statistics.state)
         self._watch()
@@ -274,7 +274,8 @@ class PhasedLearn(ABC, Generic[M]):
     def cut(self, where: slice) -> ParameterSlice:
         """What a server needs that owns this slice of the parameters. The one that begins at 0 keeps the running statistics."""
         first = where.start == 0
-        statistics = Statistics(self.model.norm_size, self.statistics.returns is not None) if first else Statistics()
+        with_returns = first and self.statistics.returns is not None
+        statistics = LearnerNormalisers(self.model.norm_size if first else 0, with_returns)
         return ParameterSlice(self.parameters, where, self._publishes, statistics)
 
     def clipped(self, gradient: np.ndarray, phase: str) -> np.ndarray:

@@ -33,7 +33,7 @@ from shoal.device.transfer import to_device
 from shoal.learning import Progress
 from shoal.ops.off_policy import temperature_loss
 
-__all__ = ["ActorCriticLearn", "ActorObjective", "NoisyMinibatch", "Objective", "actor_phase", "critic_phase"]
+__all__ = ["ActorObjective", "NoisyMinibatch", "OffPolicyLearn", "OffPolicyObjective", "actor_phase", "critic_phase"]
 
 
 @dataclass
@@ -54,7 +54,7 @@ class ActorObjective(NamedTuple):
     """Of the policy for each item [B]: what the temperature is learned from."""
 
 
-class Objective(Protocol):
+class OffPolicyObjective(Protocol):
     """Where the algorithms differ. Observations come as the nets see them; nothing reads a number of a tensor."""
 
     noises: int
@@ -66,18 +66,19 @@ class Objective(Protocol):
 
 
 def critic_phase(config: OffPolicyOptions, target: TargetSchedule) -> Phase:
-    return Phase("critic", "adam", config.critic_lr, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm, target=target)
+    return Phase("critic", "adam", lambda: config.critic_lr, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm,
+                 target=target)
 
 
 def actor_phase(config: OffPolicyOptions, **more: Any) -> Phase:
-    return Phase("actor", "adam", config.actor_lr, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm, **more)
+    return Phase("actor", "adam", lambda: config.actor_lr, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm, **more)
 
 
-class ActorCriticLearn(ItemLearn[Model[Any]]):
+class OffPolicyLearn(ItemLearn[Model[Any]]):
     """A learning.Learn and ReplayLearn. The parts of the net are named as the phases are."""
 
     def __init__(self, config: OffPolicyOptions, model: Model[Any], target: Model[Any], phases: Sequence[Phase],
-                 objective: Objective, target_entropy: float = 0.0, contrast: Contrast | None = None) -> None:
+                 objective: OffPolicyObjective, target_entropy: float = 0.0, contrast: Contrast | None = None) -> None:
         super().__init__(model, phases, target=target, publishes=None if config.actor_priorities else "actor", contrast=contrast)
         self.config, self._objective, self._target_entropy = config, objective, target_entropy
         self._entropy = torch.zeros(())  # of the last actor phase, as its share of the joined batch's mean

@@ -22,12 +22,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from shoal.coordination.league.opponents import Weighting, pfsp
-from shoal.coordination.league.payoff import PayoffTable
 from shoal.errors import ConfigError
+from shoal.league.opponents import Weighting, pfsp
+from shoal.league.payoff import PayoffTable
 from shoal.options import Options, number
 
-__all__ = ["Kind", "League", "LeagueOptions", "Match", "Player", "Snapshots", "without_monotone_suffix"]
+__all__ = ["Kind", "League", "LeagueOptions", "LeaguePlan", "LeaguePlayer", "Match", "Snapshots", "without_monotone_suffix"]
 
 Kind = Literal["main", "main_exploiter", "league_exploiter"]
 
@@ -50,6 +50,8 @@ class LeagueOptions(Options):
     """Share of a main agent's matches against all snapshots."""
     verification_share: float = number(0.15, at_least=0, at_most=1)
     """Share of its matches that look for what it has forgotten."""
+    weighting: Weighting = "hard"
+    """How a main agent chooses among snapshots: by how hard they are for it, or uniformly (fictitious play)."""
     hard_power: float = number(2.0, above=0)
     """Power of the hard weighting."""
     even_rate: float = number(0.3, at_least=0, at_most=1)
@@ -79,8 +81,21 @@ class LeagueOptions(Options):
                               "raise the second")
 
 
+@dataclass(frozen=True)
+class LeaguePlan:
+    """Who takes part in a league."""
+
+    options: LeagueOptions
+    players: tuple[str, ...]
+    """Those that learn; a player's place is its number."""
+
+    @classmethod
+    def of(cls, options: LeagueOptions) -> LeaguePlan:
+        return cls(options, tuple(League(options).players))
+
+
 @dataclass
-class Player:
+class LeaguePlayer:
     """One that learns."""
 
     name: str
@@ -119,7 +134,7 @@ class League:
         self.options, self.payoff = options, PayoffTable(options.decay)
         kinds: list[tuple[Kind, int]] = [("main", options.main), ("main_exploiter", options.main_exploiters),
                                          ("league_exploiter", options.league_exploiters)]
-        self.players = {name: Player(name, kind) for kind, count in kinds for name in _names(kind, count)}
+        self.players = {name: LeaguePlayer(name, kind) for kind, count in kinds for name in _names(kind, count)}
         self.parent: dict[str, str] = {}
         """The player that each snapshot is of, the oldest snapshot first."""
         self._open: dict[int, Match] = {}
@@ -147,10 +162,10 @@ class League:
         self.payoff.report(match.home, match.away, result)
         return True
 
-    def _for_main(self, player: Player, rng: np.random.Generator) -> str:
+    def _for_main(self, player: LeaguePlayer, rng: np.random.Generator) -> str:
         options, coin = self.options, rng.random()
         if coin < options.snapshot_share:
-            return self._draw(player, list(self.parent), "hard", rng)
+            return self._draw(player, list(self.parent), options.weighting, rng)
         rival = str(rng.choice(self._of_kind("main")))
         if coin < options.snapshot_share + options.verification_share:
             suspects = self.to_verify(player.name, rival)
@@ -170,13 +185,13 @@ class League:
         old = old[: without_monotone_suffix(self.payoff.rates(name, old))]
         return old if old and self.payoff.rates(name, old).min() < options.forgotten_rate else []
 
-    def _for_main_exploiter(self, player: Player, rng: np.random.Generator) -> str:
+    def _for_main_exploiter(self, player: LeaguePlayer, rng: np.random.Generator) -> str:
         rival = str(rng.choice(self._of_kind("main")))
         if self.payoff.rate(player.name, rival) > self.options.exploiter_rate:
             return rival
         return self._draw(player, self.players[rival].snapshots or [rival], "variance", rng)
 
-    def _draw(self, player: Player, opponents: Sequence[str], weighting: Weighting, rng: np.random.Generator) -> str:
+    def _draw(self, player: LeaguePlayer, opponents: Sequence[str], weighting: Weighting, rng: np.random.Generator) -> str:
         if not opponents:
             raise ValueError("a league begins with a snapshot of a main agent: call `save` first")
         chances = pfsp(self.payoff.rates(player.name, opponents), weighting, self.options.hard_power)
@@ -217,7 +232,7 @@ class League:
             self._enter(name, self.players[about["player"]], int(about["steps"]))
         return unknown
 
-    def _enter(self, snapshot: str, player: Player, steps: int) -> None:
+    def _enter(self, snapshot: str, player: LeaguePlayer, steps: int) -> None:
         player.snapshots.append(snapshot)
         player.saved_at = steps
         player.steps = max(player.steps, steps)
