@@ -24,6 +24,8 @@ shoal: distributed reinforcement learning
   shoal show PRESET [ENV] [options]     the graph of places, roles and wires, and the preset's values
   shoal list                            presets, algorithms, architectures, and which pairs fit
   shoal runs [DIR]                      the runs under DIR (runs/)
+  shoal set RUN NAME=VALUE ...          change values while it runs, such as: shoal set RUN algorithm.lr=3e-4 actors=4
+  shoal stop|pause|unpause|checkpoint RUN    end it with a checkpoint; hold it; let it go on; save it now
   shoal doctor [--env ID]               check this machine, or an environment's contract
   shoal replay serve|info|keys ...      the replay service
   shoal data record SOURCE ENV          write demonstrations: of a run, a script, an untrained preset, or random ones
@@ -58,13 +60,14 @@ COMMANDS = {
     **dict.fromkeys(("train", "resume", "eval", "play"), "shoal.experiment.run_commands"),
     **dict.fromkeys(("show", "list", "runs", "doctor", "replay"), "shoal.experiment.inspect_commands"),
     "league": "shoal.experiment.league_command",
+    **dict.fromkeys(("set", "stop", "pause", "unpause", "checkpoint"), "shoal.experiment.control_commands"),
     "calibrate": "shoal.experiment.auto_layout",
     "data": "shoal.experiment.data_commands",
     "bench": "shoal.bench.command",
     "plan": "shoal.planning.command",
 }
 """Command -> the module with its function COMMAND_command(arguments)."""
-BRIEF = {("list",), ("runs",), ("league",), ("show",), ("replay",), ("data",), ("data", "info"), ("bench", "compare")}
+BRIEF = {("set",), ("list",), ("runs",), ("league",), ("show",), ("replay",), ("data",), ("data", "info"), ("bench", "compare")}
 """What has no options of its own: its lines of HELP say all."""
 
 

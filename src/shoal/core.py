@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from shoal.telemetry import Stats
 
-__all__ = ["Adjustable", "Call", "Closable", "Control", "DirectCopy", "Draft", "Drainable", "Group", "GroupMember",
+__all__ = ["Adjustable", "Call", "Captures", "Closable", "Control", "DirectCopy", "Draft", "Drainable", "Group", "GroupMember",
            "KeepsTurn", "Me", "Pending", "Pieces", "Publisher", "Reader", "Request", "Role", "Server", "Settles", "Shared",
            "SharesState", "Sink", "Slot", "Source", "Stateful", "Tree", "Vector", "Wait", "any_of"]
 
@@ -128,6 +128,13 @@ class Adjustable(Protocol):
     """A role whose hyper-parameters can be changed: `await control.set("learner-3", lr=1e-3)` calls `role.set(lr=1e-3)`."""
 
     def set(self, **values: Any) -> None: ...
+
+
+@runtime_checkable
+class Captures(Protocol):
+    """A role that has captured shared settings (`Program.settings`), as in a CUDA graph; others read them at every use."""
+
+    def capture_anew(self) -> None: ...      # they have changed
 
 
 @runtime_checkable

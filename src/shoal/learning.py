@@ -10,8 +10,8 @@
 
 An algorithm knows nothing of processes and an architecture knows nothing of losses. Whether the two fit is computed: the
 algorithm says which age of data it `tolerates`, the architecture which one it `delivers`. What is optional is a protocol of
-its own (`ReplayLearn`, `DeviceLearn`, `SlicedLearn`, `DevicePolicy`, `Relabels`, `IndexedItems`, `Represents`, `Evolves`) or a
-declared field with a default.
+its own (`ReplayLearn`, `DeviceLearn`, `SlicedLearn`, `DevicePolicy`, `Relabels`, `IndexedItems`, `Represents`; `Evolves` and all
+about populations is in `population.py`) or a declared field with a default.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ if TYPE_CHECKING:
     from shoal.device.weight_handoff import DeviceWeights, WeightSnapshot
     from shoal.envs import EnvSpec, Step
     from shoal.nets import NetConfig
+    from shoal.population import ScoreRecord
     from shoal.roles.parts import Parts
     from shoal.runtime import Program
     from shoal.telemetry.metrics import Metric
 
 __all__ = ["ActionProbabilities", "Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn", "Delivery", "DeviceLearn",
-           "DevicePolicy", "EncodedLearn", "Evolves", "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Members", "Policy",
-           "PopulationLearn", "Progress", "Record", "Relabeller", "Relabels", "ReplayLearn", "Represents", "ScoreRecord",
-           "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord",
+           "DevicePolicy", "EncodedLearn", "HasModule", "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress",
+           "Record", "Relabeller", "Relabels", "ReplayLearn", "Represents", "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView",
+           "StoredItems", "Tolerance", "UnrollRecord",
            "UnrollRecorder", "Updater", "UpdaterSlice", "Viewer", "phases_due"]
 
 
@@ -97,6 +98,14 @@ class DevicePolicy(Policy, Protocol):
     """A policy that can also compute on a GPU."""
 
     def to(self, hardware: Hardware) -> None: ...
+
+
+@runtime_checkable
+class HasModule(Policy, Protocol):
+    """A policy whose network can be had as a torch module."""
+
+    @property
+    def module(self) -> torch.nn.Module: ...
 
 
 @runtime_checkable
@@ -392,51 +401,6 @@ class Represents(Protocol):
         """The encoder alone: one phase. It learns from items of the replay table, or from what `contrasted` gives."""
     def contrasted_layout(self, batch: int) -> Layout:
         """Of what `EncodedLearn.contrasted` gives of a minibatch of this many items."""
-
-
-# ---------------------------------------------------------------------------------------------- populations
-class ScoreRecord(Record):
-    """How the members of a population did in one iteration. Workers fill in the members that they played and leave zeros
-    elsewhere, so the sum of everybody's is the whole: one number each, however many parameters a member has.
-
-    Its layout has the fields `score` and `decisions` [N], and `observation_moments` where observations are normalised.
-    """
-
-    members: int    # N
-    episodes: int   # of each member; its score is their mean return
-
-
-class Members(Protocol):
-    """Perturbed copies of one policy, each on a row of its own: all act in one batched forward pass.
-
-        members.load(published)                      # what is perturbed, and the statistics that observations are seen through
-        members.perturb(iteration, numbers)          # row r is the numbers[r]-th member of this iteration
-        action = members.act(view, rng)              # [R, ...]
-    """
-
-    def load(self, published: Tree) -> None: ...
-    def perturb(self, iteration: int, numbers: np.ndarray) -> None: ...
-    def act(self, view: StepView, rng: torch.Generator) -> Tree: ...
-
-
-class PopulationLearn(Learn, Protocol):
-    """A Learn without a loss: its one minibatch is what all members scored, which `sums` puts into a vector that workers add up.
-    Every worker computes the same gradient from it, so neither gradients nor parameters travel."""
-
-    @property
-    def longest_episode(self) -> int: ...            # decisions after which an episode of this iteration is cut off
-    @property
-    def fingerprint(self) -> int: ...                # of what workers must have in common besides `state`: the table of noise
-
-
-@runtime_checkable
-class Evolves(Protocol):
-    """An algorithm that learns from the returns of perturbed policies alone (evolution strategies)."""
-
-    @property
-    def record(self) -> ScoreRecord: ...
-    def members(self, seed: int, rows: int) -> Members: ...
-    def learn(self, seed: int) -> PopulationLearn: ...
 
 
 # ---------------------------------------------------------------------------------------------- algorithms

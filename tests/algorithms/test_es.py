@@ -10,10 +10,11 @@ from shoal import algorithms, envs
 from shoal.algorithms import es
 from shoal.algorithms.evolution.noise import NoiseTable, draw_indices
 from shoal.errors import ConfigError
-from shoal.learning import Evolves, Progress, StepView
+from shoal.learning import Progress, StepView
 from shoal.nets import NetConfig, build_policy
 from shoal.nets.batched import BatchedPolicy, DensePass
 from shoal.nets.flat import flatten
+from shoal.population import Evolves
 
 SMALL = {"population": 6, "noise_size": 50_000}
 

@@ -66,15 +66,15 @@ class Config(Options):
     """Perturbed policies in an iteration, N."""
     episodes: int = number(1, at_least=1)
     """Episodes of each of them; its score is their mean return."""
-    sigma: float = number(0.02, above=0)
+    sigma: float = number(0.02, above=0, live=True)
     """Standard deviation of the perturbations."""
     mirrored: bool = True
     """Play every perturbation together with its opposite."""
     shaping: Shaping = "ranks"
     """What counts in place of returns: their centred ranks, the normalised returns, or the raw ones."""
-    lr: float = number(0.01, above=0)
+    lr: float = number(0.01, above=0, live=True)
     """Learning rate."""
-    lr_final: float | None = number(None, at_least=0)
+    lr_final: float | None = number(None, at_least=0, live=True)
     """Learning rate at the end of the env_steps budget; none keeps it constant."""
     optimiser: Literal["adam", "sgd"] = "adam"
     """adam or sgd."""
@@ -82,7 +82,7 @@ class Config(Options):
     """Epsilon of adam."""
     momentum: float = number(0.0, at_least=0, below=1)
     """Of sgd: share of the last direction that is kept."""
-    weight_decay: float = number(0.005, at_least=0)
+    weight_decay: float = number(0.005, at_least=0, live=True)
     """How strongly parameters are pulled towards 0, so that sigma stays a perturbation of note (l2coeff)."""
     normalise_observations: bool = True
     """Scale floating-point observations by their running mean and deviation; pixels are scaled anyway."""
@@ -132,9 +132,8 @@ class ES(Algorithm):
         return EvolutionPolicy(self.model())
 
     def members(self, seed: int, rows: int) -> PerturbedMembers:
-        config, model = self.config, self.model()
-        return PerturbedMembers(model, rows, self._table(model), seed=seed, population=config.population, sigma=config.sigma,
-                                mirrored=config.mirrored, action_noise=config.action_noise)
+        model = self.model()
+        return PerturbedMembers(self.config, model, rows, self._table(model), seed)
 
     def learn(self, seed: int) -> EvolutionLearn:
         model = self.model(seed)

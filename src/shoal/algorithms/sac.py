@@ -60,7 +60,7 @@ class Config(OffPolicyOptions):
     """Temperature: what a nat of entropy is worth; auto learns it."""
     alpha_start: float = number(1.0, above=0)
     """Where a learned temperature begins."""
-    alpha_lr: float = number(3e-4, above=0)
+    alpha_lr: float = number(3e-4, above=0, live=True)
     """Learning rate of the temperature's logarithm."""
     target_entropy: float | Literal["auto"] = "auto"
     """Entropy in nats that a learned temperature keeps the policy at. auto: minus the number of dimensions of the action, whose
@@ -96,7 +96,7 @@ class SAC(OffPolicyActorCritic):
         config, model, target = self.config, self.model(seed), self.model(seed)
         phases = [critic_phase(config, TargetSchedule(config.target_period_updates, config.target_tau)), actor_phase(config)]
         if config.alpha == "auto":
-            phases.append(Phase("temperature", "adam", config.alpha_lr, epsilon=config.optimiser_epsilon))
+            phases.append(Phase("temperature", "adam", lambda: config.alpha_lr, epsilon=config.optimiser_epsilon))
         make: Any = DiscreteSoftObjective if self.actions else SoftObjective
         return OffPolicyLearn(config, model, target, phases, make(config, model.net, target.net), self.target_entropy,
                               self.plan.contrast)

@@ -90,7 +90,7 @@ class EvalConfig(Options):
     """Evaluate at all."""
     episodes: int = number(100, at_least=1)
     """Fresh episodes of one published version in an evaluation; 20 for Atari."""
-    every_env_steps: int = number(20_000, at_least=1)
+    every_env_steps: int = number(20_000, at_least=1, live=True)
     """Decisions between two evaluations."""
     every_learner_steps: int = number(1_000, at_least=1)
     """Updates between two evaluations where no actors run (--offline)."""
@@ -114,7 +114,7 @@ class CheckpointConfig(Options):
 
     section = "checkpoint"
 
-    every_seconds: float = number(60.0, at_least=0.1)
+    every_seconds: float = number(60.0, at_least=0.1, live=True)
     """Time between two checkpoints; there is always one from step 0 and one at the end."""
     keep: int = number(3, at_least=1)
     """How many of the newest are kept."""
@@ -164,7 +164,7 @@ class Experiment(Options, Generic[A, R]):
     """The cluster of --runtime ray."""
     runtime: Literal["local", "inline", "ray"] = "local"
     """Where roles live: local has a process each, inline runs them in one thread, bit-exact for a seed, ray has a cluster."""
-    actors: int | Literal["auto"] = number("auto", at_least=1)
+    actors: int | Literal["auto"] = number("auto", at_least=1, live=True)
     """How many actors; auto measures a starting number, then follows the learner."""
     learners: int = number(1, at_least=1)
     """How many learners share the gradients."""

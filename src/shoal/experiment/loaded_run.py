@@ -15,11 +15,14 @@ from shoal.experiment.prepare import Prepared
 from shoal.experiment.rundir import RunDir
 
 if TYPE_CHECKING:
+    import torch
+
     from shoal.core import Tree
     from shoal.envs import BatchedEnv
     from shoal.envs.opponent_env import OpponentMaker
-    from shoal.experiment.evaluation import Evaluation, TrainedPolicy
+    from shoal.experiment.evaluation import Evaluation
     from shoal.experiment.policies import PreparedPolicy
+    from shoal.experiment.trained_policy import TrainedPolicy
 
 __all__ = ["Run", "compute_threads"]
 
@@ -75,13 +78,18 @@ class Run:
 
     @property
     def policy(self) -> TrainedPolicy:
-        """Acts greedily, one observation at a time; `policy.reset()` at the start of an episode."""
+        """Acts, greedily if not told otherwise, for one observation or a batch; `policy.reset()` at the start of an episode."""
         return next(iter(self.policies.values()))
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The policy's network: `torch.save(run.module.state_dict(), "policy.pt")`."""
+        return self.policy.module
 
     @cached_property
     def policies(self) -> dict[str, TrainedPolicy]:
         """By name, those that learn; one policy for all agents is "main" where it has no other name."""
-        from shoal.experiment.evaluation import TrainedPolicy
+        from shoal.experiment.trained_policy import TrainedPolicy
 
         return {name: TrainedPolicy(one.algorithm, self.published_by(name), one.raw_observation_space, one.raw_action_space)
                 for name, one in self.prepared.policies.items()}

@@ -27,13 +27,15 @@ from shoal.envs.opponent_env import OpponentMaker
 from shoal.errors import ConfigError, EnvironmentError_
 from shoal.experiment.checkpoints import TensorFiles
 from shoal.experiment.config import Experiment, Names, Plan, default_plan
+from shoal.experiment.live_settings import LiveValues
 from shoal.experiment.policies import PreparedPolicy, Seating, fixed_policy, own_values, pairs, seating_of, untrained_policy
 from shoal.experiment.preload import PRELOAD
 from shoal.experiment.references import EnvRef, find
 from shoal.experiment.values import json_values, with_values
 from shoal.league.matchmaking import LeaguePlan
-from shoal.learning import Algorithm, ItemRecord, ScoreRecord
+from shoal.learning import Algorithm, ItemRecord
 from shoal.nets.net_config import NetConfig
+from shoal.population import ScoreRecord
 from shoal.roles.matches import quick_tree
 from shoal.roles.parts import EnvSource, Parts
 from shoal.roles.policies import NamedPolicies, NamedPolicy
@@ -154,6 +156,7 @@ class Prepared:
         if self.several:
             parts = dataclasses.replace(parts, policies=self.named(parts), league=self.league)
         program.on_gpu = parts.hardware.on_gpu
+        program.settings = LiveValues(algorithm=self.algorithm.config, eval=parts.eval)
         with making_networks():  # to know the size of the weights
             if parts.offline and not self.plan.architecture.draws_offline:
                 draw_offline(program, parts)

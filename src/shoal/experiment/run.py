@@ -33,6 +33,7 @@ from shoal.experiment.policies import absolute, policies_given
 from shoal.experiment.prepare import Prepared, plan_from_json, plan_to_json, prepare
 from shoal.experiment.presets import load_preset
 from shoal.experiment.references import EnvRef, check_trust, modules_of
+from shoal.experiment.run_control import RunControl
 from shoal.experiment.rundir import RunDir, default_directory, numbers
 from shoal.experiment.session import Base, Goals, RunSession
 from shoal.experiment.sizing import kept_to, sizing_lines
@@ -319,7 +320,8 @@ def _session(prepared: Prepared, program: Program, rundir: RunDir, base: Base, s
                       keep=experiment.checkpoint.keep, outputs=[output for output in outputs if output is not None], base=base,
                       started=started, autoscaler=_autoscaler(prepared), batch_slots=_batch_slots(prepared),
                       algorithm_metrics=learning, role_metrics=[one for one in program.metrics if one not in learning],
-                      policy=experiment.policy, last_env_steps=experiment.eval.last_env_steps, scopes=prepared.scopes)
+                      policy=experiment.policy, last_env_steps=experiment.eval.last_env_steps, scopes=prepared.scopes,
+                      commands=RunControl(rundir, prepared.plan, program.resumed))
 
 
 def _kept_layout(summary: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -118,7 +118,7 @@ def _farewell(run: Run, out: IO[str]) -> None:
     reason = str(summary.get("stopped_by"))
     stopped = {"return": "the return was reached", "until": "the goal was reached", "env_steps": "env-step budget used up",
                "learner_steps": "update budget used up", "seconds": "time budget used up",
-               "interrupt": "stopped by hand"}.get(reason, reason)
+               "interrupt": "stopped by hand", "stop": "stopped by `shoal stop`"}.get(reason, reason)
     shown = [f"{name.replace('_', ' ')} {_number(summary.get(name))}" for name in ("eval_return", "train_return")]
     where = shlex.quote(str(run.directory))
     trusted = " --trust" if outside(modules_of(RunDir(run.directory).config())) else ""

@@ -30,6 +30,7 @@ from shoal.telemetry.verdict import verdict
 
 if TYPE_CHECKING:
     from shoal.coordination.autoscale import Autoscaler
+    from shoal.experiment.run_control import RunControl
     from shoal.runtime import Supervisor
     from shoal.telemetry.metrics import Metric
 
@@ -75,7 +76,7 @@ class RunSession:
                  outputs: Sequence[Output], base: Base | None = None, started: float | None = None,
                  autoscaler: Autoscaler | None = None, batch_slots: int = 0, algorithm_metrics: Sequence[Metric] = (),
                  role_metrics: Sequence[Metric] = (), policy: PolicyName = "best", last_env_steps: int | None = None,
-                 scopes: Mapping[str, str] | None = None) -> None:
+                 scopes: Mapping[str, str] | None = None, commands: RunControl | None = None) -> None:
         """`scopes`: by the name of each policy that learns, what the names of its roles and files begin with."""
         self.rundir, self.labels, self.goals, self.base = rundir, dict(labels), goals, base or Base()
         self.checkpoints: Checkpoints = rundir.checkpoints(keep)
@@ -85,7 +86,7 @@ class RunSession:
         self._scopes = dict(scopes or {"main": ""})
         self._window = ReadingWindow(algorithm_metrics=algorithm_metrics, role_metrics=role_metrics,
                                      policies=[name for name, scope in self._scopes.items() if scope])
-        self._memory, self._autoscaler = PeakMemory(), autoscaler
+        self._memory, self._autoscaler, self._commands = PeakMemory(), autoscaler, commands
         self._policy, self._last_env_steps = policy, last_env_steps
         self._first_step: float | None = None
         self._last_step: float | None = None  # when training ended
@@ -147,6 +148,8 @@ class RunSession:
         try:
             self.checkpoints.commit(folder, meta)
             self._checkpoint_failed = None
+            if self._commands is not None:
+                self._commands.saved(folder)
             assert self._control is not None
             self._control.start_steps()  # not before the first checkpoint is whole
             self._write_summary()
@@ -164,7 +167,7 @@ class RunSession:
             self._save_last(control)
         self._last_step = time.monotonic()
         shown, self._trained = self._measure(self._last_step), self._measure(self._last_step, whole_run=True)
-        if ended and done and reason not in ("interrupt", "return", "until"):  # what was confirmed stays the result
+        if ended and done and reason not in ("interrupt", "stop", "return", "until"):  # what was confirmed stays the result
             self._evaluate_last(control)
         now = self._measure(time.monotonic())
         newer = {name: now[name] for name in (*EVALUATED, *self._window.counters) if name in now}  # a step may end after the stop
@@ -189,6 +192,26 @@ class RunSession:
         """Which layout was chosen before the run."""
         self._event({"kind": "layout", "text": text})
 
+    # ------------------------------------------------------------------ called by those who carry out a user's commands
+    def save_soon(self) -> None:
+        self._checkpoint_at = 0.0
+
+    def checkpoint_every(self, seconds: float) -> None:
+        self._checkpoint_seconds = seconds
+        self._checkpoint_at = min(self._checkpoint_at, time.monotonic() + seconds)
+
+    def fix_actors(self) -> None:
+        """The number of actors follows the learner no more."""
+        if self._autoscaler is not None:
+            self._autoscaler = None
+            self._event({"kind": "scale", "text": "the number of actors follows the learner no more: it was set"})
+
+    def note_change(self, text: str, values: Mapping[str, Any]) -> None:
+        """What a user has changed, when."""
+        assert self._control is not None
+        steps = {name: int(self.base.totals.get(name, 0) + self._control.total(name)) for name in ("env_steps", "learner_steps")}
+        self._event({"kind": "change", "text": f"{text} at {steps['env_steps']:,} env steps", "values": dict(values), **steps})
+
     # ------------------------------------------------------------------ watching
     def _glance(self, control: Supervisor, now: float, begun: bool) -> None:
         if self._first_step is None and begun:
@@ -201,6 +224,8 @@ class RunSession:
             self._event(event)
         if self._interrupted:
             control.stop("interrupt")
+        if self._commands is not None and control.complete():
+            self._commands.tick(control, self)
         limit = self.goals.max_seconds
         if limit is not None and self._seconds(now) >= limit:
             control.stop("seconds")
@@ -348,6 +373,8 @@ class RunSession:
         self._control.start_steps()  # training goes on without
         self._checkpoint_at = time.monotonic() + min(RETRY_SECONDS, self._checkpoint_seconds)
         self._checkpoint_failed = why
+        if self._commands is not None:
+            self._commands.saved(None, f"the checkpoint could not be written: {why}")
         kept = "the previous one stays" if self.checkpoints.newest() is not None else "there is none yet"
         self._event({"kind": "checkpoint failed", "text": f"{why}; {kept}"})
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from shoal.core import GroupMember, Me, Publisher
 from shoal.errors import GroupChanged
-from shoal.learning import Evolves
+from shoal.population import Evolves
 from shoal.roles.learner_group import agree, agree_again, state_bytes
 from shoal.roles.learner_state import LearnerState
 from shoal.roles.member_rollout import MemberRollout, rows_of

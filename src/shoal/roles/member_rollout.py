@@ -9,7 +9,7 @@ from shoal.algorithms.records.moments import MomentSums
 from shoal.algorithms.records.spaces import float_paths
 from shoal.core import Me, Tree
 from shoal.envs import BatchedEnv, Step
-from shoal.learning import Members, ScoreRecord
+from shoal.population import Members, ScoreRecord
 
 __all__ = ["MemberRollout", "rows_of"]
 

@@ -13,7 +13,9 @@ from shoal.envs.multi_agent import GroupSpec
 from shoal.envs.opponent_env import OpponentEnv, OpponentMaker, built_in_opponent
 from shoal.errors import ConfigError
 from shoal.league.matchmaking import LeaguePlan
-from shoal.learning import Algorithm, DeviceLearn, ItemRecord, Learn, ScoreRecord, StoredItems, UnrollRecord
+from shoal.learning import Algorithm, DeviceLearn, ItemRecord, Learn, StoredItems, UnrollRecord
+from shoal.options import number
+from shoal.population import ScoreRecord
 from shoal.roles.goals import Goal
 from shoal.roles.policies import NamedPolicies
 from shoal.roles.replay_config import ReplayConfig
@@ -73,7 +75,7 @@ class EvalPlan:
 
     enabled: bool = True
     episodes: int = 100
-    every_env_steps: int = 20_000
+    every_env_steps: int = number(20_000, live=True)
     every_learner_steps: int | None = None
     """Count updates instead: without actors there are no env_steps."""
     greedy: bool = True

@@ -28,8 +28,8 @@ from shoal.runtime.wires import BroadcastWire, CallWire, GroupWire, Port, Shared
 from shoal.slots import Allocator, Layout, MemoryBlock
 from shoal.telemetry import Metric, Stats
 
-__all__ = ["CONTROL", "ControlPort", "EndpointFactory", "Place", "Program", "RoleNode", "ScaleOptions", "SideWork",
-           "Store"]
+__all__ = ["CONTROL", "ControlPort", "EndpointFactory", "Place", "Program", "RoleNode", "ScaleOptions", "Settings",
+           "SideWork", "Store"]
 
 PRELOAD = ("numpy", "cloudpickle", "setproctitle", "torch", "shoal.runtime.place")
 W = TypeVar("W", bound=Wire)
@@ -40,6 +40,13 @@ class Store(Protocol):
 
     def save(self, path: Any, state: Mapping[str, Any]) -> None: ...
     def load(self, path: Any) -> dict[str, Any]: ...
+
+
+class Settings(Protocol):
+    """Values that all roles of a program share and that may change while it runs. Every process holds its own copy, among the
+    arguments of its roles; roles read it whenever they need a value."""
+
+    def change(self, values: Mapping[str, Any]) -> None: ...
 
 
 class EndpointFactory(Protocol):
@@ -132,6 +139,7 @@ class Program:
         self.starts_paused = False  # whether no role begins its first step before `Supervisor.start_steps`
         self.folder: Path | None = None  # where roles keep files that outlive the program (core.Me.folder)
         self.finishers = 1  # how many instances have to call `me.finish` before the program stops
+        self.settings: Settings | None = None  # `Supervisor.change` changes it, in every place
         self.on_gpu = False  # whether the roles that take from streams, serve or publish compute on one
         self.nodes: dict[str, RoleNode] = {}
         self.wires: dict[str, Wire] = {}

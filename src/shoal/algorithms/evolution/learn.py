@@ -41,7 +41,7 @@ class EvolutionLearn:
     def __init__(self, config: Config, model: EvolutionModel, table: NoiseTable, seed: int, longest: int) -> None:
         """Episodes are cut off at `longest` decisions at first."""
         self.config, self.model, self.table, self.seed = config, model, table, seed
-        phase = Phase(PHASE, config.optimiser, config.lr, config.lr_final, config.optimiser_epsilon)
+        phase = Phase(PHASE, config.optimiser, lambda: config.lr, lambda: config.lr_final, config.optimiser_epsilon)
         self.parameters = PhasedParameters((phase,), {PHASE: slice(0, model.params.numel())}, model.params)
         self.statistics = LearnerNormalisers(model.norm_size)
         self._limit = torch.tensor([float(longest)], dtype=torch.float64)

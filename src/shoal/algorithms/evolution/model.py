@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 
@@ -15,6 +17,9 @@ from shoal.learning import StepView
 from shoal.nets import PolicyNetwork, build_policy
 from shoal.nets.batched import BatchedPolicy
 from shoal.slots import map_tree
+
+if TYPE_CHECKING:
+    from shoal.algorithms.es import Config
 
 __all__ = ["EvolutionModel", "EvolutionPolicy", "PerturbedMembers"]
 
@@ -50,11 +55,10 @@ class EvolutionPolicy(ModelPolicy[EvolutionModel]):
 class PerturbedMembers:
     """A learning.Members: theta + sigma eps or theta - sigma eps on every row, eps a slice of the noise table."""
 
-    def __init__(self, model: EvolutionModel, rows: int, table: NoiseTable, *, seed: int, population: int, sigma: float,
-                 mirrored: bool, action_noise: float) -> None:
-        self.model, self.table, self.seed, self.sigma, self.mirrored = model, table, seed, sigma, mirrored
-        self.draws = population // 2 if mirrored else population
-        self.action_noise = action_noise if model.actions.box is not None else 0.0
+    def __init__(self, config: Config, model: EvolutionModel, rows: int, table: NoiseTable, seed: int) -> None:
+        self.config, self.model, self.table, self.seed = config, model, table, seed
+        self.draws = config.population // 2 if config.mirrored else config.population
+        self.action_noise = config.action_noise if model.actions.box is not None else 0.0
         self.copies = BatchedPolicy(model.net, rows)
         self._policy = EvolutionPolicy(model)
 
@@ -64,8 +68,8 @@ class PerturbedMembers:
     def perturb(self, iteration: int, numbers: np.ndarray) -> None:
         indices = draw_indices(self.seed, iteration, self.draws, self.table)
         for row, number in zip(self.copies.params, numbers.tolist(), strict=True):
-            draw, opposite = divmod(number, 2) if self.mirrored else (number, 0)
-            sigma = -self.sigma if opposite else self.sigma
+            draw, opposite = divmod(number, 2) if self.config.mirrored else (number, 0)
+            sigma = -self.config.sigma if opposite else self.config.sigma
             torch.add(self.model.params, self.table.slice(int(indices[draw])), alpha=sigma, out=row)
 
     def act(self, view: StepView, rng: torch.Generator) -> Tree:

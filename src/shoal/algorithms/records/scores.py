@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shoal.algorithms.records.moments import moment_fields
 from shoal.algorithms.records.step_view import StepViewer
-from shoal.learning import ScoreRecord
+from shoal.population import ScoreRecord
 from shoal.slots import Field, Layout
 
 __all__ = ["Scores"]
