@@ -48,8 +48,10 @@ Options of train (all of them: shoal train PRESET ENV --help)
   --max-learner-steps N      stop after N updates
   --max-seconds S            stop after S seconds
   --demos PATH               learn from recorded episodes too; with --offline from nothing else   (algorithms with replay)
+  --policies WORD            several agents: shared, self-play, independent, league or module:function   (shared)
   --run-dir DIR              where the run is written            (runs/<time>-<preset>-<env>-<seed>)
-  --SECTION.FIELD VALUE      algorithm, architecture, net, replay, envs, eval, checkpoint, gpu, faults, autoscale, console, ray
+  --SECTION.FIELD VALUE      algorithm, architecture, net, replay, envs, eval, checkpoint, gpu, faults, autoscale, console,
+                             league, ray
 
 Exit codes: 0 done, 2 something you gave makes no sense, 3 a role kept failing, 130 stopped with Ctrl-C.
 """
