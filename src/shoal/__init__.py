@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoal import log
+    from shoal.coordination.population.priors import choice, loguniform, uniform
     from shoal.errors import (
         CheckpointError,
         ConfigError,
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     )
     from shoal.experiment.run import Run, load, resume, train
     from shoal.telemetry.callbacks import Callback
+    from shoal.tuning.command import tune
+    from shoal.tuning.study import Study
 
 __version__ = "0.1.0"
 
@@ -38,14 +41,20 @@ _WHERE = {
     "RoleFailed": "shoal.errors",
     "Run": "shoal.experiment.run",
     "ShoalError": "shoal.errors",
+    "Study": "shoal.tuning.study",
     "WireError": "shoal.errors",
+    "choice": "shoal.coordination.population.priors",
     "load": "shoal.experiment.run",
+    "loguniform": "shoal.coordination.population.priors",
     "resume": "shoal.experiment.run",
     "train": "shoal.experiment.run",
+    "tune": "shoal.tuning.command",
+    "uniform": "shoal.coordination.population.priors",
 }
 
 __all__ = ["Callback", "CheckpointError", "ConfigError", "EnvironmentError_", "ProgramError", "ReplayError", "RoleFailed", "Run",
-           "ShoalError", "WireError", "__version__", "load", "log", "resume", "train"]
+           "ShoalError", "Study", "WireError", "__version__", "choice", "load", "log", "loguniform", "resume", "train", "tune",
+           "uniform"]
 
 
 def __getattr__(name: str) -> Any:
