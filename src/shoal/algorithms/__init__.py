@@ -33,6 +33,9 @@ ALGORITHMS = {
     "td3": "shoal.algorithms.td3:TD3",
     "sac": "shoal.algorithms.sac:SAC",
     "curl": "shoal.algorithms.curl:CURL",
+    "bc": "shoal.algorithms.bc:BC",
+    "td3_bc": "shoal.algorithms.td3_bc:TD3BC",
+    "iql": "shoal.algorithms.iql:IQL",
 }
 """Name -> "module:Class"."""
 

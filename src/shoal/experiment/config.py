@@ -34,7 +34,7 @@ from shoal.roles.replay_config import ReplayConfig
 from shoal.runtime import Faults, RayConfig
 
 __all__ = ["CheckpointConfig", "ConsoleConfig", "EnvsConfig", "EvalConfig", "Experiment", "Found", "Names", "Plan",
-           "check_ray", "default_plan"]
+           "check_ray", "default_plan", "experiment_type", "offline_data"]
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -238,9 +238,6 @@ class Experiment(Options, Generic[A, R]):
         if self.demos is None:
             raise ConfigError("--offline learns from demonstrations alone, and there are none; give --demos PATH "
                               "(make some with `shoal data record`)")
-        if not self.eval.enabled:
-            raise ConfigError("--offline needs evaluations to show what is learned, but --eval.enabled is false; leave it on "
-                              "(a large --eval.every-learner-steps costs little)")
         if self.max_env_steps is not None:
             raise ConfigError(f"--max-env-steps {self.max_env_steps} is never reached with --offline, which takes no environment "
                               "steps; give --max-learner-steps or --max-seconds")
@@ -310,8 +307,19 @@ class Plan:
         if experiment.actors != "auto" and experiment.actors > 1 and not self.architecture.has_actors:
             raise ConfigError(f"--actors {experiment.actors} does not fit --architecture {self.names.architecture}, whose learner "
                               "acts itself; leave it out, and raise --architecture.envs-per-actor")
+        self._validate_evaluations()
         check_fit(self.names, self.algorithm, self.architecture, experiment.architecture, demos=experiment.demos is not None,
                   replay_options=experiment.replay != ReplayConfig())
+
+
+    def _validate_evaluations(self) -> None:
+        experiment = self.experiment
+        if experiment.offline and self.env.simulated and not experiment.eval.enabled:
+            raise ConfigError("--offline needs evaluations to show what is learned, but --eval.enabled is false; leave it on "
+                              "(a large --eval.every-learner-steps costs little)")
+        if experiment.goal is not None and not self.env.simulated:
+            raise ConfigError(f"the goal {experiment.goal} needs evaluations, and {self.env.name} is known from recordings alone; "
+                              "give the simulator with --env ENV, or --max-learner-steps")
 
 
 def experiment_type(plan: Plan) -> Any:
@@ -329,6 +337,15 @@ def check_ray(experiment: Experiment[Any, Any], before: RayConfig | None = None)
                        if (value := getattr(experiment.ray, entry.name)) != getattr(before, entry.name))
     raise ConfigError(f"{flag(name, 'ray')} {value} needs --runtime ray, but this run has --runtime {experiment.runtime}; give "
                       "--runtime ray too, or leave it out")
+
+
+def offline_data(place: str, simulator: EnvRef | None) -> tuple[EnvRef, dict[str, Any]]:
+    """The environment of an offline preset, which is that of the recording where there is no simulator, and the values that name
+    the recording."""
+    from shoal.offline import found_at, open_demos
+
+    path = str(found_at(place))
+    return simulator or EnvRef.recorded(open_demos(path).info, path), {"demos": path, "offline": True}
 
 
 def default_plan(names: Names | Components, env: EnvRef, preset: Preset | None, overrides: Mapping[str, Any] | None = None,

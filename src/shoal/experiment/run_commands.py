@@ -17,7 +17,7 @@ from shoal.errors import ConfigError, EnvironmentError_, RoleFailed, ShoalError
 from shoal.experiment.config import ConsoleConfig
 from shoal.experiment.parse import parse_options, parse_train, split_positionals
 from shoal.experiment.policy_choice import PolicyChoice, PolicyName
-from shoal.experiment.references import check_trust, modules_of, outside
+from shoal.experiment.references import EnvRef, check_trust, modules_of, outside
 from shoal.experiment.run import Run, launch, load, resume_plan
 from shoal.experiment.rundir import RunDir
 from shoal.experiment.values import apply
@@ -58,6 +58,8 @@ class Resume(Options):
     """How many actors from now on, on a machine or a cluster of another size, or auto to find it anew; as before without it."""
     online: bool = False
     """Let actors act from now on, in a run that has learned from --demos alone (--offline); it goes on learning from them too."""
+    env: str | None = None
+    """The simulator of a run that had none: for --online, or for evaluations from now on."""
     learner_threads: int | None = number(None, at_least=1)
     """Threads that each learner computes with, on a machine with another number of cores; as before without it."""
     ray: RayConfig = dataclasses.field(default_factory=RayConfig)
@@ -82,7 +84,8 @@ def resume_command(arguments: list[str]) -> int:
     overrides |= {name: dataclasses.asdict(getattr(options, name)) for name in ("ray", "console")}
     if options.online:
         overrides["offline"] = False
-    return _go(lambda: launch(resume_plan(rundir, overrides, trust=options.trust), rundir))
+    env = None if options.env is None else EnvRef.named(options.env).target
+    return _go(lambda: launch(resume_plan(rundir, overrides, env, options.trust), rundir))
 
 
 def _go(start: Callable[[], Run]) -> int:
@@ -158,6 +161,8 @@ def _number(value: float | None, digits: int = 2) -> str:
 class Eval(Options):
     """Mean return of fresh episodes, played greedily with a policy of the newest checkpoint."""
 
+    env: str | None = None
+    """The simulator, for a run that had none."""
     episodes: int = number(100, at_least=1)
     """How many episodes."""
     seed: int = number(1_000_000, at_least=0, below=2**53)
@@ -194,6 +199,8 @@ def _opponent(options: Eval) -> str | Run | None:
 class Play(Options):
     """Watch a run's policy play."""
 
+    env: str | None = None
+    """The simulator, for a run that had none."""
     episodes: int = number(1, at_least=1)
     """How many episodes."""
     seed: int = number(0, at_least=0, below=2**53)
@@ -223,7 +230,8 @@ def play_command(arguments: list[str]) -> int:
 
 def _load_and_say(rundir: RunDir, options: Eval | Play) -> Run:
     """The run, and which of its policies is used."""
-    run = load(rundir.path, trust=options.trust, **({} if options.policy is None else {"policy": options.policy}))
+    env = None if options.env is None else EnvRef.named(options.env).target
+    run = load(rundir.path, env=env, trust=options.trust, **({} if options.policy is None else {"policy": options.policy}))
     sys.stdout.write(f"{run.choice.sentence()}\n")
     return run
 

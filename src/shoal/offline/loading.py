@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,22 @@ from typing import Any
 from shoal.envs.interface import EnvSpec
 from shoal.errors import ConfigError
 from shoal.offline.demo_folder import META, DemoFolder
-from shoal.offline.minari import MinariDataset, is_minari
+from shoal.offline.minari import MINARI, MinariDataset, is_minari, minari_folder
 from shoal.offline.recorded_episodes import Demos, RecordingInfo, plain
 from shoal.offline.space_json import difference
 
-__all__ = ["check_fit", "open_demos"]
+__all__ = ["check_fit", "found_at", "open_demos"]
 
 
-def open_demos(path: str | Path) -> Demos:
-    """Open a folder that `shoal data record` made, or the folder of a Minari dataset."""
-    path = Path(path)
+def found_at(place: str | Path) -> Path:
+    """Where a recording is, as an absolute path: of a path, or of a Minari dataset that is installed (minari:my/dataset-v0)."""
+    word = str(place)
+    return Path(os.path.abspath(minari_folder(word.removeprefix(MINARI)) if word.startswith(MINARI) else word))
+
+
+def open_demos(place: str | Path) -> Demos:
+    """Open a folder that `shoal data record` made, or a Minari dataset: its folder, or minari:ID."""
+    path = found_at(place) if str(place).startswith(MINARI) else Path(place)
     if not path.exists():
         raise ConfigError(f"there are no demonstrations at {path}: it does not exist; record some with "
                           "`shoal data record SOURCE ENV --out PATH`")

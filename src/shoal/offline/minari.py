@@ -10,6 +10,7 @@ counts as truncated, and its last observation is there. Reading needs only h5py,
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +24,20 @@ from shoal.envs.space_codecs import ActionCodec, BadValue, ObservationCodec
 from shoal.errors import ConfigError
 from shoal.offline.recorded_episodes import Episode, RecordingInfo, Statistics, action_dtype, check_episode
 
-__all__ = ["MinariDataset", "is_minari"]
+__all__ = ["MINARI", "MinariDataset", "is_minari", "minari_folder"]
 
 DATA, META = "main_data.hdf5", "metadata.json"
+MINARI = "minari:"
+"""Before the id of a dataset that Minari has installed."""
+
+
+def minari_folder(name: str) -> Path:
+    """Where Minari keeps the dataset with this id."""
+    root = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
+    if not (root / name).is_dir():
+        raise ConfigError(f"there is no Minari dataset {name} in {root}; get it with `pip install 'minari[hf,hdf5]'` and "
+                          f"`minari download {name}`, or set MINARI_DATASETS_PATH to where it is")
+    return root / name
 
 
 def _data_folder(path: Path) -> Path | None:

@@ -11,7 +11,7 @@ arrays and tensors with tensors; then no number is read, and `explore` as an arr
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -23,7 +23,7 @@ from shoal.algorithms.common.policy import ModelPolicy
 from shoal.algorithms.off_policy.noise import Noise
 from shoal.core import Tree
 from shoal.learning import StepView
-from shoal.nets import Critic, DeterministicActor, PolicyNetwork, SquashedGaussianActor, StackedValues
+from shoal.nets import Critic, DeterministicActor, GaussianActor, PolicyNetwork, SquashedGaussianActor, StackedValues
 from shoal.nets.continuous import bounded_range
 from shoal.ops import distributions as dist
 from shoal.ops.off_policy import clipped_double_q
@@ -34,7 +34,14 @@ __all__ = ["UNIFORM", "BoxPolicy", "DiscretePolicy", "NoisyPolicy", "SampledPoli
 
 UNIFORM = -1.0
 
-A = TypeVar("A", DeterministicActor, SquashedGaussianActor)
+
+class UnitActor(Protocol):
+    """A net of actions in [-1, 1]."""
+
+    def unit(self, observation: Any) -> Tensor: ...
+
+
+A = TypeVar("A", bound=UnitActor)
 
 
 class BoxPolicy(ModelPolicy[Model[Any]], Generic[A]):
@@ -92,12 +99,12 @@ class NoisyPolicy(BoxPolicy[DeterministicActor]):
         return (unit + noise).clamp_(-1.0, 1.0), state
 
 
-class SampledPolicy(BoxPolicy[SquashedGaussianActor]):
+class SampledPolicy(BoxPolicy[SquashedGaussianActor | GaussianActor]):
     """A stochastic actor."""
 
     def explored(self, seen: Tree, state: Tree, first: Tensor, amount: Tensor, rng: torch.Generator) -> tuple[Tensor, Tree]:
         noise = torch.randn(len(amount), self.size, generator=rng, device=amount.device)
-        return self.actor.action(seen, torch.where(amount > 0, noise, 0.0)), state  # without noise: the median
+        return self.actor.action(seen, torch.where(amount > 0, noise, 0.0)), state  # without noise: the median, or the mean
 
 
 class DiscretePolicy(ModelPolicy[Model[Any]]):
