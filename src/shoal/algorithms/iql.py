@@ -88,7 +88,7 @@ class ImplicitObjective:
         """V, towards an expectile of the target critics' values."""
         value = self._values(seen)
         return ActorObjective(expectile_loss(self._judged(seen, items) - value, self.config.expectile),
-                              {"value_mean": value.detach().mean()})
+                              {"value_mean": value.detach().mean()}, weighted=True)
 
     def actor(self, seen: Tree, items: Tree, noise: Tensor | None) -> ActorObjective:
         found = log_prob(self.policy, seen, items)

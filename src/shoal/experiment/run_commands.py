@@ -123,6 +123,7 @@ def _farewell(run: Run, out: IO[str]) -> None:
                "interrupt": "stopped by hand"}.get(reason, reason)
     shown = [f"{name.replace('_', ' ')} {_number(summary.get(name))}" for name in ("eval_return", "train_return")]
     where = shlex.quote(str(run.directory))
+    simulator = "" if run.prepared.plan.env.simulated else " --env ENV"
     trusted = " --trust" if outside(modules_of(RunDir(run.directory).config())) else ""
     saved = summary["checkpoint_bytes"]
     if summary.get("checkpoint_failed"):
@@ -139,7 +140,7 @@ def _farewell(run: Run, out: IO[str]) -> None:
         out.write(f"  policy  {choice.sentence().removeprefix('policy ')}\n")
     if saved["all"]:
         out.write(f"  saved   {saved['all'] / 1e6:,.1f} MB in the newest checkpoint{tables}\n"
-                  f"  play    shoal play {where}{trusted}\n"
+                  f"  play    shoal play {where}{trusted}{simulator}\n"
                   f"  resume  shoal resume {where}{trusted} --max-{unit.replace('_', '-')} {_further(summary[unit])}\n")
     else:
         out.write("  saved   nothing: there is no checkpoint to play or resume; remove the run, or keep it for its logs\n")

@@ -4,7 +4,7 @@
       critic         (R + D bootstrap - Q_i(x, a))^2 of every critic, weighted ──> gradient, new priorities
       actor          what the objective says of the actor's own actions        ──> gradient (not weighted)
       temperature    alpha (H - target), where alpha is learned (sac)           ──> gradient
-      any other      what the objective says (V of iql)                         ──> gradient, weighted as the critics'
+      any other      what the objective says (V of iql)                         ──> gradient
 
 Random numbers of an update come with its minibatch, so that they do not depend on where it is computed. Several learners make the
 update of their joined batch, phase by phase.
@@ -54,6 +54,8 @@ class ActorObjective(NamedTuple):
     metrics: Mapping[str, Tensor] = {}
     entropy: Tensor | None = None
     """Of the policy for each item [B]: what the temperature is learned from."""
+    weighted: bool = False
+    """Whether importance weights count, as for critics; not for an actor."""
 
 
 class Objective(Protocol):
@@ -173,7 +175,8 @@ class ActorCriticLearn(ItemLearn[Model[Any]]):
         with torch.no_grad():  # an encoder is the critics' business
             seen = self.model.see(minibatch.items["observation"])
         found = cast(MorePhases, self._objective).more(phase, seen, minibatch.items)
-        return Loss((minibatch.weight * found.loss).sum() * minibatch.scale, found.metrics)
+        loss = minibatch.weight * found.loss if found.weighted else found.loss
+        return Loss(loss.sum() * minibatch.scale, found.metrics)
 
     def _temperature_loss(self, minibatch: NoisyMinibatch) -> Loss:
         """From the entropy that the actor's phase has found for the same minibatch."""
