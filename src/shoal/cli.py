@@ -16,7 +16,7 @@ HELP = """\
 shoal: distributed reinforcement learning
 
   shoal train PRESET ENV [options]      train, such as: shoal train impala CartPole-v1 --until-return 475
-  shoal train PRESET DATA [--env ENV]   learn from a recording (bc, td3_bc, iql); the simulator is optional
+  shoal train PRESET DATA [--env ENV]   learn from a recording (bc, marwil, td3_bc, cql, iql); the simulator is optional
   shoal train --algorithm A --architecture B ENV [options]     your own: ./my_preset.toml, --algorithm my.module:MyAlgorithm
   shoal resume RUN [options]            go on from the newest checkpoint of a run directory
   shoal eval RUN [--episodes N]         mean return of fresh episodes, played greedily

@@ -35,6 +35,8 @@ ALGORITHMS = {
     "curl": "shoal.algorithms.curl:CURL",
     "bc": "shoal.algorithms.bc:BC",
     "td3_bc": "shoal.algorithms.td3_bc:TD3BC",
+    "marwil": "shoal.algorithms.marwil:MARWIL",
+    "cql": "shoal.algorithms.cql:CQL",
     "iql": "shoal.algorithms.iql:IQL",
 }
 """Name -> "module:Class"."""

@@ -150,6 +150,11 @@ class SquashedGaussianActor(PolicyNetwork):
         mean, log_std = super().forward(observation).chunk(2, -1)
         return tanh_gaussian_from_noise(mean, log_std.clamp(*LOG_STD), noise)
 
+    def samples(self, observation: Observation, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Several actions [N, K, D] for each observation, made of ``noise`` [N, K, D], and their log-probabilities [N, K]."""
+        mean, log_std = super().forward(observation).unsqueeze(1).chunk(2, -1)
+        return tanh_gaussian_from_noise(mean, log_std.clamp(*LOG_STD), noise)
+
     def action(self, observation: Observation, noise: Tensor) -> Tensor:
         """The actions of `sample`."""
         mean, log_std = super().forward(observation).chunk(2, -1)

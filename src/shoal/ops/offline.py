@@ -9,7 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["advantage_weights", "expectile_loss"]
+from shoal.ops.value import chosen
+
+__all__ = ["action_gap", "advantage_weights", "expectile_loss", "sampled_logsumexp"]
 
 
 def expectile_loss(error: Tensor, expectile: float) -> Tensor:
@@ -21,3 +23,14 @@ def expectile_loss(error: Tensor, expectile: float) -> Tensor:
 def advantage_weights(advantage: Tensor, beta: float, limit: float) -> Tensor:
     """min(exp(beta A), limit): how much a recorded action counts."""
     return (beta * advantage).exp().clamp(max=limit)
+
+
+def action_gap(q: Tensor, action: Tensor) -> Tensor:
+    """log sum_a exp q(s, a) - q(s, a_data), ``[..., A]`` and ``[...]`` -> ``[...]``: what CQL of discrete actions keeps small."""
+    return torch.logsumexp(q, -1) - chosen(q, action)
+
+
+def sampled_logsumexp(q: Tensor, log_prob: Tensor) -> Tensor:
+    """log sum exp of q over sampled actions, each divided by the density it was drawn with: ``[..., N]`` -> ``[...]``. As in the
+    released program it is a sum, not a mean: the two differ by log N."""
+    return torch.logsumexp(q - log_prob.detach(), -1)

@@ -58,7 +58,11 @@ class OffPolicyActorCritic(Algorithm):
 
     def model(self, seed: int) -> Model[Any]:
         """To learn with."""
-        return self._model(self.net(seed), seed, learns=True)
+        return self.model_of(self.net(seed), seed)
+
+    def model_of(self, net: nn.Module, seed: int) -> Model[Any]:
+        """The same with this net, which may have more parts than its own."""
+        return self._model(net, seed, learns=True)
 
     def _model(self, net: nn.Module, seed: int = 0, learns: bool = False) -> Model[Any]:
         plan = self.plan

@@ -34,8 +34,8 @@ from shoal.device.transfer import to_device
 from shoal.learning import Progress
 from shoal.ops.off_policy import temperature_loss
 
-__all__ = ["ActorCriticLearn", "ActorObjective", "Cloning", "MorePhases", "NoisyMinibatch", "Objective", "actor_phase",
-           "critic_phase"]
+__all__ = ["ActorCriticLearn", "ActorObjective", "Cloning", "MorePhases", "NoisyMinibatch", "Objective", "Penalised", "Penalty",
+           "actor_phase", "critic_phase"]
 
 
 @dataclass
@@ -84,6 +84,23 @@ class MorePhases(Protocol):
     def more(self, phase: str, seen: Tree, items: Tree) -> ActorObjective: ...
 
 
+class Penalty(NamedTuple):
+    """What critics descend beside their errors."""
+
+    loss: Tensor
+    """Of every critic and item [count, B]."""
+    gap: Tensor | None = None
+    """Of each item [B]: what a learned multiplier keeps at its threshold."""
+    metrics: Mapping[str, Tensor] = {}
+
+
+@runtime_checkable
+class Penalised(Protocol):
+    """An objective whose critics have a penalty (cql)."""
+
+    def penalty(self, seen: Tree, following: Tree, q: Tensor, noise: Tensor | None) -> Penalty: ...
+
+
 class LearnOptions(Protocol):
     """What the learning side reads of the options."""
 
@@ -118,15 +135,18 @@ class ActorCriticLearn(ItemLearn[Model[Any]]):
     """A learning.Learn and ReplayLearn. The parts of the net are named as the phases are."""
 
     def __init__(self, config: LearnOptions, model: Model[Any], target: Model[Any] | None, phases: Sequence[Phase],
-                 objective: Objective | Cloning, target_entropy: float = 0.0, contrast: Contrast | None = None) -> None:
-        """Without critics there is no target, and items have no errors: all priorities are 1."""
+                 objective: Objective | Cloning, target_entropy: float = 0.0, contrast: Contrast | None = None,
+                 threshold: float = 0.0) -> None:
+        """Without critics there is no target, and items have no errors: all priorities are 1. `threshold` is that of the gap."""
         super().__init__(model, phases, target=target, publishes=None if config.actor_priorities else "actor", contrast=contrast)
         self.config, self._objective, self._target_entropy = config, objective, target_entropy
+        self._penalised, self._threshold = objective if isinstance(objective, Penalised) else None, threshold
         self._entropy = torch.zeros(())  # of the last actor phase, as its share of the joined batch's mean
+        self._gap = torch.zeros(())      # the same of the last critic phase
 
     def to(self, hardware: Hardware) -> None:
         super().to(hardware)
-        self._entropy = self._entropy.to(hardware.device)
+        self._entropy, self._gap = self._entropy.to(hardware.device), self._gap.to(hardware.device)
 
     def split(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[NoisyMinibatch]:
         """One: the batch as it was drawn."""
@@ -145,7 +165,9 @@ class ActorCriticLearn(ItemLearn[Model[Any]]):
                 return self._critic_loss(minibatch)
             if phase == "actor":
                 return self._actor_loss(minibatch)
-            return self._temperature_loss(minibatch) if phase == "temperature" else self._other_loss(minibatch, phase)
+            if phase in ("temperature", "multiplier"):
+                return self._multiplier_loss(minibatch, phase)
+            return self._other_loss(minibatch, phase)
 
     def _critic_loss(self, minibatch: NoisyMinibatch) -> Loss:
         items, see, target, objective = minibatch.items, self.model.see, self.target, cast(Objective, self._objective)
@@ -155,12 +177,19 @@ class ActorCriticLearn(ItemLearn[Model[Any]]):
             lagging = following if target.representation is None else target.see(items["next_observation"])
             bootstrap = objective.bootstrap(following, lagging, items, minibatch.noise)
             goal = items["reward"] + items["discount"] * bootstrap
-        q = objective.taken(see(items["observation"]), items)
+        seen = see(items["observation"])
+        q = objective.taken(seen, items)
         error = goal - q
         size = error.detach().abs().mean(0)
         metrics = {"td_error": size.mean(), "q_mean": q.detach().mean(), "target_mean": goal.mean(),
                    "importance_min": minibatch.weight.min()}
-        return Loss((minibatch.weight * error.square()).sum() * minibatch.scale, metrics, size)
+        loss = minibatch.weight * error.square()
+        if self._penalised is not None:
+            penalty = self._penalised.penalty(seen, following, q, minibatch.noise)
+            loss, metrics = loss + penalty.loss, {**metrics, **penalty.metrics}
+            if penalty.gap is not None:
+                self._gap.copy_(penalty.gap.sum() * minibatch.scale)
+        return Loss(loss.sum() * minibatch.scale, metrics, size)
 
     def _actor_loss(self, minibatch: NoisyMinibatch) -> Loss:
         with torch.no_grad():  # what the actor sees is the critics' business
@@ -178,8 +207,10 @@ class ActorCriticLearn(ItemLearn[Model[Any]]):
         loss = minibatch.weight * found.loss if found.weighted else found.loss
         return Loss(loss.sum() * minibatch.scale, found.metrics)
 
-    def _temperature_loss(self, minibatch: NoisyMinibatch) -> Loss:
-        """From the entropy that the actor's phase has found for the same minibatch."""
-        share = len(minibatch.weight) * minibatch.scale
-        alpha = self.model.net.temperature()
-        return Loss(temperature_loss(alpha, self._entropy, self._target_entropy * share).sum())
+    def _multiplier_loss(self, minibatch: NoisyMinibatch, phase: str) -> Loss:
+        """From what an earlier phase has found for the same minibatch: an entropy, which is to stay above its target, or a gap,
+        which is to stay below its threshold."""
+        share, net = len(minibatch.weight) * minibatch.scale, self.model.net
+        if phase == "temperature":
+            return Loss(temperature_loss(net.temperature(), self._entropy, self._target_entropy * share).sum())
+        return Loss(temperature_loss(net.multiplier(), -self._gap, -self._threshold * share).sum())

@@ -46,10 +46,13 @@ class Temperature(nn.Module):
 
 
 class SoftNet(nn.Module):
-    """A squashed Gaussian actor, two critics and a temperature (sac)."""
+    """A squashed Gaussian actor, two critics and a temperature (sac); cql may add a multiplier of its own loss."""
+
+    multiplier: Temperature | None
 
     def __init__(self, plan: Plan, space: gym.spaces.Box, temperature: Temperature | None, seed: int) -> None:
         super().__init__()
+        self.multiplier = None
         self.actor = build_squashed_actor(plan.seen_space, space, plan.net, seed)
         self.critic = build_critic(plan.seen_space, space, plan.net, seed + 1, 2)
         self.temperature = temperature
