@@ -37,7 +37,7 @@ from shoal.roles.learner import Learner
 from shoal.roles.replay_endpoints import ReplaySampler
 from shoal.runtime.fork_server_client import ForkServerClient
 from shoal.slots import map_tree
-from shoal.telemetry.snapshot import Reading, Window
+from shoal.telemetry.snapshot import Reading, ReadingWindow
 
 __all__ = ["KeptSamples", "main", "measure"]
 
@@ -73,12 +73,12 @@ def from_memory(me: Any, **arguments: Any) -> Learner:
     return learner
 
 
-class Pinned(Stopwatch):
+class PinnedLearner(Stopwatch):
     """Gives the learner a core of its own, and reads everything twice: when it is warm, and `seconds` later."""
 
     def __init__(self, core: int, seconds: float, paused: tuple[str, ...] = ()) -> None:
         super().__init__()
-        self.core, self.seconds, self.paused, self.window = core, seconds, paused, Window()
+        self.core, self.seconds, self.paused, self.window = core, seconds, paused, ReadingWindow()
         self.warm = self.began = self.updates = 0.0
 
     def tick(self, control: Any) -> None:
@@ -109,7 +109,7 @@ def measure(env: str, way: str, cores: Sequence[int], seconds: float, fork_serve
     program = prepare(plan_of("apex", env, None, None, overrides)).program()
     if way != "table":
         program.nodes["learner"].role = from_memory
-    watch = Pinned(cores[0], seconds, ("actor",) if way == "alone" else ())
+    watch = PinnedLearner(cores[0], seconds, ("actor",) if way == "alone" else ())
     with tempfile.TemporaryDirectory(prefix="shoal-feed-") as folder:
         runtime.run(program, watch, "local", Path(folder), fork_server=fork_server)
     shot = watch.window.snapshot(whole_run=True)

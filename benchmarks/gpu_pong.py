@@ -38,7 +38,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.composed_limit.limits import Cell, Layout, Probes, composed
+from benchmarks.composed_limit.limits import Cell, CoreLayout, Probes, composed
 from benchmarks.composed_limit.scenes import PONG, Workload
 from benchmarks.results import with_earlier_rows
 from benchmarks.switch_tables import switch_row
@@ -49,8 +49,8 @@ from shoal.runtime.fork_server import PR_SET_PDEATHSIG, prctl
 __all__ = ["main"]
 
 CORES = len(os.sched_getaffinity(0))
-ENV = Cell("env", 16, Layout(CORES, 1), "raw:ale")
-ACT = Cell("act", 64, Layout(CORES, 1))
+ENV = Cell("env", 16, CoreLayout(CORES, 1), "raw:ale")
+ACT = Cell("act", 64, CoreLayout(CORES, 1))
 NATURE = {"net.torso": "nature"}
 WIDE = {"device": "cuda", "values": "paper", "actors": CORES, "architecture.envs_per_actor": 16}  # not the values of size large
 SEED = {**WIDE, "actors": max(1, CORES - 1), "architecture.groups": 2, "architecture.batch_slots": 8,
@@ -145,7 +145,7 @@ class Gpu:
     """The server's forward pass and the learner's update of a case, each alone on the GPU."""
 
     def __init__(self, case: Workload) -> None:
-        from benchmarks.learner_limit import Bare
+        from benchmarks.learner_limit import BareLoop
         from shoal import algorithms, envs
         from shoal.algorithms import vtrace
         from shoal.device.placement import GpuConfig, Hardware
@@ -154,7 +154,7 @@ class Gpu:
         settings = {name.partition(".")[2]: value for name, value in case.overrides.items() if name.startswith("gpu.")}
         self._hardware = Hardware("cuda", GpuConfig(**settings))
         self._algorithm = algorithms.make(vtrace.Config(), envs.describe(PONG.env), NetConfig(torso="impala"), 16)
-        self._bare = Bare(self._algorithm, self._hardware, case.overrides["architecture.batch_slots"])
+        self._bare = BareLoop(self._algorithm, self._hardware, case.overrides["architecture.batch_slots"])
 
     def rates(self, seconds: float) -> dict[str, float]:
         from benchmarks.learner_limit import inference

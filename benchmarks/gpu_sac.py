@@ -65,14 +65,14 @@ def bare(env: str, hardware: Hardware, seconds: float) -> dict[str, float]:
     algorithm = algorithm_of(env, HIDDEN)
     on_gpu = {"whole": (True, True), "phases": (True, False), "eager": (False, True)}  # graphs, all phases at once
     ways = on_gpu if hardware.on_gpu else {"eager": (False, False)}
-    return {name: round(Bare(algorithm, hardware, BATCH, *way).rate(seconds), 1) for name, way in ways.items()}
+    return {name: round(BareUpdates(algorithm, hardware, BATCH, *way).rate(seconds), 1) for name, way in ways.items()}
 
 
 def algorithm_of(env: str, hidden: tuple[int, ...]) -> Any:
     return algorithms.make(sac.Config(), envs.describe(env), NetConfig(hidden=hidden, activation="relu"), 1)
 
 
-class Bare:
+class BareUpdates:
     """Updates on a batch that never moves."""
 
     def __init__(self, algorithm: Any, hardware: Hardware, batch: int, graphs: bool, whole: bool) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.composed_limit.limits import composed
 from benchmarks.model_curve import predicted
-from benchmarks.svg import COLOURS, Bar, Line, bars, lines
+from benchmarks.svg import COLOURS, Bar, Polyline, bars, lines
 from shoal.bench.result_columns import COLUMNS, failed, missed, rates_of, stored_groups, verdict_of
 from shoal.bench.statistics import bootstrap, interquartile_mean
 from shoal.bench.text_tables import spread
@@ -158,8 +158,8 @@ def _scaling(groups: Groups) -> dict[str, str]:
         parts = _parts([row for rows in by_actors.values() for row in rows])
         alone = [(float(n), modelled(parts, n)) for n in sorted(by_actors)] if parts else []
         model = predicted(by_actors)
-        chart = [Line("measured", measured, COLOURS[0], dots=True), Line("parts alone", alone, COLOURS[1], dashed=True),
-                 Line("model", model, COLOURS[2], dashed=True)]
+        chart = [Polyline("measured", measured, COLOURS[0], dots=True), Polyline("parts alone", alone, COLOURS[1], dashed=True),
+                 Polyline("model", model, COLOURS[2], dashed=True)]
         plot = lines(name, chart, "actors", "env steps/s", x_ticks=sorted(by_actors))
         plots[name] = plot + ("" if model or not plot else _unmodelled(by_actors))
     return plots
@@ -170,7 +170,7 @@ def _learning(groups: Groups) -> dict[str, str]:
     """Evaluations of every seed; the threshold in red."""
     plots = {}
     for name, rows in groups.items():
-        chart = [Line(f"seed {row['seed']}", [(x, y) for x, _, y in row["curve"]], COLOURS[k % len(COLOURS)], dots=True)
+        chart = [Polyline(f"seed {row['seed']}", [(x, y) for x, _, y in row["curve"]], COLOURS[k % len(COLOURS)], dots=True)
                  for k, row in enumerate(rows) if not row["error"] and row.get("curve")]
         if chart and rows[0].get("until_return") is not None:
             plots[name] = lines(name, chart, "env steps", "evaluation", rows[0]["until_return"])
@@ -187,7 +187,7 @@ def _profile(groups: Groups) -> str:
         return ""
     taus = np.geomspace(float(reached.min()), 1.05 * float(reached.max()), 120)
     share = performance_profile(-steps, -taus)
-    plot = lines("profile", [Line("all cases and seeds", list(zip(taus.tolist(), share.tolist(), strict=True)))],
+    plot = lines("profile", [Polyline("all cases and seeds", list(zip(taus.tolist(), share.tolist(), strict=True)))],
                  "env steps, logarithmic", "share of runs that have reached their threshold", x_log=True)
     return _figures("Performance profile", {f"{len(reached)} of {len(rows)} runs reach it": plot})
 

@@ -57,7 +57,7 @@ class Replayer:
         slot.send()
 
 
-class Loop:
+class UpdateLoop:
     """Updates on a batch that never moves: kernel by kernel, or as graphs."""
 
     def __init__(self, algorithm: Any, hardware: Hardware, slots: int, graphs: bool) -> None:
@@ -85,13 +85,13 @@ class Loop:
         return work_rate(lambda: self._update(4), seconds)
 
 
-class Bare:
+class BareLoop:
     """The best loop without a program around it."""
 
     def __init__(self, algorithm: Any, hardware: Hardware, slots: int) -> None:
-        self._loops = {"bare_eager": Loop(algorithm, hardware, slots, graphs=False)}
+        self._loops = {"bare_eager": UpdateLoop(algorithm, hardware, slots, graphs=False)}
         if self._loops["bare_eager"].captures:
-            self._loops["bare_graphs"] = Loop(algorithm, hardware, slots, graphs=True)
+            self._loops["bare_graphs"] = UpdateLoop(algorithm, hardware, slots, graphs=True)
 
     def rates(self, seconds: float) -> dict[str, float]:
         """Frames/s of each loop, which share the seconds, and `bare`, the faster one's."""
@@ -122,7 +122,7 @@ def bus(nbytes: int = 1 << 28) -> float:
 class Watch(TrialSession):
     """A session that lets the program and the bare loop take turns."""
 
-    def __init__(self, bare: Bare, turns: int, seconds: float) -> None:
+    def __init__(self, bare: BareLoop, turns: int, seconds: float) -> None:
         self.bare, self.turns, self.seconds = bare, turns, seconds
         self.rows: list[dict[str, float]] = []
         self.page: dict[str, float] = {}
@@ -194,7 +194,7 @@ def main(words: list[str] | None = None) -> None:
                                                   graphs=not options.no_graphs))
     algorithm = algorithm_of(options.torso, UNROLL, SEATS)
     slots = max(1, options.batch // ((UNROLL + 1) * SEATS))
-    bare = Bare(algorithm, hardware, slots)
+    bare = BareLoop(algorithm, hardware, slots)
     line: dict[str, Any] = {"torso": options.torso, "frames_per_batch": slots * SEATS * (UNROLL + 1), "bf16": hardware.gpu.bf16,
                             "compile": hardware.gpu.compile, "pinned": hardware.gpu.pinned, "graphs": hardware.gpu.graphs,
                             **{f"{name}_frames_per_second": round(rate) for name, rate in bare.rates(options.seconds).items()}}

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.composed_limit.limits import Cell, Layout, Probes
+from benchmarks.composed_limit.limits import Cell, CoreLayout, Probes
 from benchmarks.composed_limit.probe import learning, prepared
 from benchmarks.composed_limit.scenes import CARTPOLE, PONG, Workload
 from benchmarks.results import load, origins, parser_for, save, say, with_earlier_rows
@@ -220,7 +220,7 @@ def threads(bench: Bench) -> Pair:
     cores = len(os.sched_getaffinity(0))
 
     def acting(count: int) -> Rate:
-        return lambda: bench.probes.rate(ON_CARTPOLE, Cell("act", 1024, Layout(cores, count)), bench.seconds)
+        return lambda: bench.probes.rate(ON_CARTPOLE, Cell("act", 1024, CoreLayout(cores, count)), bench.seconds)
 
     return acting(cores), acting(1)
 
@@ -244,7 +244,7 @@ def layout(bench: Bench) -> Pair:
     return bench.run("impala_throughput", **plain), bench.run("impala_throughput", **values(best))
 
 
-class Pinned(Stopwatch):
+class PinnedPlaces(Stopwatch):
     """Gives every place a core of its own, in turn, as soon as it has a process."""
 
     def tick(self, control: Supervisor) -> None:
@@ -274,7 +274,7 @@ MEANS = (
                          bench.run("appo", architecture__groups=2, architecture__envs_per_actor=8, architecture__batch_slots=4))),
     Means("--actors auto", "2 actors of 512 environments", "what calibration finds", "env steps/s", layout),
     Means("CPU pinning", "the kernel decides", "each process on one core", "env steps/s",
-          lambda bench: (bench.run("impala"), bench.run("impala", Pinned))),
+          lambda bench: (bench.run("impala"), bench.run("impala", PinnedPlaces))),
 )
 
 

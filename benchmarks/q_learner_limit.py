@@ -69,7 +69,7 @@ def batch_of(algorithm: Any, size: int, seed: int) -> Tree:
     return {**items, "probability": rng.random(size) / 1e5 + 1e-6, "table_size": np.full(size, 100_000)}
 
 
-class Loop:
+class LearnerLoop:
     """A learner that always has a batch."""
 
     def __init__(self, algorithm: Any, hardware: Hardware, batches: list[Tree]) -> None:
@@ -125,7 +125,7 @@ def main(words: list[str] | None = None) -> None:
         batches = [batch_of(algorithm, size, seed) for seed in range(2)]
         for hardware in places:
             torch.set_num_threads(1 if hardware.on_gpu else len(os.sched_getaffinity(0)))
-            rate = Loop(algorithm, hardware, batches).rate(options.seconds)
+            rate = LearnerLoop(algorithm, hardware, batches).rate(options.seconds)
             how = {"graphs": hardware.gpu.graphs, "bf16": hardware.gpu.bf16} if hardware.on_gpu else {}
             row = {"learner": name, "items": size, "device": hardware.name, **how, "updates_per_second": round(rate, 2)}
             sys.stdout.write(json.dumps(row) + "\n")

@@ -38,12 +38,12 @@ from shoal.experiment.prepare import prepare
 from shoal.experiment.run import plan_of
 from shoal.runtime import Supervisor
 
-__all__ = ["Clock", "main", "race", "race_table"]
+__all__ = ["PublishTimes", "main", "race", "race_table"]
 
 LOOK_SECONDS = 0.005
 
 
-class Clock(TrialSession):
+class PublishTimes(TrialSession):
     """A session that keeps nothing but the times at which weights were published."""
 
     def __init__(self, seconds: float) -> None:
@@ -78,7 +78,7 @@ def race(arguments: dict[str, Any], goal: float, seconds: float) -> dict[str, An
     """One run of shoal; seconds are None where the goal was not reached in time."""
     values = {**arguments, "until_return": goal}
     prepared = prepare(plan_of(values.pop("preset"), values.pop("env"), None, None, values))
-    clock = Clock(seconds)
+    clock = PublishTimes(seconds)
     with tempfile.TemporaryDirectory(prefix="shoal-race-") as folder:
         runtime.run(prepared.program(), clock, "local", Path(folder))
     return clock.result

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import RESULTS, ROOT, insert
-from benchmarks.svg import COLOURS, Line, lines
+from benchmarks.svg import COLOURS, Polyline, lines
 from shoal.bench.text_tables import UNMEASURED
 from shoal.planning.pipeline import simulate
 from shoal.planning.terms import Cluster, Cost, Costs, Forecast
@@ -70,8 +70,8 @@ def sizes_table(found: Mapping[int, Sequence[Forecast]]) -> str:
 
 def picture(name: str, found: Mapping[int, Sequence[Forecast]]) -> str:
     """Env steps/s over actors, both in powers of ten."""
-    chart = [Line(f"{learners} learner{'s' * (learners > 1)}", [(math.log10(row.actors), math.log10(row.env_steps_per_second))
-                                                               for row in many], COLOURS[k]) for k, (learners, many) in
+    chart = [Polyline(f"{learners} learner{'s' * (learners > 1)}", [(math.log10(row.actors), math.log10(row.env_steps_per_second))
+                                                                    for row in many], COLOURS[k]) for k, (learners, many) in
              enumerate(found.items())]
     drawn = lines(f"{name}: env steps/s", chart, "actors, as a power of ten", "env steps/s, as a power of ten")
     head, rest = drawn.split(">", 1)

@@ -9,7 +9,7 @@ from html import escape
 
 from shoal.bench.text_tables import short
 
-__all__ = ["COLOURS", "Bar", "Line", "bars", "lines"]
+__all__ = ["COLOURS", "Bar", "Polyline", "bars", "lines"]
 
 COLOURS = ("#4269d0", "#efb118", "#3ca951", "#a463f2", "#ff8ab7", "#6cc5b0", "#97bbf5", "#9c6b4e", "#9498a0", "#ff725c")
 WIDTH, HEIGHT = 560, 300
@@ -19,7 +19,7 @@ NAMES = 230
 
 
 @dataclass(frozen=True)
-class Line:
+class Polyline:
     """Points joined in order."""
 
     name: str
@@ -95,7 +95,7 @@ def _svg(width: float, height: float, parts: Sequence[str], title: str) -> str:
             f'{"".join(parts)}</svg>')
 
 
-def lines(title: str, chart: Sequence[Line], x_name: str, y_name: str, threshold: float | None = None,
+def lines(title: str, chart: Sequence[Polyline], x_name: str, y_name: str, threshold: float | None = None,
           x_ticks: Sequence[float] = (), x_log: bool = False) -> str:
     """A line chart; `threshold` is a red rule across it, `x_ticks` are the numbers below it where round ones will not do. `x_log`:
     the axis is logarithmic, and all x are above 0."""

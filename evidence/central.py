@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evidence.lines import Line
-from evidence.speed import Stopwatch
+from evidence.speed import SpeedWatch
 from shoal import runtime
 from shoal.experiment.preload import PRELOAD
 from shoal.experiment.prepare import prepare
@@ -43,7 +43,7 @@ def rate(architecture: str, setting: Setting, seconds: float, seed: int, fork_se
     outer = {key: more.get(key, 1) for key in OUTER}
     plan = plan_of(PRESETS[architecture], ENV, None, {"envs_per_actor": rows, "batch_slots": batch_slots, **layout},
                    {"eval": {"enabled": False}, "actors": actors, "seed": seed, **outer})
-    watch = Stopwatch(seconds)
+    watch = SpeedWatch(seconds)
     with tempfile.TemporaryDirectory() as folder:
         runtime.run(prepare(plan).program(), watch, "local", Path(folder), fork_server=fork_server)
     return float(watch.window.snapshot(whole_run=True)["env_steps_per_second"])

@@ -190,7 +190,7 @@ def verdicts(result: dict[str, Any], seconds: float, kill: bool) -> dict[str, bo
 
 
 @dataclass(frozen=True)
-class Case:
+class ChaosCase:
     """A command, for how long, and whether something is killed."""
 
     name: str
@@ -210,21 +210,21 @@ class Case:
         return Line(self.name, 3, self.statement, self.run, seeds=(0,))
 
 
-def chaos(name: str, words: str, *command: str) -> Case:
+def chaos(name: str, words: str, *command: str) -> ChaosCase:
     statement = (f"{words} on CartPole-v1, {CHAOS_SECONDS:g} s, a random process killed every {EVERY_SECONDS:g} s: "
                  f"{THRESHOLD:g} in {EVALUATIONS} evaluations of 100 episodes, counters monotone, written = consumed + dropped + "
                  f"held, memory grows by less than {MEMORY_GROWTH:.0%}")
-    return Case(f"stress-chaos-{name}", statement, (*command, "--checkpoint.every-seconds", "2"), CHAOS_SECONDS, True)
+    return ChaosCase(f"stress-chaos-{name}", statement, (*command, "--checkpoint.every-seconds", "2"), CHAOS_SECONDS, True)
 
 
 CASES = [
     chaos("impala", "impala with 4 actors", "impala", "CartPole-v1", "--actors", "4"),
     chaos("ppo", "ppo with 4 workers", "ppo", "CartPole-v1", "--actors", "4"),
     chaos("two-learners", "impala with 4 actors and 2 learners", "impala", "CartPole-v1", "--actors", "4", "--learners", "2"),
-    Case("stress-soak", f"impala on CartPole-v1 at full rate with 8 actors, {SOAK_SECONDS:g} s: memory grows by less than "
-         f"{MEMORY_GROWTH:.0%}, the age of data by less than {AGE_GROWTH:.0%}, open files by at most {FILE_GROWTH:g}; no restart, "
-         "counters monotone, written = consumed + dropped + held",
-         ("impala", "CartPole-v1", "--actors", "8", "--eval.every-env-steps", "1000000"), SOAK_SECONDS, False),
+    ChaosCase("stress-soak", f"impala on CartPole-v1 at full rate with 8 actors, {SOAK_SECONDS:g} s: memory grows by less than "
+              f"{MEMORY_GROWTH:.0%}, the age of data by less than {AGE_GROWTH:.0%}, open files by at most {FILE_GROWTH:g}; "
+              "no restart, counters monotone, written = consumed + dropped + held",
+              ("impala", "CartPole-v1", "--actors", "8", "--eval.every-env-steps", "1000000"), SOAK_SECONDS, False),
 ]
 LINES = [case.line for case in CASES]
 

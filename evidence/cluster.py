@@ -78,7 +78,7 @@ def reaches(name: str) -> Line:
     return Line(f"ray-{name}", 7, words, run, SEEDS)
 
 
-class Running:
+class TrainingProcess:
     """A training run in a process of its own, whose places can be found."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
@@ -126,8 +126,9 @@ def removes(first: str, second: str) -> Line:
 
     def run(seed: int) -> dict[str, Any]:
         with cluster(2) as made, tempfile.TemporaryDirectory() as folder:
-            running = Running(Path(folder), *GOALS["impala"][0], *SAVED, "--until-return", "475", "--max-env-steps", "2000000",
-                              "--eval.every-env-steps", "400000", "--seed", str(seed), *on(made))
+            running = TrainingProcess(Path(folder), *GOALS["impala"][0], *SAVED, "--until-return", "475",
+                                      "--max-env-steps", "2000000", "--eval.every-env-steps", "400000",
+                                      "--seed", str(seed), *on(made))
             try:
                 for victim in (first, second):
                     running.further(150)
@@ -150,8 +151,9 @@ def shards(seed: int) -> dict[str, Any]:
     """One of two shards of the table is killed, later the other one; which is first depends on the seed."""
     order = ("replay-1", "replay-0") if seed % 2 else ("replay-0", "replay-1")
     with cluster(2) as made, tempfile.TemporaryDirectory() as folder:
-        running = Running(Path(folder), *GOALS["apex"][0], *SAVED, "--replay.checkpoint", "--replay.shards", "2", "--until-return",
-                          "450", "--eval.every-env-steps", "30000", "--max-env-steps", "400000", "--seed", str(seed), *on(made))
+        running = TrainingProcess(Path(folder), *GOALS["apex"][0], *SAVED, "--replay.checkpoint", "--replay.shards", "2",
+                                  "--until-return", "450", "--eval.every-env-steps", "30000", "--max-env-steps", "400000",
+                                  "--seed", str(seed), *on(made))
         try:
             running.further(300)
             nodes = {running.where(victim)[0] for victim in order}
@@ -222,8 +224,8 @@ def growth(minutes: list[float]) -> float:
 def store(seed: int) -> dict[str, Any]:
     """The object store of each node, minute by minute, from outside; and what Ray's processes have open, and the dead ones."""
     with cluster(2) as made, tempfile.TemporaryDirectory() as folder:
-        running = Running(Path(folder), "impala", "ALE/Pong-v5", "--actors", "2", "--max-seconds", str(STORE_SECONDS), "--seed",
-                          str(seed), *on(made))
+        running = TrainingProcess(Path(folder), "impala", "ALE/Pong-v5", "--actors", "2", "--max-seconds", str(STORE_SECONDS),
+                                  "--seed", str(seed), *on(made))
         try:
             running.further(5)
             looks = Looks(made)

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from evidence.cluster import Running
+from evidence.cluster import TrainingProcess
 from evidence.lines import KEPT, Line
-from evidence.namespaces import Host, Network, network, why_not
+from evidence.namespaces import Network, NetworkHost, network, why_not
 
 __all__ = ["LINES"]
 
@@ -50,7 +50,7 @@ def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SEC
 
 
 # ---------------------------------------------------------------------------------------------- Ray
-def serve_ray(host: Host, head: Host, cpus: int) -> None:
+def serve_ray(host: NetworkHost, head: NetworkHost, cpus: int) -> None:
     """Start Ray on a host, and again whenever it ends, as a service manager would."""
     role = f"--head --port={PORT} --include-dashboard=false" if host is head else f"--address={head.address}:{PORT}"
     size = f"--num-cpus={cpus} --object-store-memory={STORE_BYTES}"
@@ -69,10 +69,10 @@ def ray_hosts(cpus: tuple[int, ...], relayed: tuple[int, ...] = ()) -> Iterator[
         yield net
 
 
-class HostRun(Running):
+class HostRun(TrainingProcess):
     """A training run whose driver is on a host."""
 
-    def __init__(self, host: Host, head: Host, *arguments: str) -> None:
+    def __init__(self, host: NetworkHost, head: NetworkHost, *arguments: str) -> None:
         self.host, self.directory = host, host.tmp / "run"
         command = [f"{BIN}/shoal", "train", *arguments, *SAVED, "--runtime", "ray", "--ray.address", f"{head.address}:{PORT}",
                    "--ray.wait-seconds", "60", "--run-dir", "/tmp/run"]
@@ -119,7 +119,7 @@ def trouble(net: Network, running: HostRun, places: tuple[str, ...]) -> dict[str
     head, second, third = net.hosts
     found: dict[str, Any] = {"undisturbed": running.rate(LOOK_SECONDS)}
 
-    def victims(host: Host) -> list[str]:
+    def victims(host: NetworkHost) -> list[str]:
         return [place for place in places if running.address(place) == host.address]
 
     def back(before: dict[str, int]) -> bool:
@@ -255,10 +255,10 @@ print(json.dumps({"count": count, "lost": writer.lost if writer is not None else
 """
 
 
-class Client:
+class HostClient:
     """A writer or a sampler on a host."""
 
-    def __init__(self, host: Host, kind: str, address: str) -> None:
+    def __init__(self, host: NetworkHost, kind: str, address: str) -> None:
         self.host, self.kind = host, kind
         self.process = host.start(kind, [sys.executable, "-c", CLIENT, kind, address])
 
@@ -271,7 +271,7 @@ class Client:
         return int(self.said()[-1]) if self.said() else 0
 
 
-def serve_replay(host: Host) -> float:
+def serve_replay(host: NetworkHost) -> float:
     """Start the server; how long it took."""
     served = host.log("server").read_text().count("serving") if host.log("server").exists() else 0
     command = [f"{BIN}/shoal", "replay", "serve", "--table", "t:prioritized:1000000", "--address", f"tcp://{host.address}:7777",
@@ -280,14 +280,14 @@ def serve_replay(host: Host) -> float:
     return until(lambda: host.log("server").read_text().count("serving") > served, "the replay server to start")
 
 
-def ask_info(host: Host, kind: str, address: str) -> tuple[int, str]:
+def ask_info(host: NetworkHost, kind: str, address: str) -> tuple[int, str]:
     """`shoal replay info` on a host, and what it says."""
     command = [f"{BIN}/shoal", "replay", "info", address, "--key", f"/tmp/{kind}.json", "--timeout", "5"]
     done = subprocess.run(host.enter(*command), capture_output=True, text=True, check=False, timeout=60)
     return done.returncode, (done.stdout + done.stderr).strip()
 
 
-def rates(clients: list[Client], seconds: float) -> dict[str, float]:
+def rates(clients: list[HostClient], seconds: float) -> dict[str, float]:
     """Items per second of every client for a while."""
     before, begun = [client.count() for client in clients], time.monotonic()
     time.sleep(seconds)
@@ -303,7 +303,7 @@ def replay_hosts(seed: int) -> dict[str, Any]:
             first.do(f"{BIN}/shoal", "replay", "keys", "/tmp/keys", "--client", kind)
             (host.tmp / f"{kind}.json").write_bytes((first.tmp / "keys" / f"{kind}.json").read_bytes())
         serve_replay(first)
-        clients = [Client(second, "writer", address), Client(third, "sampler", address)]
+        clients = [HostClient(second, "writer", address), HostClient(third, "sampler", address)]
         until(lambda: all(client.count() > 100 for client in clients), "the clients to begin")
         found: dict[str, Any] = {"undisturbed": rates(clients, LOOK_SECONDS)}
         second.cut()

@@ -32,7 +32,7 @@ import psutil
 
 from evidence.lines import ROOT
 
-__all__ = ["Host", "Network", "network", "why_not"]
+__all__ = ["Network", "NetworkHost", "network", "why_not"]
 
 SUBNET = "10.77.0"
 UNSHARE = ("unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc")
@@ -102,7 +102,7 @@ class Namespaces:
             pipe.close()
 
 
-class Host(Namespaces):
+class NetworkHost(Namespaces):
     """One host on the network."""
 
     def __init__(self, net: Network, number: int, relayed: bool) -> None:
@@ -190,12 +190,12 @@ class Network:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.switch = Namespaces("switch", folder)
-        self.hosts: list[Host] = []
+        self.hosts: list[NetworkHost] = []
         self.switch.do("ip", "link", "add", "name", "bridge", "type", "bridge")
         self.switch.do("ip", "link", "set", "bridge", "up")
 
-    def add(self, relayed: bool = False) -> Host:
-        self.hosts.append(Host(self, len(self.hosts) + 1, relayed))
+    def add(self, relayed: bool = False) -> NetworkHost:
+        self.hosts.append(NetworkHost(self, len(self.hosts) + 1, relayed))
         return self.hosts[-1]
 
     def close(self) -> None:

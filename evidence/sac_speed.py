@@ -20,20 +20,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.gpu_sac import LAYOUTS
-from benchmarks.peers.install import DRIVERS, Peer, driver_environment, install
+from benchmarks.peers.install import DRIVERS, PeerLibrary, driver_environment, install
 from evidence.lines import ROOT, Line
 from shoal.bench.rates import marks_of, rate, snapshots
 from shoal.bench.run_folders import temporary_run_folder
 
 __all__ = ["LINES"]
 
-SB3 = Peer("sb3_sac", "stable-baselines3", ("stable-baselines3>=2.7", "gymnasium[mujoco]==1.4.0", "mujoco<4"),
-           beside=("torch", "gymnasium", "numpy", "mujoco"))
+SB3 = PeerLibrary("sb3_sac", "stable-baselines3", ("stable-baselines3>=2.7", "gymnasium[mujoco]==1.4.0", "mujoco<4"),
+                  beside=("torch", "gymnasium", "numpy", "mujoco"))
 TURNS, SECONDS, WARM_SECONDS, START = 5, 4.0, 2.0, 300
 
 
 @dataclass(frozen=True)
-class Case:
+class UpdateCase:
     """The same networks and batches for all."""
 
     env: str
@@ -46,11 +46,11 @@ class Case:
     """Of the bare loop, at least."""
 
 
-PENDULUM = Case("Pendulum-v1", (64, 64), 128, 1e-3, faster=2.0)
-CHEETAH = Case("HalfCheetah-v5", (256, 256), 256, 3e-4, faster=1.2, share=0.85)
+PENDULUM = UpdateCase("Pendulum-v1", (64, 64), 128, 1e-3, faster=2.0)
+CHEETAH = UpdateCase("HalfCheetah-v5", (256, 256), 256, 3e-4, faster=1.2, share=0.85)
 
 
-def ours(case: Case, seed: int, apart: bool) -> float:
+def ours(case: UpdateCase, seed: int, apart: bool) -> float:
     """Env steps/s of shoal."""
     pair = {"algorithm": "sac", "architecture": "actor_learner"} if apart else {"preset": "sac"}
     values = {**(LAYOUTS["apart"][1] if apart else {}), "net.hidden": case.hidden, "replay.batch_size": case.batch,
@@ -67,7 +67,7 @@ def ours(case: Case, seed: int, apart: bool) -> float:
     return found
 
 
-def theirs(case: Case, seed: int, threads: int) -> float:
+def theirs(case: UpdateCase, seed: int, threads: int) -> float:
     """Env steps/s of SB3."""
     order = {"env": case.env, "hidden": case.hidden, "batch": case.batch, "lr": case.lr, "seed": seed, "threads": threads,
              "seconds": SECONDS}
@@ -77,7 +77,7 @@ def theirs(case: Case, seed: int, threads: int) -> float:
     return (last - first) / (ended - began)
 
 
-def bare(case: Case) -> float:
+def bare(case: UpdateCase) -> float:
     """Updates/s without anything around them."""
     given = case.env, case.hidden, case.batch, SECONDS / 2
     code = f"from evidence.sac_speed import bare_here; print(bare_here(*{given!r}))"
@@ -88,14 +88,14 @@ def bare(case: Case) -> float:
 def bare_here(env: str, hidden: tuple[int, ...], batch: int, seconds: float) -> float:
     import torch
 
-    from benchmarks.gpu_sac import Bare, algorithm_of
+    from benchmarks.gpu_sac import BareUpdates, algorithm_of
     from shoal.device.placement import Hardware
 
     torch.set_num_threads(1)
-    return Bare(algorithm_of(env, hidden), Hardware(), batch, graphs=False, whole=False).rate(seconds)
+    return BareUpdates(algorithm_of(env, hidden), Hardware(), batch, graphs=False, whole=False).rate(seconds)
 
 
-def compared(case: Case) -> dict[str, Any]:
+def compared(case: UpdateCase) -> dict[str, Any]:
     able, words = install(SB3, print)
     if not able:
         raise RuntimeError(words)
@@ -112,7 +112,7 @@ def compared(case: Case) -> dict[str, Any]:
             "share of the bare loop": round(share, 3), "medians": middle, "turns": turns, "packages": words}
 
 
-def line(name: str, case: Case) -> Line:
+def line(name: str, case: UpdateCase) -> Line:
     words = f"sac on {case.env}, {'-'.join(map(str, case.hidden))}, batches of {case.batch}, one update per env step, two cores, " \
             f"medians of {TURNS} turns: at least {case.faster:g} times the env steps/s of SB3's SAC, in the faster of two layouts"
     if case.share:

@@ -1,9 +1,9 @@
 """Does a commit train the same weights as another one, bit for bit? Both run here, on one machine: kernels differ between machines.
 
-    python -m evidence.same_bits BEFORE [--presets ppo dqn] [--seeds 1 2 3] [--training-only] [--write]
+    python -m evidence.same_bits BEFORE [--presets ppo dqn] [--seeds 1 2 3] [--training-only] [--jobs 1] [--write]
 
-Each preset trains inline with each seed, from the tree of BEFORE (a worktree in a temporary folder) and from this one, and then all
-arrays of the last checkpoints are compared: parameters, targets, optimiser moments, counts, generators. A few presets also run
+Each preset trains inline with each seed, from the tree of BEFORE (a commit, or a folder with its checkout) and from this one. Then
+all arrays of the last checkpoints are compared: parameters, targets, optimiser moments, counts, generators. A few presets also run
 in lock step on the local runtime, where that is exact. For a change of evaluations, --training-only leaves out what the
 evaluator saved.
 """
@@ -17,6 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,55 +30,63 @@ from safetensors.numpy import load_file
 
 from evidence.lines import RESULTS, ROOT, commit, machine
 
-__all__ = ["CASES", "Case", "compare", "main"]
+__all__ = ["CASES", "RepeatableRun", "compare", "main"]
 
 
-class Case(NamedTuple):
+class RepeatableRun(NamedTuple):
     """A run that is the same every time."""
 
     preset: str
     env: str
     env_steps: int
     options: tuple[str, ...] = ()
+    updates: int = 0  # end after as many instead, where actors run free: newer commits keep a budget of env steps more closely
 
 
 CASES = (
-    Case("a2c", "CartPole-v1", 6000),
-    Case("a3c", "CartPole-v1", 6000),
-    Case("a3c", "CartPole-v1", 6000, ("--architecture.mode", "master")),
-    Case("anakin", "shoal/Catch-v0", 40000, ("--architecture.envs-per-actor", "64")),
-    Case("apex", "CartPole-v1", 4000),
-    Case("appo", "CartPole-v1", 6000),
-    Case("double_dqn", "CartPole-v1", 3000),
-    Case("dqn", "CartPole-v1", 3000),
-    Case("dqn_2013", "shoal/Catch-v0", 3000),
-    Case("ga3c", "CartPole-v1", 6000),
-    Case("gala", "CartPole-v1", 6000),
-    Case("gorila", "shoal/Catch-v0", 3000),
-    Case("impala", "CartPole-v1", 6000),
-    Case("impala_throughput", "CartPole-v1", 60000, ("--actors", "1")),
-    Case("ppo", "CartPole-v1", 6000),
-    Case("ppo", "Pendulum-v1", 6000, ("--net.continuous", "gaussian")),
-    Case("ppo_quick", "CartPole-v1", 6000),
-    Case("ppo_throughput", "CartPole-v1", 60000, ("--actors", "1")),
-    Case("r2d2", "shoal/Catch-v0", 4000),
-    Case("rapid_ppo", "CartPole-v1", 6000),
-    Case("seed", "CartPole-v1", 6000),
-    Case("seed_r2d2", "shoal/Catch-v0", 4000),
-    Case("impala", "shoal/PixelCatch-v0", 2000, ("--net.recurrent", "lstm")),
+    RepeatableRun("a2c", "CartPole-v1", 6000),
+    RepeatableRun("a3c", "CartPole-v1", 6000, updates=60),
+    RepeatableRun("a3c", "CartPole-v1", 6000, ("--architecture.mode", "master"), updates=60),
+    RepeatableRun("anakin", "shoal/Catch-v0", 40000, ("--architecture.envs-per-actor", "64")),
+    RepeatableRun("apex", "CartPole-v1", 4000),
+    RepeatableRun("appo", "CartPole-v1", 6000),
+    RepeatableRun("double_dqn", "CartPole-v1", 3000),
+    RepeatableRun("dqn", "CartPole-v1", 3000),
+    RepeatableRun("dqn_2013", "shoal/Catch-v0", 3000),
+    RepeatableRun("ga3c", "CartPole-v1", 6000, updates=60),
+    RepeatableRun("gala", "CartPole-v1", 6000, updates=60),
+    RepeatableRun("gorila", "shoal/Catch-v0", 3000),
+    RepeatableRun("impala", "CartPole-v1", 6000, updates=60),
+    RepeatableRun("impala_throughput", "CartPole-v1", 60000, ("--actors", "1")),
+    RepeatableRun("ppo", "CartPole-v1", 6000),
+    RepeatableRun("ppo", "Pendulum-v1", 6000, ("--net.continuous", "gaussian")),
+    RepeatableRun("ppo_quick", "CartPole-v1", 6000),
+    RepeatableRun("ppo_throughput", "CartPole-v1", 60000, ("--actors", "1")),
+    RepeatableRun("r2d2", "shoal/Catch-v0", 4000),
+    RepeatableRun("rapid_ppo", "CartPole-v1", 6000),
+    RepeatableRun("seed", "CartPole-v1", 6000),
+    RepeatableRun("seed_r2d2", "shoal/Catch-v0", 4000),
+    RepeatableRun("impala", "shoal/PixelCatch-v0", 2000, ("--net.recurrent", "lstm"), updates=20),
 )
 
 
-def trained(tree: Path, case: Case, seed: int, folder: Path) -> dict[str, np.ndarray]:
+def environment(*paths: Path) -> dict[str, str]:
+    """One thread, and these paths in place of this checkout's; what else is on PYTHONPATH stays."""
+    others = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path and not path.startswith(str(ROOT))]
+    return {**os.environ, "PYTHONPATH": ":".join([*map(str, paths), *others]), "OMP_NUM_THREADS": "1"}
+
+
+def trained(tree: Path, case: RepeatableRun, seed: int, folder: Path) -> dict[str, np.ndarray]:
     """All arrays of the last checkpoint of a run from this tree."""
     run = folder / f"{tree.name}-{case.preset}-{seed}-{abs(hash(case)) % 10**6}"
     command = [sys.executable, "-m", "shoal.cli", "train", case.preset, case.env, "--runtime", "inline", "--seed", str(seed),
                "--run-dir", str(run), "--console.mode", "none", "--no-tensorboard", "--eval.episodes", "2", "--device", "cpu",
-               "--checkpoint.every-seconds", "100000", "--max-env-steps", str(case.env_steps), *case.options]
+               "--checkpoint.every-seconds", "100000", *case.options]
+    command += ["--max-learner-steps", str(case.updates)] if case.updates else ["--max-env-steps", str(case.env_steps)]
     if "--actors" not in case.options and case.preset != "anakin":
         command += ["--actors", "2"]
-    env = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=folder, check=False, timeout=600)
+    done = subprocess.run(command, env=environment(tree / "src"), capture_output=True, text=True, cwd=folder, check=False,
+                          timeout=600)
     if done.returncode:
         raise RuntimeError(f"{tree.name}: {done.stderr[-600:] or done.stdout[-600:]}")
     newest = max(path for path in (run / "checkpoints").iterdir() if path.is_dir())
@@ -105,9 +117,8 @@ Farm.close()
 def hashed(tree: Path, call: str, seed: int) -> str:
     """The hash of the weights after a run between processes, from this tree."""
     program = LOCAL_PROGRAM.replace("CALL", call).replace("SEED", str(seed))
-    env = {**os.environ, "PYTHONPATH": f"{tree / 'src'}:{tree}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, cwd=tree, check=False,
-                          timeout=300)
+    done = subprocess.run([sys.executable, "-c", program], env=environment(tree / "src", tree), capture_output=True, text=True,
+                          cwd=tree, check=False, timeout=300)
     if done.returncode:
         raise RuntimeError(f"{tree.name}: {done.stderr[-600:]}")
     return done.stdout.split()[-1]
@@ -129,7 +140,7 @@ def compare(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> list
     return differ + [f"{name} (only one side has it)" for name in sorted(before.keys() ^ after.keys())]
 
 
-def judge(case: Case, seed: int, before: Path, folder: Path, training_only: bool = False) -> dict[str, Any]:
+def judge(case: RepeatableRun, seed: int, before: Path, folder: Path, training_only: bool = False) -> dict[str, Any]:
     row: dict[str, Any] = {**case._asdict(), "seed": seed}
     try:
         one, other = trained(before, case, seed, folder), trained(ROOT, case, seed, folder)
@@ -142,31 +153,41 @@ def judge(case: Case, seed: int, before: Path, folder: Path, training_only: bool
     return {**row, "met": not differ, "arrays": len(one), "differ": differ[:8]}
 
 
+@contextmanager
+def checkout(before: str, folder: Path) -> Iterator[Path]:
+    """The tree of a commit, in a worktree that is removed afterwards; a folder is taken as it is."""
+    if Path(before).is_dir():
+        yield Path(before).resolve()
+        return
+    subprocess.run(["git", "worktree", "add", "--detach", "--force", str(folder), before], cwd=ROOT, check=True,
+                   capture_output=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["git", "worktree", "remove", "--force", str(folder)], cwd=ROOT, check=False)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m evidence.same_bits", description=__doc__.splitlines()[0])
-    parser.add_argument("before", help="the commit to compare with")
+    parser.add_argument("before", help="the commit to compare with, or a folder with its checkout")
     parser.add_argument("--presets", nargs="*", default=(), help="only these")
     parser.add_argument("--seeds", nargs="*", type=int, default=(1, 2, 3))
     parser.add_argument("--training-only", action="store_true", help="leave out what the evaluator saved")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--write", action="store_true", help="write docs/results/same-bits.json")
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder, before = Path(name), Path(name) / "before"
-        subprocess.run(["git", "worktree", "add", "--detach", "--force", str(before), options.before], cwd=ROOT, check=True,
-                       capture_output=True)
-        try:
-            for case in CASES:
-                if options.presets and case.preset not in options.presets:
-                    continue
-                for seed in options.seeds:
-                    rows.append(judge(case, seed, before, folder, options.training_only))
-                    print("same  " if rows[-1]["met"] else "DIFFER", rows[-1], flush=True)
-            for name, seed in product(LOCAL if not options.presets else (), options.seeds):
-                rows.append(judge_local(name, seed, before))
-                print("same  " if rows[-1]["met"] else "DIFFER", rows[-1], flush=True)
-        finally:
-            subprocess.run(["git", "worktree", "remove", "--force", str(before)], cwd=ROOT, check=False)
+    with tempfile.TemporaryDirectory() as name, checkout(options.before, Path(name) / "before") as before:
+        folder = Path(name)
+        tasks: list[Callable[[], dict[str, Any]]] = [
+            partial(judge, case, seed, before, folder, options.training_only)
+            for case, seed in product(CASES, options.seeds) if not options.presets or case.preset in options.presets]
+        tasks += [partial(judge_local, local, seed, before)
+                  for local, seed in product(LOCAL if not options.presets else (), options.seeds)]
+        rows = []
+        with ThreadPoolExecutor(options.jobs) as pool:
+            for row in pool.map(lambda task: task(), tasks):
+                rows.append(row)
+                print("same  " if row["met"] else "DIFFER", row, flush=True)
     same = sum(row["met"] for row in rows)
     print(f"{same} of {len(rows)} runs have the same bits")
     if options.write:

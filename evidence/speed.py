@@ -24,7 +24,7 @@ from shoal.experiment.prepare import prepare
 from shoal.experiment.presets import load_preset
 from shoal.experiment.run import plan_of
 from shoal.runtime.fork_server_client import ForkServerClient
-from shoal.telemetry.snapshot import Reading, Window
+from shoal.telemetry.snapshot import Reading, ReadingWindow
 from tests.runtime.harness import Watch
 
 __all__ = ["main", "measure"]
@@ -37,12 +37,12 @@ BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
 SETTLE = 2.0
 
 
-class Stopwatch(Watch):
+class SpeedWatch(Watch):
     """Two readings: when the run has settled, and `seconds` later."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds=seconds)
-        self.window, self.settled, self.bytes = Window(), 0.0, 0.0
+        self.window, self.settled, self.bytes = ReadingWindow(), 0.0, 0.0
 
     def tick(self, control: Any) -> None:
         now, steps = time.monotonic(), control.total("env_steps")
@@ -79,7 +79,7 @@ def plan(case: str, env: str) -> Plan:
 
 def measure(case: str, env: str, seconds: float, fork_server: ForkServerClient | None = None) -> dict[str, Any]:
     """One preset on one environment, for so many seconds after it has settled."""
-    prepared, watch = prepare(plan(case, env)), Stopwatch(seconds)
+    prepared, watch = prepare(plan(case, env)), SpeedWatch(seconds)
     with tempfile.TemporaryDirectory() as folder:
         runtime.run(prepared.program(), watch, "local", Path(folder), fork_server=fork_server)
     shot = watch.window.snapshot(whole_run=True)

@@ -39,7 +39,7 @@ class Quiet(Weights):
         pass
 
 
-class Examined(Learner):
+class StoppingLearner(Learner):
     """Looks every few optimiser steps whether what it has learned is good enough; stops then."""
 
     def __init__(self, me: Any, parts: Any, **arguments: Any) -> None:
@@ -66,7 +66,7 @@ def steps_to_threshold(seed: int, reuse: float = 1.0, delay: int = 0) -> dict[st
     program, _ = draw(ALGORITHM, "actor_learner", "shoal/Catch-v0", seed=seed, net=NET, eval=EvalPlan(enabled=False),
                       envs_per_actor=SEATS, batch_slots=BATCH_SLOTS, buffer_slots=BUFFER_SLOTS, slots_per_actor=1, reuse=reuse,
                       delay_slots=delay, max_staleness=10**6)
-    program.nodes["learner"].role = Examined
+    program.nodes["learner"].role = StoppingLearner
     with tempfile.TemporaryDirectory() as folder:
         done = go(program, "inline", Path(folder), Quiet())
     learner = done.final["learner-0"]

@@ -40,7 +40,7 @@ MEAN_RUNG = 0.083          # the mean of the ladder's 8 rungs
 
 
 # ---------------------------------------------------------------------------------------------- one run
-class Examined(Learner):
+class GreedyTestedLearner(Learner):
     """Plays greedily every `every` updates; ends the run when it is good enough, if that is asked, or when its time is over."""
 
     every, episodes, goal, most_updates, most_env_steps = 10, 20, 2.0, 10**9, 10**9
@@ -80,7 +80,7 @@ class Noting(Replay):
 
 
 def trial(preset: str, env: str, seed: int, overrides: Mapping[str, Any], **limits: Any) -> dict[str, Any]:
-    """One run; `limits` are those of Examined."""
+    """One run; `limits` are those of GreedyTestedLearner."""
     torch.set_num_threads(1)
     values = {"eval.enabled": False, "console.mode": "none", "seed": seed, **overrides}
     program = prepare(plan_of(preset, env, None, None, values)).program()
@@ -93,7 +93,7 @@ def trial(preset: str, env: str, seed: int, overrides: Mapping[str, Any], **limi
 
         return made
 
-    program.nodes["learner"].role = kept("learner", type("Examined", (Examined,), limits))
+    program.nodes["learner"].role = kept("learner", type("GreedyTestedLearner", (GreedyTestedLearner,), limits))
     if preset == "apex":
         program.nodes["replay"].role = kept("replay", Noting)
     watch = Quiet()

@@ -35,7 +35,7 @@ from typing import Any
 from benchmarks.composed_limit.scenes import Workload
 from shoal.bench.parent_death import tied_to_parent
 
-__all__ = ["PARTS", "Cell", "Layout", "Limit", "Probes", "cells", "composed", "layouts", "measure", "measure_again"]
+__all__ = ["PARTS", "Cell", "ComposedLimit", "CoreLayout", "Probes", "cells", "composed", "layouts", "measure", "measure_again"]
 
 PARTS = {"env": "e", "act": "i", "learn": "l"}
 REPLAY_PARTS = {"insert": "n", "sample": "s"}
@@ -53,7 +53,7 @@ def composed(e: float, i: float, l: float, r: float = 1.0, gpu: bool = False, *,
 
 
 @dataclass(frozen=True)
-class Layout:
+class CoreLayout:
     """How the cores are used: `processes` of `threads` each."""
 
     processes: int
@@ -63,10 +63,10 @@ class Layout:
         return f"{self.processes} x {self.threads}"
 
 
-def layouts(cores: int) -> list[Layout]:
+def layouts(cores: int) -> list[CoreLayout]:
     """All cores, from many processes of one thread to one process of many."""
     threads = [2**k for k in range(cores.bit_length()) if 2**k < cores] + [cores]
-    return [Layout(cores // t, t) for t in threads]
+    return [CoreLayout(cores // t, t) for t in threads]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Cell:
 
     what: str  # a key of PARTS or REPLAY_PARTS
     batch: int
-    layout: Layout
+    layout: CoreLayout
     backend: str = ""
     frames_per_second: float = 0.0
 
@@ -85,7 +85,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Limit:
+class ComposedLimit:
     """The limit of one workload, with the grid it is the best of."""
 
     e: Cell
@@ -116,10 +116,10 @@ class Limit:
         return f"min(e, 1 / (1/i + {self.passes}/l))" if self.gpu else f"1 / (1/e + 1/i + {self.passes}/l)"
 
     @classmethod
-    def read(cls, record: Mapping[str, Any]) -> Limit:
+    def read(cls, record: Mapping[str, Any]) -> ComposedLimit:
         """From what `record` made."""
         def cell(one: Mapping[str, Any]) -> Cell:
-            return Cell(**{**one, "layout": Layout(**one["layout"])})
+            return Cell(**{**one, "layout": CoreLayout(**one["layout"])})
 
         n, s = (cell(record[name]) if record.get(name) else None for name in REPLAY_PARTS.values())
         return cls(cell(record["e"]), cell(record["i"]), cell(record["l"]), record["passes"], [cell(one) for one in record["grid"]],
@@ -142,7 +142,7 @@ class Probes:
     """The probe processes, kept waiting between measurements: a layout's are started when it is first needed."""
 
     def __init__(self) -> None:
-        self._teams: dict[Layout, list[subprocess.Popen[str]]] = {}
+        self._teams: dict[CoreLayout, list[subprocess.Popen[str]]] = {}
 
     def __enter__(self) -> Probes:
         return self
@@ -177,7 +177,7 @@ class Probes:
             _tell(probe, "go")
         return sum(float(_hear(probe, cell)) for probe in team)
 
-    def _team(self, layout: Layout) -> list[subprocess.Popen[str]]:
+    def _team(self, layout: CoreLayout) -> list[subprocess.Popen[str]]:
         if layout not in self._teams:
             env = {**os.environ, **{name: str(layout.threads) for name in
                                     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")},
@@ -209,7 +209,7 @@ def cells(workload: Workload, cores: int, gpu: bool = False) -> list[Cell]:
     out: list[Cell] = []
     for layout in layouts(cores):
         out += [Cell("env", batch, layout, backend) for backend in grid.backends for batch in grid.envs]
-    for layout in [Layout(1, 1)] if gpu else layouts(cores):
+    for layout in [CoreLayout(1, 1)] if gpu else layouts(cores):
         out += [Cell("act", batch, layout) for batch in grid.frames + GPU_FRAMES * gpu]
         out += [Cell("learn", batch, layout) for batch in grid.learn_frames + GPU_LEARN_FRAMES * gpu]
     return out
@@ -218,7 +218,7 @@ def cells(workload: Workload, cores: int, gpu: bool = False) -> list[Cell]:
 def replay_cells(workload: Workload, cores: int, gpu: bool, replay: Any) -> list[Cell]:
     """The grid of a workload with these options of replay: how many items are learned from at once is a value of the algorithm."""
     out = [cell for cell in cells(workload, cores, gpu) if cell.what != "learn"]
-    out += [Cell("learn", replay.batch_size, layout) for layout in ([Layout(1, 1)] if gpu else layouts(cores))]
+    out += [Cell("learn", replay.batch_size, layout) for layout in ([CoreLayout(1, 1)] if gpu else layouts(cores))]
     for layout in layouts(cores):
         out += [Cell("insert", replay.insert_batch, layout), Cell("sample", replay.batch_size, layout)]
     return out
@@ -239,14 +239,14 @@ def with_able_backends(workload: Workload, kwargs: tuple[str, ...], say: Callabl
     return replace(workload, scene=replace(scene, grid=replace(scene.grid, backends=left)))
 
 
-def measure_again(workload: Workload, probes: Probes, known: Limit, seconds: float = SECONDS) -> Limit:
+def measure_again(workload: Workload, probes: Probes, known: ComposedLimit, seconds: float = SECONDS) -> ComposedLimit:
     """A known limit, measured now at its best cells only."""
     now = {name: replace(cell, frames_per_second=probes.rate(workload, cell, seconds)) for name, cell in known.parts().items()}
     return replace(known, grid=[], **now)
 
 
-def measure(workload: Workload, probes: Probes, *, same_env: Limit | None = None, seconds: float = SECONDS,
-            say: Callable[[str], None] = lambda text: None) -> Limit:
+def measure(workload: Workload, probes: Probes, *, same_env: ComposedLimit | None = None, seconds: float = SECONDS,
+            say: Callable[[str], None] = lambda text: None) -> ComposedLimit:
     """The limit of a workload, over the whole grid.
 
     `same_env` is the limit of another workload in the same environment, made with the same arguments: its e is this one's.
@@ -267,7 +267,7 @@ def measure(workload: Workload, probes: Probes, *, same_env: Limit | None = None
     best = {name: max((cell for cell in grid if cell.what == what), key=lambda cell: cell.frames_per_second)
             for what, name in (PARTS if replay is None else PARTS | REPLAY_PARTS).items()}
     items = 1.0 if replay is None else items_per_env_step(experiment)
-    limit = Limit(**best, passes=passes(experiment, replay), grid=grid, gpu=gpu, items_per_env_step=items)
+    limit = ComposedLimit(**best, passes=passes(experiment, replay), grid=grid, gpu=gpu, items_per_env_step=items)
     say(f"  limit of {workload.name}: {limit.env_steps_per_second:,.0f} env steps/s = {limit.formula}, "
         f"found in {time.monotonic() - started:.0f} s")
     return limit

@@ -63,14 +63,14 @@ class SuiteLimits:
                 "gpu": now.gpu, **{name: cell.frames_per_second for name, cell in now.parts().items()},
                 **({} if now.n is None else {"items_per_env_step": now.items_per_env_step})}
 
-    def _known(self, workload: Workload, seconds: float) -> limits.Limit:
+    def _known(self, workload: Workload, seconds: float) -> limits.ComposedLimit:
         """The whole grid, from the results where it has been measured before. Workloads in an environment that is made with the
         same arguments share its e."""
         kwargs = list(prepared(workload.key()).plan.experiment.envs.kwargs)
         known = {name: one for name, one in self._results.limits().items() if one.get("env_kwargs", []) == kwargs}
         if workload.key() in known:
-            return limits.Limit.read(known[workload.key()])
-        same = next((limits.Limit.read(one) for one in known.values() if one["env"] == workload.scene.env), None)
+            return limits.ComposedLimit.read(known[workload.key()])
+        same = next((limits.ComposedLimit.read(one) for one in known.values() if one["env"] == workload.scene.env), None)
         self._say(f"  {workload.name}: the grid of its limit")
         found = limits.measure(workload, self._probes, same_env=same, seconds=seconds)
         self._results.append("limit", {"workload": workload.key(), "env": workload.scene.env, "env_kwargs": kwargs,

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.composed_limit.scenes import SCENES
 from benchmarks.peers import install
 from benchmarks.peers.driver_options import check_order, takes
-from benchmarks.peers.install import DRIVERS, PEERS, Peer, driver_environment, peer_named
+from benchmarks.peers.install import DRIVERS, PEERS, PeerLibrary, driver_environment, peer_named
 from benchmarks.peers.process_monitor import ProcessMonitor, last_json
 from shoal.bench.child_processes import ChildProcesses
 from shoal.bench.jobs import ended, failure, finite, unrated
@@ -44,7 +44,7 @@ def fit_order(case: SuiteCase, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def installed(peer: Peer) -> tuple[bool, str]:
+def installed(peer: PeerLibrary) -> tuple[bool, str]:
     return install.install(peer, lambda text: None)
 
 

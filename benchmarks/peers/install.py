@@ -17,7 +17,7 @@ from shoal.bench.parent_death import tied_to_parent
 from shoal.bench.rates import tail
 from shoal.errors import ConfigError
 
-__all__ = ["DRIVERS", "PEERS", "Peer", "install", "peer_named"]
+__all__ = ["DRIVERS", "PEERS", "PeerLibrary", "install", "peer_named"]
 
 FOLDER = ROOT / ".peers"
 DRIVERS = Path(__file__).parent / "drivers"
@@ -25,7 +25,7 @@ TORCH = "torch==2.13.0"
 
 
 @dataclass(frozen=True)
-class Peer:
+class PeerLibrary:
     """A library to compare with."""
 
     name: str
@@ -46,12 +46,12 @@ class Peer:
 
 
 PEERS = (
-    Peer("sample_factory", "sample-factory", ("sample-factory==2.1.1", "ale-py==0.12.1")),
-    Peer("rllib", "ray", ("ray[rllib]==2.60.*", "ale-py==0.12.1")),
-    Peer("sb3", "stable-baselines3", ("stable-baselines3>=2.7", "ale-py==0.12.1")),
-    Peer("torchrl", "torchrl", ("torchrl==0.14.*", "gymnasium==1.4.0", "ale-py==0.12.1")),
-    Peer("cleanrl", "gymnasium", ("gymnasium==1.4.0", "ale-py==0.12.1")),
-    Peer("reference_loop", "gymnasium", beside=("torch", "numpy")),
+    PeerLibrary("sample_factory", "sample-factory", ("sample-factory==2.1.1", "ale-py==0.12.1")),
+    PeerLibrary("rllib", "ray", ("ray[rllib]==2.60.*", "ale-py==0.12.1")),
+    PeerLibrary("sb3", "stable-baselines3", ("stable-baselines3>=2.7", "ale-py==0.12.1")),
+    PeerLibrary("torchrl", "torchrl", ("torchrl==0.14.*", "gymnasium==1.4.0", "ale-py==0.12.1")),
+    PeerLibrary("cleanrl", "gymnasium", ("gymnasium==1.4.0", "ale-py==0.12.1")),
+    PeerLibrary("reference_loop", "gymnasium", beside=("torch", "numpy")),
 )
 
 VERSIONS = """
@@ -60,7 +60,7 @@ print(", ".join(name + " " + m.version(name) for name in {names!r}))
 """
 
 
-def peer_named(name: str) -> Peer:
+def peer_named(name: str) -> PeerLibrary:
     for peer in PEERS:
         if peer.name == name:
             return peer
@@ -72,7 +72,7 @@ def driver_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(DRIVERS)}
 
 
-def install(peer: Peer, say: Callable[[str], None]) -> tuple[bool, str]:
+def install(peer: PeerLibrary, say: Callable[[str], None]) -> tuple[bool, str]:
     """Install what is missing. Returns whether the peer can be used, and its versions or the reason why not."""
     found, torch = versions(peer), (TORCH,) * ("torch" in peer.beside)
     if found is None and peer.requirements:
@@ -92,7 +92,7 @@ def install(peer: Peer, say: Callable[[str], None]) -> tuple[bool, str]:
     return True, found
 
 
-def versions(peer: Peer) -> str | None:
+def versions(peer: PeerLibrary) -> str | None:
     """`name version, ...` of what is installed; None where something is missing."""
     done = _run([str(peer.python), "-c", VERSIONS.format(names=(peer.package, *peer.beside))])
     return done.stdout.strip() if done.returncode == 0 else None

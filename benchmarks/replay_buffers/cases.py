@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import cases as peer_cases
-from benchmarks.peers.install import Peer, peer_named
+from benchmarks.peers.install import PeerLibrary, peer_named
 from benchmarks.peers.process_monitor import last_json
 from benchmarks.replay_buffers.workloads import check_kind
 from shoal.bench.child_processes import TOO_LONG, ChildProcesses
@@ -23,9 +23,9 @@ from shoal.errors import ConfigError
 __all__ = ["PEERS", "check", "run"]
 
 PEERS = (
-    Peer("cpprb", "cpprb", ("cpprb", "numpy"), ("numpy",)),
+    PeerLibrary("cpprb", "cpprb", ("cpprb", "numpy"), ("numpy",)),
     peer_named("sb3"),
-    Peer("reverb", "dm-reverb", ("dm-reverb==0.14.0", "tensorflow-cpu==2.15.*"), ("tensorflow-cpu",)),
+    PeerLibrary("reverb", "dm-reverb", ("dm-reverb==0.14.0", "tensorflow-cpu==2.15.*"), ("tensorflow-cpu",)),
     peer_named("torchrl"),
 )
 TRANSPORTS = ("inline", "ipc", "tcp")

@@ -22,7 +22,7 @@ from shoal.algorithms.common.learn import Loss, PhasedLearn
 from shoal.algorithms.common.metrics import Q_MEAN, TD_ERROR, phase_metrics
 from shoal.algorithms.common.model import Model
 from shoal.algorithms.common.phases import Phase, TargetSchedule
-from shoal.algorithms.common.plan import Plan, weights_layout
+from shoal.algorithms.common.plan import AlgorithmPlan, weights_layout
 from shoal.algorithms.common.policy import ModelPolicy
 from shoal.algorithms.records.transitions import Transitions
 from shoal.core import Tree, Vector
@@ -58,7 +58,7 @@ class Config(Options):
 class ActorAndCritic(nn.Module):
     """What is learned. The parts are named as the phases are."""
 
-    def __init__(self, plan: Plan, seed: int) -> None:
+    def __init__(self, plan: AlgorithmPlan, seed: int) -> None:
         super().__init__()
         spaces = plan.spec.observation_space, plan.spec.action_space
         self.actor: DeterministicActor = build_actor(*spaces, plan.net, seed)
@@ -68,7 +68,7 @@ class ActorAndCritic(nn.Module):
 class DDPGPolicy(ModelPolicy[Model[DeterministicActor]]):
     """Acts with the actor alone: it is all that is published."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: AlgorithmPlan) -> None:
         space = plan.spec.action_space
         assert isinstance(space, gym.spaces.Box)
         net = build_actor(plan.spec.observation_space, space, plan.net, 0)
@@ -88,7 +88,7 @@ class DDPGPolicy(ModelPolicy[Model[DeterministicActor]]):
 class DDPGLearn(PhasedLearn[Model[ActorAndCritic]]):
     """One update of the critic, then one of the actor, per batch."""
 
-    def __init__(self, config: Config, plan: Plan, seed: int) -> None:
+    def __init__(self, config: Config, plan: AlgorithmPlan, seed: int) -> None:
         model, target = (Model(ActorAndCritic(plan, seed), plan.spec.observation_space, plan.norm_size) for _ in range(2))
         follow = TargetSchedule(tau=config.tau)
         phases = (Phase("critic", "adam", config.critic_lr, target=follow), Phase("actor", "adam", config.actor_lr, target=follow))
@@ -127,7 +127,7 @@ class DDPG(Algorithm):
 
     def __init__(self, config: Any, spec: EnvSpec, net: NetConfig, seats: int) -> None:
         config.validate()
-        self.config, self.plan = config, Plan.of(spec, net, seats, config.normalise_observations)
+        self.config, self.plan = config, AlgorithmPlan.of(spec, net, seats, config.normalise_observations)
 
     @cached_property
     def record(self) -> Transitions:

@@ -5,7 +5,7 @@ import numpy as np
 import torch
 
 from shoal import envs
-from shoal.nets import Output
+from shoal.nets import ActorCriticOutput
 
 
 class Toy(gym.Env):
@@ -73,7 +73,7 @@ class ReadOff:
         self.head = head
 
     def unroll(self, observation, first, state, *_, **__):
-        return Output(torch.zeros(*observation.shape[:2], 2, requires_grad=True), observation[..., 0], state)
+        return ActorCriticOutput(torch.zeros(*observation.shape[:2], 2, requires_grad=True), observation[..., 0], state)
 
     def final_values(self, observation, *_):
         return observation[:, 0]

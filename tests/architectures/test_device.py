@@ -10,7 +10,7 @@ import torch
 from benchmarks.device_limit import measure
 from shoal import algorithms, cli
 from shoal.algorithms import a2c, appo, ppo, vtrace
-from shoal.device.placement import GpuConfig, Hardware, choose
+from shoal.device.placement import GpuConfig, Hardware, choose_device
 from shoal.errors import ConfigError
 from shoal.experiment.parse import parse_train
 from shoal.experiment.prepare import prepare
@@ -214,11 +214,11 @@ def test_auto_takes_a_gpu_where_it_pays(gpus, arguments, on_gpu, monkeypatch):
 
 
 def test_what_a_device_is(capsys):
-    assert choose("cpu", GpuConfig(), worth=True) == Hardware("cpu", GpuConfig())
+    assert choose_device("cpu", GpuConfig(), worth=True) == Hardware("cpu", GpuConfig())
     if torch.cuda.device_count():
-        assert choose("auto", GpuConfig(), worth=True).on_gpu and not choose("auto", GpuConfig(), worth=False).on_gpu
+        assert choose_device("auto", GpuConfig(), worth=True).on_gpu and not choose_device("auto", GpuConfig(), worth=False).on_gpu
         return
-    assert choose("auto", GpuConfig(), worth=True) == Hardware()
+    assert choose_device("auto", GpuConfig(), worth=True) == Hardware()
     assert cli.main(["show", "impala", "CartPole-v1", "--device", "cuda"]) == 2
     assert "finds no GPU here; use --device cpu" in capsys.readouterr().err
     assert cli.main(["show", "gala", "CartPole-v1", "--device", "cuda"]) == 2

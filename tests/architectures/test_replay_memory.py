@@ -16,7 +16,7 @@ from shoal.nets import NetConfig
 from shoal.replay.table.replay_core import Core
 from shoal.roles import replay as role
 from shoal.roles.replay_config import ReplayConfig
-from shoal.roles.replay_memory import FIRST_LOOK, SLOT_BYTES, Forecast, capacity_for, codecs, table_bytes
+from shoal.roles.replay_memory import FIRST_LOOK, SLOT_BYTES, MemoryForecast, capacity_for, codecs, table_bytes
 from shoal.roles.replay_wires import Block, items_layout, store, stored_columns
 from shoal.slots import Field, Layout
 from tests.architectures.graphs import go, train
@@ -131,8 +131,8 @@ def fake(size, nbytes):
 def grown(config, each, free, together=1, upto=10**6, budget=None):
     """What is said while a table grows, and when."""
     table, said = fake(0, 0), []
-    forecast = Forecast(table, config, together, lambda: free - together * each * table.size,
-                        lambda text: said.append((table.size, text)), budget)
+    forecast = MemoryForecast(table, config, together, lambda: free - together * each * table.size,
+                              lambda text: said.append((table.size, text)), budget)
     for table.size in range(50, upto, 50):
         table.nbytes = (each - SLOT_BYTES) * table.size
         forecast.look()
@@ -157,7 +157,7 @@ def test_large_items_are_told_of_before_there_are_many():
 
 def test_items_that_grow_are_told_of_later():
     table, said = fake(0, 0), []
-    forecast = Forecast(table, ReplayConfig(capacity=10**6), 1, lambda: 10**10, said.append)
+    forecast = MemoryForecast(table, ReplayConfig(capacity=10**6), 1, lambda: 10**10, said.append)
     for table.size, each, told in ((5_000, 1_000, 0), (9_000, 1_000, 0), (10_000, 20_000, 1), (20_000, 20_000, 1)):
         table.nbytes = table.size * each
         forecast.look()

@@ -8,7 +8,7 @@ from evidence.sleepers import NET, SILENT, Sleeper, learns, slow, thinks
 from shoal.algorithms import dqn, vtrace
 from shoal.roles.parts import EnvSource
 from shoal.roles.replay_config import ReplayConfig
-from shoal.telemetry.snapshot import Reading, Window
+from shoal.telemetry.snapshot import Reading, ReadingWindow
 from shoal.telemetry.verdict import verdict
 from tests.architectures.graphs import Weights, draw, go
 
@@ -20,7 +20,7 @@ class Judge(Weights):
 
     def __init__(self, expected):
         super().__init__(seconds=60)
-        self.expected, self.window, self.since, self.said, self.next = expected, Window(), 0.0, [], 0.0
+        self.expected, self.window, self.since, self.said, self.next = expected, ReadingWindow(), 0.0, [], 0.0
 
     def tick(self, control):
         super().tick(control)

@@ -11,11 +11,11 @@ import sys
 import numpy as np
 
 from shoal.bench.compare import Difference, together
-from shoal.bench.result_columns import Column
+from shoal.bench.result_columns import ResultColumn
 
 __all__ = ["DRAWS", "RUNS", "figures", "over_all", "rates"]
 
-SPEED = Column("env_steps_per_second", "env steps/s", "", better=1)
+SPEED = ResultColumn("env_steps_per_second", "env steps/s", "", better=1)
 DRAWS = {
     "normal": lambda rng, runs: rng.normal(100.0, 10.0, runs),
     "skewed": lambda rng, runs: rng.lognormal(4.6, 0.5, runs),

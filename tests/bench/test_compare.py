@@ -10,7 +10,7 @@ import pytest
 
 from shoal.bench import compare
 from shoal.bench.compare import Difference, comparison, differences, together
-from shoal.bench.result_columns import Column
+from shoal.bench.result_columns import ResultColumn
 from shoal.bench.results_folder import ResultsFolder
 from tests.bench import false_alarms
 from tests.bench.rows import SESSION, learning, results_with, row, speeds
@@ -113,7 +113,7 @@ def test_too_few_runs_are_judged_nowhere(tmp_path):
 def test_the_probability_of_improvement_is_that_of_the_better():
     """6.5 of 9 pairs are less in B, a tie counted half. Of what is neither better nor worse nothing is said."""
     def line(better):
-        column = Column("x", "x", "", better=better)
+        column = ResultColumn("x", "x", "", better=better)
         return together([Difference(case, column, [200.0, 210.0, 220.0], [100.0, 110.0, 220.0]) for case in "cd"])
 
     assert line(-1)[4] == "0.72" and line(1)[4] == "0.28" and line(0)[4] == "-"
@@ -121,7 +121,7 @@ def test_the_probability_of_improvement_is_that_of_the_better():
 
 def test_the_interval_of_the_interquartile_mean_draws_both_sides():
     """B's runs are all alike, so what is not known comes from A alone."""
-    column = Column("x", "x", "", better=1)
+    column = ResultColumn("x", "x", "", better=1)
     pairs = ([100.0, 110.0, 120.0], [110.0] * 3), ([110.0] * 3, [100.0, 110.0, 120.0])
     for a, b in pairs:
         _, _, _, middle, *_ = together([Difference(case, column, a, b) for case in "cd"])

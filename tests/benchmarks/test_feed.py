@@ -19,13 +19,13 @@ def test_each_way_is_measured(monkeypatch):
         pytest.skip("one core only")
     monkeypatch.setattr(feed, "WARM_UPDATES", feed.KEPT + 10)
     monkeypatch.setattr(feed, "WARM_SECONDS", 0.5)
-    places, read = {}, feed.Pinned._read
+    places, read = {}, feed.PinnedLearner._read
 
     def look(watch, control, now):
         places.update({name: os.sched_getaffinity(child.pid) for name, child in control.children.items()})
         read(watch, control, now)
 
-    monkeypatch.setattr(feed.Pinned, "_read", look)
+    monkeypatch.setattr(feed.PinnedLearner, "_read", look)
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {cores[1]})
     try:

@@ -11,7 +11,7 @@ from shoal.learning import Progress
 
 def test_the_bare_loop_makes_whole_updates():
     algorithm = gpu_sac.algorithm_of("Pendulum-v1", (8,))
-    loop = gpu_sac.Bare(algorithm, Hardware(), 16, graphs=False, whole=False)
+    loop = gpu_sac.BareUpdates(algorithm, Hardware(), 16, graphs=False, whole=False)
     before = loop.learn.published(Progress())["params"].copy()
     assert loop.update() == 1 and loop.rate(0.01) > 0
     assert not np.array_equal(loop.learn.published(Progress())["params"], before)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import learner_limit, work_rate
-from benchmarks.learner_limit import Bare, Loop
+from benchmarks.learner_limit import BareLoop, UpdateLoop
 from benchmarks.synthetic import algorithm_of
 from shoal.device.placement import Hardware
 
@@ -22,13 +22,13 @@ IMAGES = gym.spaces.Box(0, 255, (4, 10, 10), np.uint8)
 @pytest.mark.parametrize("graphs", [False, True])
 def test_frames_are_those_of_the_batch(unroll, seats, slots, graphs, monkeypatch):
     """A clock that goes on by a second whenever it is read: eight updates in three seconds."""
-    loop = Loop(algorithm_of("small_conv", unroll, seats, IMAGES), Hardware(), slots, graphs)
+    loop = UpdateLoop(algorithm_of("small_conv", unroll, seats, IMAGES), Hardware(), slots, graphs)
     monkeypatch.setattr(work_rate.time, "perf_counter", itertools.count(0.0).__next__)
     assert loop.rate(2.0) == pytest.approx(8 * unroll * seats * slots / 3)
 
 
 def test_the_faster_bare_loop_counts(monkeypatch):
-    bare, made = Bare(algorithm_of("small_conv", 3, 2, IMAGES), Hardware(), 1), []
+    bare, made = BareLoop(algorithm_of("small_conv", 3, 2, IMAGES), Hardware(), 1), []
     for name, rate in (("bare_eager", 40.0), ("bare_graphs", 70.0)):
         monkeypatch.setattr(bare._loops[name], "rate", lambda seconds, rate=rate: made.append(seconds) or rate)
     assert bare.rates(2.0) == {"bare_eager": 40.0, "bare_graphs": 70.0, "bare": 70.0} and made == [1.0, 1.0]
@@ -38,7 +38,7 @@ def test_what_cannot_be_captured_has_one_bare_loop(monkeypatch):
     from shoal.algorithms import vtrace
 
     monkeypatch.setattr(vtrace.VTraceObjective, "captures", False)
-    assert set(Bare(algorithm_of("small_conv", 3, 2, IMAGES), Hardware(), 1).rates(0.01)) == {"bare_eager", "bare"}
+    assert set(BareLoop(algorithm_of("small_conv", 3, 2, IMAGES), Hardware(), 1).rates(0.01)) == {"bare_eager", "bare"}
 
 
 def test_a_program_is_held_against_the_best_bare_loop(monkeypatch, capsys):

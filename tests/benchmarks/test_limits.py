@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.composed_limit import limits, probe
-from benchmarks.composed_limit.limits import Cell, Layout, Limit, Probes, composed, layouts
+from benchmarks.composed_limit.limits import Cell, ComposedLimit, CoreLayout, Probes, composed, layouts
 from benchmarks.composed_limit.scenes import CARTPOLE, PONG, Grid, Workload
 
 
@@ -37,14 +37,14 @@ def test_replay_adds_an_insert_and_as_many_samples_as_belong_to_it():
 def test_replay_s_parts_are_really_measured(preset, env, q, r, monkeypatch):
     scene = replace(CARTPOLE, grid=Grid((16,), (16,), (64,), ("compiled",)))
     case = Workload("tiny", scene, preset, {"replay.batch_size": 16, "replay.capacity": 300, "replay.min_size": 16})
-    monkeypatch.setattr(limits, "layouts", lambda cores: [Layout(1, 1)])
+    monkeypatch.setattr(limits, "layouts", lambda cores: [CoreLayout(1, 1)])
     with Probes() as probes:
         limit = limits.measure(case, probes, seconds=0.05)
         again = limits.measure_again(case, probes, limit, 0.05)
     assert (limit.items_per_env_step, limit.passes) == (q, pytest.approx(r))
     assert {cell.what for cell in limit.grid} == {"env", "act", "learn", "insert", "sample"}
     assert all(0 < again.env_steps_per_second < cell.frames_per_second for cell in (again.e, again.i))
-    read = Limit.read(json.loads(json.dumps(limit.record())))
+    read = ComposedLimit.read(json.loads(json.dumps(limit.record())))
     assert read == limit and "/n" in limit.formula and "/s" in limit.formula
 
 
@@ -62,15 +62,15 @@ def test_no_part_can_be_beaten():
 @pytest.mark.parametrize("cores", [1, 2, 3, 4, 6, 16])
 def test_layouts_use_the_cores_and_no_more(cores):
     found = layouts(cores)
-    assert Layout(cores, 1) in found and Layout(1, cores) in found and len(set(found)) == len(found)
+    assert CoreLayout(cores, 1) in found and CoreLayout(1, cores) in found and len(set(found)) == len(found)
     assert all(layout.processes * layout.threads <= cores for layout in found)
 
 
 def test_the_limit_uses_the_passes():
-    rates = [Cell(what, 1, Layout(1, 1), frames_per_second=rate) for what, rate in (("env", 4.0), ("act", 4.0), ("learn", 2.0))]
-    assert Limit(*rates, passes=3).env_steps_per_second == pytest.approx(0.5)
-    assert Limit(*rates, passes=3).record()["e"]["frames_per_second"] == 4.0
-    beside = Limit(*rates, passes=1, gpu=True)
+    rates = [Cell(what, 1, CoreLayout(1, 1), frames_per_second=rate) for what, rate in (("env", 4.0), ("act", 4.0), ("learn", 2.0))]
+    assert ComposedLimit(*rates, passes=3).env_steps_per_second == pytest.approx(0.5)
+    assert ComposedLimit(*rates, passes=3).record()["e"]["frames_per_second"] == 4.0
+    beside = ComposedLimit(*rates, passes=1, gpu=True)
     assert beside.env_steps_per_second == pytest.approx(4 / 3) and beside.record()["gpu"] is True  # 1/4 + 1/2 on the GPU
 
 
@@ -95,7 +95,7 @@ def test_a_workload_of_a_gpu_has_its_policy_and_learner_measured_there(device, m
     assert found.env_steps_per_second == again.env_steps_per_second == pytest.approx(400.0 if gpu else 1000 / 3.5)
     assert ("min(e, 1 / (1/i + 1/l))" in said[-1]) == gpu
     computing = {cell.layout for cell in asked if cell.what != "env"}
-    assert computing == ({Layout(1, 1)} if gpu else {cell.layout for cell in asked if cell.what == "env"})
+    assert computing == ({CoreLayout(1, 1)} if gpu else {cell.layout for cell in asked if cell.what == "env"})
 
 
 @pytest.mark.gpu
@@ -108,7 +108,7 @@ def test_probes_compute_on_a_gpu():
     on_cpu = replace(case, overrides={**case.overrides, "device": "cpu"})
     with Probes() as probes:
         for what, batch in (("act", 1024), ("learn", 8192)):
-            cell = Cell(what, batch, Layout(1, 1))
+            cell = Cell(what, batch, CoreLayout(1, 1))
             assert probes.rate(case, cell, 1.0) > 10 * probes.rate(on_cpu, cell, 1.0)
 
 
@@ -118,8 +118,8 @@ def test_probes_measure_each_part(monkeypatch):
     scene = replace(CARTPOLE, grid=grid)
     case = Workload("tiny", scene, "ppo", {"algorithm.unroll": 8, "algorithm.epochs": 2})
     monkeypatch.setattr(limits, "cells", lambda case, cores, gpu: [
-        Cell("env", 16, Layout(2, 1), "compiled"), Cell("env", 16, Layout(2, 1), "raw:gymnasium"),
-        Cell("act", 16, Layout(2, 1)), Cell("learn", 64, Layout(2, 1))])
+        Cell("env", 16, CoreLayout(2, 1), "compiled"), Cell("env", 16, CoreLayout(2, 1), "raw:gymnasium"),
+        Cell("act", 16, CoreLayout(2, 1)), Cell("learn", 64, CoreLayout(2, 1))])
     lines: list[str] = []
     with Probes() as probes:
         limit = limits.measure(case, probes, seconds=0.05, say=lines.append)
@@ -133,7 +133,7 @@ def test_probes_measure_each_part(monkeypatch):
 
 
 def test_a_probe_that_dies_is_named():
-    cell = Cell("env", 4, Layout(1, 1), "no such back-end")
+    cell = Cell("env", 4, CoreLayout(1, 1), "no such back-end")
     with Probes() as probes, pytest.raises(RuntimeError, match="no such back-end"):
         probes.rate(Workload("one", CARTPOLE, "ppo"), cell, 0.01)
 

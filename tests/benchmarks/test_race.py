@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.race import Clock, race
+from benchmarks.race import PublishTimes, race
 
 
 @pytest.mark.slow
@@ -16,7 +16,7 @@ def test_a_goal_that_anyone_reaches_is_reached():
 
 
 def test_the_time_is_that_of_the_version_that_passed():
-    clock = Clock(60.0)
+    clock = PublishTimes(60.0)
     clock._seen = [(10.0, 1.0), (11.0, 2.0), (12.5, 4.0), (14.0, 5.0)]
     control = SimpleNamespace(snapshot=lambda: {"worker-0": {}, "evaluator-0": {"eval_version": 3.0, "eval_return": 480.0}},
                               total=lambda name: 7.0)
@@ -25,6 +25,6 @@ def test_the_time_is_that_of_the_version_that_passed():
 
 
 def test_a_goal_that_is_not_reached_has_no_time():
-    clock = Clock(60.0)
+    clock = PublishTimes(60.0)
     clock.end(SimpleNamespace(snapshot=lambda: {"evaluator-0": {"eval_version": 3.0, "eval_return": 80.0}}), "seconds", None)
     assert clock.result["seconds"] is None

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import html_report
 from benchmarks.html_report import modelled, page
-from benchmarks.svg import Line, lines, log_ticks, nice_ticks
+from benchmarks.svg import Polyline, lines, log_ticks, nice_ticks
 from shoal.bench.report_files import write_files
 from shoal.bench.result_columns import results_table, where_line
 from shoal.bench.results_folder import ResultsFolder
@@ -92,8 +92,8 @@ def test_the_bound_of_scaling_is_that_of_the_case(tmp_path, monkeypatch):
 def test_ticks_are_round_and_inside():
     assert nice_ticks(0.0, 10.0) == [0, 2, 4, 6, 8, 10]
     assert nice_ticks(-300.0, 0.0) == [-300, -200, -100, 0]
-    assert lines("empty", [Line("a", [])], "x", "y") == ""
-    ElementTree.fromstring(lines("one point", [Line("a", [(0.0, 0.0)], dots=True)], "x", "y", threshold=-5.0))
+    assert lines("empty", [Polyline("a", [])], "x", "y") == ""
+    ElementTree.fromstring(lines("one point", [Polyline("a", [(0.0, 0.0)], dots=True)], "x", "y", threshold=-5.0))
     assert log_ticks(3.2, 6.5) == [1e4, 1e5, 1e6] and log_ticks(3.2, 4.4) == [2e3, 5e3, 1e4, 2e4]
     assert log_ticks(3.01, 3.02) == [10**3.01, 10**3.02]
 

@@ -72,7 +72,8 @@ def test_a_row_tells_whether_its_limit_is_that_of_a_gpu(tmp_path, asked, monkeyp
 
 def test_a_limit_that_cannot_be_measured_costs_the_efficiency_only(tmp_path, monkeypatch):
     """A real probe that dies: there is no such environment back-end."""
-    monkeypatch.setattr(limits, "cells", lambda case, cores, gpu: [limits.Cell("env", 4, limits.Layout(1, 1), "no such back-end")])
+    cell = limits.Cell("env", 4, limits.CoreLayout(1, 1), "no such back-end")
+    monkeypatch.setattr(limits, "cells", lambda case, cores, gpu: [cell])
     said: list[str] = []
     with SuiteLimits(ResultsFolder(tmp_path), said.append) as beside:
         job = Job(SuiteCase("c", preset="impala", env="CartPole-v1", max_seconds=1.0, limit=True), 1)
@@ -81,13 +82,13 @@ def test_a_limit_that_cannot_be_measured_costs_the_efficiency_only(tmp_path, mon
 
 
 def test_a_limit_is_read_back_from_the_results(tmp_path, monkeypatch):
-    cell = limits.Cell("env", 4, limits.Layout(2, 1), "compiled", 100.0)
-    known = limits.Limit(cell, cell, cell, 2, [cell])
-    given: list[limits.Limit | None] = []
+    cell = limits.Cell("env", 4, limits.CoreLayout(2, 1), "compiled", 100.0)
+    known = limits.ComposedLimit(cell, cell, cell, 2, [cell])
+    given: list[limits.ComposedLimit | None] = []
 
     def measure(workload, probes, *, same_env=None, seconds=0.0):
         given.append(None)
-        return limits.Limit(cell, cell, cell, 2, [cell])
+        return limits.ComposedLimit(cell, cell, cell, 2, [cell])
 
     def measure_again(workload, probes, known, seconds):
         given.append(known)

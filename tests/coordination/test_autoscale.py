@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.coordination.autoscale import HEADROOM, PATIENCE, AutoscaleConfig, Rule, Window
+from shoal.coordination.autoscale import HEADROOM, PATIENCE, AutoscaleConfig, LoadWindow, Rule
 from shoal.errors import ConfigError
 from shoal.experiment import auto_layout as layouts
 from shoal.experiment.prepare import plan_from_json, plan_to_json, prepare
@@ -31,7 +31,7 @@ class Pipeline:
         demand = self.demand * (1 + self.noise * self.rng.standard_normal())
         supply = min(capacity, demand)
         blocked, idle = 1 - supply / capacity, 1 - supply / demand
-        return Window(actors, supply, idle, blocked, 1.0 if blocked > 0.05 else 0.5, lag=self.lag_per_actor * actors)
+        return LoadWindow(actors, supply, idle, blocked, 1.0 if blocked > 0.05 else 0.5, lag=self.lag_per_actor * actors)
 
     def needed(self):
         return math.ceil(self.demand / self.rate)
@@ -44,7 +44,7 @@ def drive(rule, pipeline, actors, windows):
         decision = rule.hear(pipeline.window(path[-1]))
         if decision.actors != path[-1]:
             assert decision.reason
-            held = rule.hear(Window(decision.actors, 0.0, 1.0, 0.0, 0.0, steady=False))
+            held = rule.hear(LoadWindow(decision.actors, 0.0, 1.0, 0.0, 0.0, steady=False))
             assert held.actors == decision.actors
         path.append(decision.actors)
     return path
@@ -114,19 +114,19 @@ def test_cores_stay_used_up_while_the_learner_is_slow_for_a_while():
 
 def test_an_increase_cannot_bring_more_than_the_learner_lacked():
     rule = Rule(1, 64)
-    assert [rule.hear(Window(6, 600.0, 0.05, 0.0, 0.5)).actors for _ in range(2)] == [6, 7]
-    assert all(rule.hear(Window(7, 620.0, 0.03, 0.12, 0.5)).actors >= 7 for _ in range(2 * PATIENCE))
+    assert [rule.hear(LoadWindow(6, 600.0, 0.05, 0.0, 0.5)).actors for _ in range(2)] == [6, 7]
+    assert all(rule.hear(LoadWindow(7, 620.0, 0.03, 0.12, 0.5)).actors >= 7 for _ in range(2 * PATIENCE))
 
 
 def test_a_decrease_that_had_to_be_taken_back_is_not_tried_again():
-    full, starved = (lambda n: Window(n, 100.0, 0.0, 0.4, 1.0)), (lambda n: Window(n, 100.0, 0.12, 0.0, 0.2))
+    full, starved = (lambda n: LoadWindow(n, 100.0, 0.0, 0.4, 1.0)), (lambda n: LoadWindow(n, 100.0, 0.12, 0.0, 0.2))
     rule = Rule(1, 8)
     assert [rule.hear(full(5)).actors for _ in range(PATIENCE)][-1] == 4
     assert rule.hear(starved(4)).actors == 5
     assert {rule.hear(full(5)).actors for _ in range(2)} == {5}
-    needs_as_much = Window(5, 100.0, 0.0, 0.29, 1.0)
+    needs_as_much = LoadWindow(5, 100.0, 0.0, 0.29, 1.0)
     assert {rule.hear(needs_as_much).actors for _ in range(10 * PATIENCE)} == {5}
-    assert 4 in {rule.hear(Window(5, 50.0, 0.0, 0.7, 1.0)).actors for _ in range(2 * PATIENCE)}  # the learner needs fewer now
+    assert 4 in {rule.hear(LoadWindow(5, 50.0, 0.0, 0.7, 1.0)).actors for _ in range(2 * PATIENCE)}  # the learner needs fewer now
 
 
 def test_an_environment_that_slows_down_while_an_increase_is_judged_is_not_taken_for_full_cores():
@@ -138,18 +138,18 @@ def test_an_environment_that_slows_down_while_an_increase_is_judged_is_not_taken
 
 
 def test_it_holds_where_something_is_missing_or_somebody_came_or_went():
-    starved = Window(4, 100.0, 0.9, 0.0, 0.0)
-    full = Window(4, 100.0, 0.0, 0.9, 1.0)
+    starved = LoadWindow(4, 100.0, 0.9, 0.0, 0.0)
+    full = LoadWindow(4, 100.0, 0.0, 0.9, 1.0)
     for broken in ({"steady": False}, {"supply": math.nan}, {"idle": math.nan}, {"blocked": math.nan}, {"occupied": math.nan},
                    {"supply": 0.0}):
         for window in (starved, full):
             rule = Rule(1, 8)
             for _ in range(2 * PATIENCE):
-                assert rule.hear(Window(**{**vars(window), **broken})).actors == 4
+                assert rule.hear(LoadWindow(**{**vars(window), **broken})).actors == 4
     rule = Rule(1, 8)
-    assert {rule.hear(Window(4, 100.0, 0.0, 0.9, 0.3)).actors for _ in range(2 * PATIENCE)} == {4}  # the queue is not full
+    assert {rule.hear(LoadWindow(4, 100.0, 0.0, 0.9, 0.3)).actors for _ in range(2 * PATIENCE)} == {4}  # the queue is not full
     rule = Rule(1, 8)
-    for window in [full] * (PATIENCE - 1) + [Window(4, 100.0, 0.0, 0.9, 1.0, steady=False)] + [full] * (PATIENCE - 1):
+    for window in [full] * (PATIENCE - 1) + [LoadWindow(4, 100.0, 0.0, 0.9, 1.0, steady=False)] + [full] * (PATIENCE - 1):
         assert rule.hear(window).actors == 4  # not on end
     assert rule.hear(full).actors == 3
 
@@ -159,13 +159,13 @@ def test_bounds_and_what_is_said_at_them():
     assert drive(most, Pipeline(1000, 100), 1, 10)[-1] == 4
     assert "--autoscale.most" in most.hear(Pipeline(1000, 100).window(4)).reason
     assert drive(Rule(2, 4), Pipeline(10, 100), 4, 30)[-1] == 2
-    assert Rule(1, 64).hear(Window(4, 100.0, 0.5, 0.0, 0.0, room=1.0)).actors == 5
-    full = Rule(1, 64).hear(Window(4, 100.0, 0.5, 0.0, 0.0, room=0.0))
+    assert Rule(1, 64).hear(LoadWindow(4, 100.0, 0.5, 0.0, 0.0, room=1.0)).actors == 5
+    full = Rule(1, 64).hear(LoadWindow(4, 100.0, 0.5, 0.0, 0.0, room=0.0))
     assert full.actors == 4 and "there is no room for more" in full.reason
 
 
 def test_a_small_wait_must_last_and_a_long_one_need_not():
-    slight, long = Window(10, 100.0, 0.05, 0.0, 0.3), Window(10, 100.0, 0.3, 0.0, 0.3)
+    slight, long = LoadWindow(10, 100.0, 0.05, 0.0, 0.3), LoadWindow(10, 100.0, 0.3, 0.0, 0.3)
     rule = Rule(1, 64)
     assert [rule.hear(slight).actors for _ in range(2)] == [10, 11]
     assert Rule(1, 64).hear(long).actors == 15
@@ -174,7 +174,7 @@ def test_a_small_wait_must_last_and_a_long_one_need_not():
 def test_who_waits_for_each_other_lacks_slots_not_actors():
     rule = Rule(1, 64)
     for _ in range(5):
-        decision = rule.hear(Window(4, 100.0, 0.2, 0.5, 0.9))
+        decision = rule.hear(LoadWindow(4, 100.0, 0.2, 0.5, 0.9))
         assert decision.actors == 4 and "--architecture.slots-per-actor" in decision.reason
 
 
@@ -183,7 +183,7 @@ def test_the_lag_limit_holds_it_back_and_takes_one_away():
     pipeline.lag_per_actor = 1.0
     path = drive(rule, pipeline, 1, 40)
     assert path[:4] == [1, 2, 4, 8] and path[-1] == 6 and reversals(path) == 1
-    assert "the limit is 6" in rule.hear(Window(7, 700.0, 0.3, 0.0, 0.5, lag=7.0)).reason
+    assert "the limit is 6" in rule.hear(LoadWindow(7, 700.0, 0.3, 0.0, 0.5, lag=7.0)).reason
 
 
 # ---------------------------------------------------------------------------------------------- the configuration

@@ -6,7 +6,6 @@ import time
 import numpy as np
 import pytest
 
-from shoal.errors import CheckpointError
 from shoal.experiment import session as module
 from shoal.experiment.checkpoints import TensorFiles
 from shoal.experiment.rundir import RunDir
@@ -63,11 +62,9 @@ class Control:
     def checkpoint(self, folder):
         self.pending.append(folder)
 
-    ending = silent = False
-
     def settle(self, seconds):
         for folder in self.pending:
-            if not self.broken and not self.silent:
+            if not self.broken:
                 TensorFiles().save(folder / "learner-0.safetensors", {"params": np.zeros(3)})
             self.session.saved(folder, not self.broken)
         self.pending = []
@@ -316,27 +313,3 @@ def test_events_reach_the_sinks_and_a_broken_sink_is_dropped(tmp_path, clock):
     kinds = [event["kind"] for event in listener.events]
     assert kinds.count("restart") == 1 and sum("Broken stopped" in event["text"] for event in listener.events) == 1
     assert len(listener.shots) >= 3
-
-
-def test_a_group_that_has_not_agreed_yet_is_asked_for_its_checkpoint_again(tmp_path, clock):
-    session, control, listener = start(tmp_path, Goals())
-    control.silent = True
-    clock.now += 61
-    session.tick(control)
-    control.settle(0)
-    before = session.checkpoints.newest()
-    assert not [event for event in listener.events if event["kind"] == "checkpoint failed"]
-    control.silent, clock.now = False, clock.now + 1
-    session.tick(control)
-    control.settle(0)
-    assert session.checkpoints.newest() != before
-    control.silent, clock.now = True, clock.now + 61
-    for seconds in (0, module.AGREE_SECONDS + 1):
-        clock.now += seconds
-        session.tick(control)
-        assert control.pending
-        if seconds:
-            with pytest.raises(CheckpointError, match="no role wrote anything"):
-                control.settle(0)
-        else:
-            control.settle(0)

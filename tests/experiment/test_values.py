@@ -14,7 +14,7 @@ from shoal.experiment.parse import parse_options, parse_train
 from shoal.experiment.prepare import plan_from_json, plan_to_json, prepare
 from shoal.experiment.presets import load_preset, parse_preset, preset_names
 from shoal.experiment.references import EnvRef, check_trust, import_path, modules_of
-from shoal.experiment.values import apply, keys, plain
+from shoal.experiment.values import json_values, keys, with_values
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Outer:
 
 
 def test_dotted_and_nested_keys_reach_the_same_field():
-    assert apply(Outer(), {"inner.lr": 2}, "") == apply(Outer(), {"inner": {"lr": 2.0}}, "")
-    assert apply(Outer(), {"inner.sizes": [3, 4]}, "").inner.sizes == (3, 4)
-    assert apply(Outer(), {"actors": 3, "limit": 1e3, "on": False}, "") == Outer(actors=3, limit=1000, on=False)
-    assert apply(Outer(), {"inner": {"pairs": {"observation": "pixels", "size": 7}}}, "").inner.pairs == (
+    assert with_values(Outer(), {"inner.lr": 2}, "") == with_values(Outer(), {"inner": {"lr": 2.0}}, "")
+    assert with_values(Outer(), {"inner.sizes": [3, 4]}, "").inner.sizes == (3, 4)
+    assert with_values(Outer(), {"actors": 3, "limit": 1e3, "on": False}, "") == Outer(actors=3, limit=1000, on=False)
+    assert with_values(Outer(), {"inner": {"pairs": {"observation": "pixels", "size": 7}}}, "").inner.pairs == (
         "observation='pixels'", "size=7")
 
 
@@ -53,7 +53,7 @@ def test_dotted_and_nested_keys_reach_the_same_field():
 ])
 def test_what_does_not_fit_is_named(values, words):
     with pytest.raises(ConfigError) as caught:
-        apply(Outer(), values, "")
+        with_values(Outer(), values, "")
     for word in words:
         assert word in str(caught.value)
 
@@ -67,7 +67,7 @@ def test_none_may_be_spelt_small(words):
 
 def test_keys_and_plain_values():
     assert list(keys(Outer())) == ["inner.lr", "inner.sizes", "inner.kind", "inner.pairs", "actors", "limit", "on"]
-    assert plain(Outer())["inner"]["sizes"] == [64]
+    assert json_values(Outer())["inner"]["sizes"] == [64]
 
 
 def test_env_arguments_are_literals_where_they_look_like_one():

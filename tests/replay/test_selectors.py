@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal import replay
 from shoal.errors import ConfigError
-from shoal.replay.table.sum_tree import descend, rebuild, refresh, search, total, tree_arrays
+from shoal.replay.table.sum_tree import rebuild, refresh, search, search_batch, total, tree_arrays
 
 
 def make(selector: replay.Fifo, priorities: list[float], **options: object) -> tuple[replay.Server, replay.Client]:
@@ -29,17 +29,17 @@ def test_t7_sum_tree_queries() -> None:
     rebuild(tree, offsets)
     expected = {0: 0, 2.999: 0, 3: 1, 3.999: 1, 4: 2, 7.999: 2, 8: 3, 9.999: 3}
     leaves = np.zeros(8, np.int64)
-    descend(tree, offsets, np.array(list(expected), np.float64), leaves, 8)
+    search_batch(tree, offsets, np.array(list(expected), np.float64), leaves, 8)
     assert leaves.tolist() == list(expected.values())
     assert [search(tree, offsets, float(q)) for q in expected] == list(expected.values())
     tree[2] = 0
     refresh(tree, offsets, np.array([2]), 1)
     assert total(tree, offsets) == 6
-    descend(tree, offsets, np.array([4.0]), leaves, 1)
+    search_batch(tree, offsets, np.array([4.0]), leaves, 1)
     assert leaves[0] == 3
     many = np.linspace(0, 6, 10_000, endpoint=False)
     found = np.zeros(10_000, np.int64)
-    descend(tree, offsets, many, found, 10_000)
+    search_batch(tree, offsets, many, found, 10_000)
     assert set(found.tolist()) == {0, 1, 3}
 
 
@@ -56,7 +56,7 @@ def test_tree_agrees_with_prefix_sums(values: list[float], seed: int) -> None:
     if whole > 0:
         queries = rng.random(50) * whole
         leaves = np.zeros(50, np.int64)
-        descend(tree, offsets, queries.copy(), leaves, 50)
+        search_batch(tree, offsets, queries.copy(), leaves, 50)
         assert all(values[leaf] > 0 for leaf in leaves)
         prefix = np.concatenate([[0.0], np.cumsum(values)])
         slack = 1e-9 * whole

@@ -5,7 +5,7 @@ import pytest
 
 from shoal.algorithms import a2c, dqn, ppo, vtrace
 from shoal.roles.replay_config import ReplayConfig
-from shoal.runtime.permits import Ask, Limit, Permits
+from shoal.runtime.permits import Ask, CountLimit, Permits
 from tests.architectures.graphs import draw, go
 from tests.runtime.harness import RUNTIMES, Watch
 
@@ -14,7 +14,7 @@ class Counters:
     """Roles that ask and count, in any order, driven by hand."""
 
     def __init__(self, limit, units, ahead=True):
-        self.permits, self.units = Permits(Limit("steps", limit), ahead), units
+        self.permits, self.units = Permits(CountLimit("steps", limit), ahead), units
         self.counted = dict.fromkeys(units, 0.0)
         self.allowed = dict.fromkeys(units, -1.0)
         self.asking = set()
@@ -65,7 +65,7 @@ def test_what_was_not_used_is_given_to_others():
 
 
 def test_a_round_is_allowed_to_all_or_to_none():
-    permits, allowed = Permits(Limit("steps", 95)), []
+    permits, allowed = Permits(CountLimit("steps", 95)), []
     for number in range(1, 20):
         for worker in ("w0", "w1"):
             permits.ask(Ask(worker, 10, 10.0 * number, number, 2, lambda last, key=(number, worker): allowed.append((key, last))))
@@ -93,7 +93,7 @@ def test_actors_keep_to_the_budget_to_less_than_a_batch(architecture, kind, tmp_
     config, options, batch = CASES[architecture]
     env = "shoal/Catch-v0" if architecture == "parameter_server" else "CartPole-v1"
     program, _ = draw(config, architecture, env, actors=3, **options)
-    program.limit, seen = Limit("env_steps", 509), []
+    program.limit, seen = CountLimit("env_steps", 509), []
 
     def spent(control):
         seen.append(control.total("env_steps"))
@@ -107,7 +107,7 @@ def test_actors_keep_to_the_budget_to_less_than_a_batch(architecture, kind, tmp_
 def test_one_table_for_all_keeps_to_the_budget_too(tmp_path):
     """With replay: an actor cannot know how many decisions its next insert takes; it asks for as many as the last one took."""
     program, _ = draw(dqn.Config(), "actor_learner", "shoal/Catch-v0", actors=3, replay=TABLE)
-    program.limit = Limit("env_steps", 509)
+    program.limit = CountLimit("env_steps", 509)
     watch = go(program, "inline", tmp_path, Watch(lambda control: control.total("env_steps") >= 509, seconds=120))
     assert watch.reason == "until"
     assert 509 <= sum(page["env_steps"] for page in watch.final.values()) < 509 + TABLE.batch_size

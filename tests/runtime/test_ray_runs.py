@@ -392,11 +392,11 @@ def test_a_log_reaches_the_driver_to_its_last_line(tmp_path):
 @pytest.mark.slow
 def test_a_lost_node_costs_one_restart_each(tmp_path):
     """What lived on it waits for room, longer than a role may take to start; the run goes on, is saved, and is stopped by hand."""
-    from evidence.cluster import Running, cluster, on
+    from evidence.cluster import TrainingProcess, cluster, on
 
     with cluster(2, cpus=2) as made:
-        running = Running(tmp_path, "impala", "CartPole-v1", "--actors", "2", "--architecture.batch-slots", "1",
-                          "--checkpoint.every-seconds", "2", "--faults.start-seconds", "20", *on(made))
+        running = TrainingProcess(tmp_path, "impala", "CartPole-v1", "--actors", "2", "--architecture.batch-slots", "1",
+                                  "--checkpoint.every-seconds", "2", "--faults.start-seconds", "20", *on(made))
         try:
             running.further(20)
             learner = running.where("learner-0")[0]
@@ -420,11 +420,11 @@ def test_a_lost_node_costs_one_restart_each(tmp_path):
 @pytest.mark.slow
 def test_resume_on_a_smaller_cluster(tmp_path):
     """Two nodes at first, then another cluster of one, on which the first layout has no room: that is said, and the way out."""
-    from evidence.cluster import Running, cluster, on
+    from evidence.cluster import TrainingProcess, cluster, on
 
     few = ("--architecture.batch-slots", "1", "--no-eval.enabled")
     with cluster(2, cpus=2) as made:
-        running = Running(tmp_path, "impala", "CartPole-v1", "--actors", "3", *few, *on(made))
+        running = TrainingProcess(tmp_path, "impala", "CartPole-v1", "--actors", "3", *few, *on(made))
         try:
             running.further(20)
             assert len({running.where(f"actor-{k}")[0] for k in range(3)}) == 2

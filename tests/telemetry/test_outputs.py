@@ -10,14 +10,14 @@ import pytest
 from benchmarks.metrics_page import metrics_page
 from shoal.telemetry.console import Live, Plain, console, progress
 from shoal.telemetry.outputs import JsonLines, jsonable, read_lines
-from shoal.telemetry.snapshot import Reading, Window
+from shoal.telemetry.snapshot import Reading, ReadingWindow
 from shoal.telemetry.tensorboard import TensorBoard, scalars
 from tests.telemetry.fakes import WIRES, Pages, second
 
 
 @pytest.fixture
 def shot() -> dict:
-    pages, window = Pages("actor-0", "actor-1", "learner-0"), Window()
+    pages, window = Pages("actor-0", "actor-1", "learner-0"), ReadingWindow()
     second(pages, busy=0.5, steps=500)
     window.push(Reading(0.0, pages.read(), WIRES))
     second(pages, busy=0.5, steps=500)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from shoal.telemetry.metrics import REGISTRY, Metric, Stats
-from shoal.telemetry.snapshot import LATEST, SHOWN_AS, Reading, Window, group_of
+from shoal.telemetry.snapshot import LATEST, SHOWN_AS, Reading, ReadingWindow, group_of
 from tests.telemetry.fakes import WIRES, Pages, second
 
 
-def run(seconds: int, window: Window | None = None, **kwargs: float) -> tuple[Window, Pages]:
-    pages, window = Pages("actor-0", "actor-1", "learner-0"), window or Window()
+def run(seconds: int, window: ReadingWindow | None = None, **kwargs: float) -> tuple[ReadingWindow, Pages]:
+    pages, window = Pages("actor-0", "actor-1", "learner-0"), window or ReadingWindow()
     window.push(Reading(-9.0, pages.read(), WIRES))  # start-up, before the first environment step, counts for nothing
     second(pages, busy=0.0)
     window.push(Reading(0.0, pages.read(), WIRES))
@@ -77,7 +77,7 @@ def test_recent_return_is_that_of_about_the_last_hundred_episodes():
 
 
 def test_nothing_observed_is_nan_not_zero():
-    pages, window = Pages("actor-0"), Window()
+    pages, window = Pages("actor-0"), ReadingWindow()
     window.push(Reading(0.0, pages.read(), WIRES))
     shot = window.snapshot()
     for name in ("train_return", "eval_return", "learner_idle", "env_steps_per_second", "samples_per_insert"):
@@ -85,14 +85,14 @@ def test_nothing_observed_is_nan_not_zero():
 
 
 def test_an_evaluation_of_zero_is_a_return_of_zero():
-    pages, window = Pages("evaluator-0"), Window()
+    pages, window = Pages("evaluator-0"), ReadingWindow()
     pages["evaluator-0"].set("eval_episodes", 20)
     window.push(Reading(0.0, pages.read(), WIRES))
     assert window.snapshot()["eval_return"] == 0.0
 
 
 def test_occupancy_is_weighted_by_time():
-    window = Window()
+    window = ReadingWindow()
     window.push(Reading(0.0, {}, WIRES))
     for now, occupied in ((0.0, 0.0), (3.0, 4.0), (4.0, 0.0)):
         window.sample_occupancy(now, {"unrolls": {"slots": 4.0, "occupied": occupied}})
@@ -100,7 +100,7 @@ def test_occupancy_is_weighted_by_time():
 
 
 def test_replicas_that_do_not_run_do_not_dilute_shares():
-    pages, window = Pages("actor-0", "actor-1", "actor-2", "learner-0"), Window()
+    pages, window = Pages("actor-0", "actor-1", "actor-2", "learner-0"), ReadingWindow()
     pages["actor-2"].set("alive", 0)
     second(pages, busy=0.5)
     window.push(Reading(0.0, pages.read(), WIRES))
@@ -112,7 +112,7 @@ def test_replicas_that_do_not_run_do_not_dilute_shares():
 def test_a_snapshot_has_what_the_program_declares_and_nothing_else():
     declared = [Metric("my_loss", "gauge", "", "A gauge."), Metric("my_mean", "mean", "", "A mean."),
                 Metric("my_count", "counter", "", "A counter."), Metric("my_sizes", "histogram", "", "Sizes.", (1, 2, 4))]
-    names, window = Stats.names(metrics=declared), Window(algorithm_metrics=declared)
+    names, window = Stats.names(metrics=declared), ReadingWindow(algorithm_metrics=declared)
     stats = Stats(names, np.zeros(len(names)), declared)
     stats.add("learner_steps")
     stats.set("my_loss", 3.0)
@@ -140,7 +140,7 @@ def gauges(values: dict[str, dict[str, float]], declared: list[Metric], dead: tu
 def test_a_gauge_is_read_from_the_instance_that_set_it():
     depth = Metric("depth", "gauge", "", "A role's.")
     loss = [Metric(name, "gauge", "", "An algorithm's.") for name in ("loss", "clip")]
-    window = Window(algorithm_metrics=loss, role_metrics=[depth])
+    window = ReadingWindow(algorithm_metrics=loss, role_metrics=[depth])
 
     def shot(time: float, dead: tuple[str, ...] = (), **values: dict[str, float]) -> dict:
         pages = {name.replace("_", "-"): written for name, written in values.items()}
@@ -162,7 +162,7 @@ def test_a_gauge_is_read_from_the_instance_that_set_it():
 
 
 def test_every_metric_of_the_registry_is_shown():
-    pages, window = Pages("everything-0"), Window()
+    pages, window = Pages("everything-0"), ReadingWindow()
     for metric in REGISTRY:
         for word in metric.words():
             pages["everything-0"].set(word, 2.5)
@@ -177,7 +177,7 @@ def test_what_belongs_to_a_replay_table_is_shown_where_there_is_one_and_shards_a
     own = {metric.name for metric in REGISTRY if metric.measured_by}
     assert own >= {"replay_size", "replay_bytes", "replay_checkpoint_bytes", "insert_blocked_seconds", "demo_size", "gradient_age"}
     assert not own & set(run(3, busy=0.5)[0].snapshot())
-    pages, window = Pages("replay-0", "replay-1"), Window()
+    pages, window = Pages("replay-0", "replay-1"), ReadingWindow()
     pages["replay-0"].set("replay_size", 100)
     pages["replay-1"].set("replay_size", 50)
     pages["replay-1"].add("sample_blocked_seconds", 0.25)

@@ -2,14 +2,14 @@
 
 import pytest
 
-from shoal.telemetry.snapshot import Reading, Window
+from shoal.telemetry.snapshot import Reading, ReadingWindow
 from shoal.telemetry.verdict import verdict
 from tests.telemetry.fakes import WIRES, Pages, second
 
 
 def judged(wires: dict | None = None, runtime: str = "local", cores: int = 8, seconds: float = 5.0,
            **kwargs: float) -> str:
-    pages, window = Pages("actor-0", "actor-1", "learner-0"), Window()
+    pages, window = Pages("actor-0", "actor-1", "learner-0"), ReadingWindow()
     window.push(Reading(0.0, pages.read(), wires or WIRES))
     for t in range(1, 6):
         second(pages, **kwargs)
@@ -33,7 +33,7 @@ def test_actor_bound_without_cores_does_not():
 
 
 def test_evaluations_that_eat_a_scarce_core_are_named():
-    pages, window = Pages("actor-0", "actor-1", "learner-0", "evaluator-0"), Window()
+    pages, window = Pages("actor-0", "actor-1", "learner-0", "evaluator-0"), ReadingWindow()
     for t in range(6):
         second(pages, busy=0.3, blocked=0.3)
         pages["evaluator-0"].add("busy_seconds", 0.8)
@@ -45,7 +45,7 @@ def test_evaluations_that_eat_a_scarce_core_are_named():
 
 @pytest.mark.parametrize(("relabelling", "bound"), [(0.9, True), (0.1, False)])
 def test_a_learner_that_waits_for_items_to_be_computed_anew_is_relabel_bound(relabelling, bound):
-    pages, window = Pages("actor-0", "actor-1", "learner-0", "updater-0"), Window()
+    pages, window = Pages("actor-0", "actor-1", "learner-0", "updater-0"), ReadingWindow()
     for t in range(6):
         second(pages, busy=0.3)
         pages["updater-0"].add("relabelled", 256)
@@ -66,7 +66,7 @@ def test_taking_turns_is_not_weight_bound():
 
 @pytest.mark.parametrize(("publishing", "lag"), [(0.6, 1.0), (0.6, 0.0), (0.3, 1.0)])
 def test_a_learner_that_publishes_more_than_it_learns_is_weight_bound(publishing, lag):
-    pages, window = Pages("actor-0", "actor-1", "learner-0"), Window()
+    pages, window = Pages("actor-0", "actor-1", "learner-0"), ReadingWindow()
     for t in range(6):
         second(pages, busy=0.9, weights=0.7, lag=lag)
         pages["learner-0"].add("phase_seconds/publish", publishing)
@@ -77,7 +77,7 @@ def test_a_learner_that_publishes_more_than_it_learns_is_weight_bound(publishing
 
 def published(idle: float, cores: int, used: float | None) -> str:
     """A learner that publishes for longer than it learns, and the cores that the kernel says are in use."""
-    pages, window = Pages("actor-0", "actor-1", "learner-0"), Window()
+    pages, window = Pages("actor-0", "actor-1", "learner-0"), ReadingWindow()
     for t in range(6):
         second(pages, busy=1 - idle, blocked=0.1)
         pages["learner-0"].add("phase_seconds/publish", 0.8 * (1 - idle))
@@ -96,7 +96,7 @@ def test_whoever_publishes_on_cores_that_are_full_loses_its_own_and_is_not_weigh
 
 
 def test_environments_that_sleep_leave_cores_for_more_actors():
-    pages, window = Pages("actor-0", "actor-1", "learner-0"), Window()
+    pages, window = Pages("actor-0", "actor-1", "learner-0"), ReadingWindow()
     for t in range(6):
         second(pages, busy=0.3)
         window.push(Reading(float(t), pages.read(), WIRES))
@@ -105,7 +105,7 @@ def test_environments_that_sleep_leave_cores_for_more_actors():
 
 
 def test_cores_that_other_programs_have_taken_leave_none_for_more_actors():
-    pages, window = Pages("actor-0", "actor-1", "learner-0"), Window()
+    pages, window = Pages("actor-0", "actor-1", "learner-0"), ReadingWindow()
     for t in range(6):
         second(pages, busy=0.05, blocked=0.9)
         window.push(Reading(float(t), pages.read(), WIRES))
@@ -114,7 +114,7 @@ def test_cores_that_other_programs_have_taken_leave_none_for_more_actors():
 
 
 def test_actors_that_spend_their_time_pulling_are_weight_bound():
-    pages, window = Pages("actor-0", "actor-1", "learner-0"), Window()
+    pages, window = Pages("actor-0", "actor-1", "learner-0"), ReadingWindow()
     for t in range(6):
         second(pages, busy=0.3)
         for name in ("actor-0", "actor-1"):
@@ -129,7 +129,7 @@ def test_inference_bound():
 
 
 def test_actors_that_a_replay_table_holds_back_are_not_waiting_for_inference():
-    pages, window = Pages("actor-0", "actor-1", "learner-0", "replay-0"), Window()
+    pages, window = Pages("actor-0", "actor-1", "learner-0", "replay-0"), ReadingWindow()
     wires = {"unrolls": {"asked": 0.0}, "weights": WIRES["weights"]}
     for t in range(6):
         second(pages, busy=0.95, blocked=0.6)
@@ -140,7 +140,7 @@ def test_actors_that_a_replay_table_holds_back_are_not_waiting_for_inference():
 
 
 def test_a_table_that_is_saturated_on_cores_that_are_full_needs_less_work():
-    pages, window = Pages("actor-0", "actor-1", "learner-0", "replay-0"), Window()
+    pages, window = Pages("actor-0", "actor-1", "learner-0", "replay-0"), ReadingWindow()
     for t in range(6):
         second(pages, busy=0.3, blocked=0.1)
         for name, share in (("replay_inserts", 100), ("phase_seconds/gather", 0.9), ("busy_seconds", 0.95)):

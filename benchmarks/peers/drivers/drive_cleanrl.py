@@ -34,7 +34,7 @@ def layer(module: nn.Linear | nn.Conv2d, gain: float = 2**0.5) -> nn.Module:
     return module
 
 
-class Agent(nn.Module):
+class ActorCriticNet(nn.Module):
     def __init__(self, shape: tuple[int, ...], actions: int) -> None:
         super().__init__()
         self.pixels = len(shape) == 3
@@ -54,7 +54,7 @@ class Agent(nn.Module):
         return torch.distributions.Categorical(logits=self.actor(hidden)), self.critic(hidden)[:, 0]
 
 
-def rollout(envs: gym.vector.VectorEnv, agent: Agent, now: np.ndarray, done: np.ndarray, steps: int,
+def rollout(envs: gym.vector.VectorEnv, agent: ActorCriticNet, now: np.ndarray, done: np.ndarray, steps: int,
             returns: RecentReturns) -> tuple[Any, ...]:
     """One batch [steps, envs]; `done` says which rows have just begun anew."""
     rows = []
@@ -83,7 +83,7 @@ def advantages(reward: torch.Tensor, value: torch.Tensor, began: torch.Tensor, f
     return out
 
 
-def learn(agent: Agent, optimiser: torch.optim.Optimizer, batch: list[torch.Tensor], settings: dict[str, Any]) -> None:
+def learn(agent: ActorCriticNet, optimiser: torch.optim.Optimizer, batch: list[torch.Tensor], settings: dict[str, Any]) -> None:
     seen, action, log_prob, target, advantage = (x.flatten(0, 1) for x in batch)
     for _ in range(settings["epochs"]):
         for part in torch.randperm(len(action)).chunk(settings["minibatches"]):
@@ -99,7 +99,7 @@ def learn(agent: Agent, optimiser: torch.optim.Optimizer, batch: list[torch.Tens
             optimiser.step()
 
 
-def greedy(agent: Agent, observation: np.ndarray) -> np.ndarray:
+def greedy(agent: ActorCriticNet, observation: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         return np.asarray(agent(torch.as_tensor(observation))[0].logits.argmax(-1))
 
@@ -114,7 +114,7 @@ def main(order: dict[str, Any]) -> None:
                                     autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
     observations, actions = envs.single_observation_space, envs.single_action_space
     assert observations.shape is not None and isinstance(actions, gym.spaces.Discrete)
-    agent = Agent(observations.shape, int(actions.n))
+    agent = ActorCriticNet(observations.shape, int(actions.n))
     optimiser = torch.optim.Adam(agent.parameters(), settings["lr"], eps=1e-5)
     judge = None if goal is None else GoalEvaluator(goal, seed, lambda observation: greedy(agent, observation))
     now, _ = envs.reset(seed=seed)

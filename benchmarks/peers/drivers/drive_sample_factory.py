@@ -31,7 +31,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-class MarkRecorder(AlgoObserver):  # type: ignore[misc]  # Sample Factory is not installed where types are checked
+class ReportMarks(AlgoObserver):  # type: ignore[misc]  # Sample Factory is not installed where types are checked
     """Marks whenever the learner has reported; its env steps are decisions, because our environment hides frame-skip.
 
     2.1.1 never counts the seconds that --train_for_seconds is compared with, so the limit of steps ends the run instead.
@@ -68,7 +68,7 @@ def main(order: dict[str, Any]) -> None:
         parser, _ = parse_sf_args(argv=words)
         cfg = parse_full_cfg(parser, words)
         _, runner = make_runner(cfg)
-        recorder = MarkRecorder(order["seconds"])
+        recorder = ReportMarks(order["seconds"])
         runner.register_observer(recorder)
         runner.init()
         runner.run()

@@ -32,7 +32,7 @@ RACES: dict[str, dict[str, Any]] = {
 LEAST_MARKS = 4  # a slow run goes on until a rate can be taken
 
 
-class MarkRecorder(BaseCallback):  # type: ignore[misc]  # SB3 is not installed where types are checked
+class RolloutMarks(BaseCallback):  # type: ignore[misc]  # SB3 is not installed where types are checked
     """Marks after every rollout; ends the training when the time is over or the return is reached."""
 
     def __init__(self, seconds: float, goal: float | None, seed: int) -> None:
@@ -76,7 +76,7 @@ def main(order: dict[str, Any]) -> None:
         envs = VecNormalize(envs, gamma=settings["gamma"])
     policy = "MlpPolicy" if scene == "cartpole" else "CnnPolicy"
     model = PPO(policy, envs, device="cpu", seed=order.get("seed", 0), **settings)
-    recorder = MarkRecorder(order["seconds"], goal, order.get("seed", 0))
+    recorder = RolloutMarks(order["seconds"], goal, order.get("seed", 0))
     model.learn(total_timesteps=10**9, callback=recorder)
     report = {"version": stable_baselines3.__version__, "torch": torch.__version__, "settings": shown,
               "threads": torch.get_num_threads(), "marks": recorder.marks, "began_at": recorder.began_at,

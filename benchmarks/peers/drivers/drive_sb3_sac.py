@@ -16,7 +16,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 START = 300  # random steps; no update before
 
 
-class Clock(BaseCallback):  # type: ignore[misc]  # SB3 is not installed where types are checked
+class StepMarks(BaseCallback):  # type: ignore[misc]  # SB3 is not installed where types are checked
     """Marks (seconds, env steps) from the first updates on; ends the training when the time is over."""
 
     def __init__(self, seconds: float) -> None:
@@ -39,7 +39,7 @@ def main(order: dict[str, Any]) -> None:
     model = SAC("MlpPolicy", env, learning_rate=order["lr"], buffer_size=1_000_000, learning_starts=START,
                 batch_size=order["batch"], train_freq=1, gradient_steps=1, policy_kwargs={"net_arch": order["hidden"]},
                 device="cpu", seed=order["seed"])
-    clock = Clock(order["seconds"])
+    clock = StepMarks(order["seconds"])
     model.learn(total_timesteps=10**9, callback=clock)
     print(json.dumps({"version": stable_baselines3.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(),
                       "marks": [clock.marks[0], clock.marks[-1]], "began_at": clock.began_at}))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.algorithms.common.metrics import phase_metrics
 from shoal.algorithms.off_policy.cloning import LOG_PROB, ClonedPolicy, CloningOptions, log_prob
-from shoal.algorithms.off_policy.learn import ActorCriticLearn, ActorObjective, actor_phase
+from shoal.algorithms.off_policy.learn import ActorObjective, OffPolicyLearn, actor_phase
 from shoal.algorithms.off_policy.nets import ClonedNet
 from shoal.core import Tree
 from shoal.errors import ConfigError
@@ -52,9 +52,9 @@ class BC(ClonedPolicy):
     def net(self, seed: int) -> ClonedNet:
         return ClonedNet(self.plan, self.space, seed)
 
-    def learn(self, seed: int) -> ActorCriticLearn:
+    def learn(self, seed: int) -> OffPolicyLearn:
         model = self.model(seed)
-        return ActorCriticLearn(self.config, model, None, [actor_phase(self.config)], CloningObjective(self.config, model.net))
+        return OffPolicyLearn(self.config, model, None, [actor_phase(self.config)], CloningObjective(self.config, model.net))
 
 
 class CloningObjective:

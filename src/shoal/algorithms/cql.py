@@ -32,7 +32,7 @@ from shoal.algorithms import dqn, sac
 from shoal.algorithms.common.item_learn import ItemLearn
 from shoal.algorithms.common.metrics import phase_metrics
 from shoal.algorithms.common.phases import Phase
-from shoal.algorithms.off_policy.learn import ActorCriticLearn, ActorObjective, Penalty
+from shoal.algorithms.off_policy.learn import ActorObjective, OffPolicyLearn, Penalty
 from shoal.algorithms.off_policy.nets import SoftNet, Temperature
 from shoal.algorithms.q_learning.learn import Errors, Judged, QLearn
 from shoal.algorithms.q_learning.model import QModel
@@ -147,7 +147,7 @@ class CQL(Algorithm):
             return inner.learn(seed)
         return self._soft_learn(inner, seed)
 
-    def _soft_learn(self, inner: sac.SAC, seed: int) -> ActorCriticLearn:
+    def _soft_learn(self, inner: sac.SAC, seed: int) -> OffPolicyLearn:
         config, phases = self.config, list(inner.phases())
         models = [inner.model_of(inner.net(seed), seed) for _ in range(2)] if config.lagrange is None else \
             [inner.model_of(_with_multiplier(inner.net(seed)), seed) for _ in range(2)]
@@ -155,7 +155,7 @@ class CQL(Algorithm):
             phases.append(Phase("multiplier", "adam", config.lagrange_lr, epsilon=config.sac.optimiser_epsilon))
         model, target = models
         soft = sac.SoftObjective(config.sac, model.net, target.net)
-        return ActorCriticLearn(config.sac, model, target, phases, ConservativeObjective(config, soft, model.net),
+        return OffPolicyLearn(config.sac, model, target, phases, ConservativeObjective(config, soft, model.net),
                                 inner.target_entropy, threshold=config.lagrange or 0.0)
 
     def explore(self, index: int, count: int, seats: int, progress: Progress) -> np.ndarray:
@@ -188,7 +188,7 @@ class ConservativeErrors:
 
 
 class ConservativeObjective:
-    """An off_policy.learn.Objective with a penalty of the critics: sac's otherwise."""
+    """An off_policy.learn.OffPolicyObjective with a penalty of the critics: sac's otherwise."""
 
     def __init__(self, config: Config, soft: sac.SoftObjective, net: SoftNet) -> None:
         self.config, self.soft, self.multiplier = config, soft, net.multiplier

@@ -59,7 +59,7 @@ class DDPG(DeterministicActorCritic):
 
 
 class SingleObjective:
-    """An off_policy.learn.Objective of one critic."""
+    """An OffPolicyObjective of one critic."""
 
     noises = 0
 

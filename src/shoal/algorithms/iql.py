@@ -26,7 +26,7 @@ from torch import Tensor
 from shoal.algorithms.common.metrics import IMPORTANCE_MIN, Q_MEAN, TARGET_MEAN, TD_ERROR, phase_metrics
 from shoal.algorithms.common.phases import Phase, TargetSchedule
 from shoal.algorithms.off_policy.cloning import ADVANTAGE_MEAN, LOG_PROB, VALUE_MEAN, WEIGHT_MEAN, ClonedPolicy, log_prob
-from shoal.algorithms.off_policy.learn import ActorCriticLearn, ActorObjective, actor_phase, critic_phase
+from shoal.algorithms.off_policy.learn import ActorObjective, OffPolicyLearn, actor_phase, critic_phase
 from shoal.algorithms.off_policy.nets import ImplicitNet
 from shoal.algorithms.off_policy.off_policy_options import OffPolicyOptions
 from shoal.core import Tree
@@ -67,16 +67,16 @@ class IQL(ClonedPolicy):
     def net(self, seed: int) -> ImplicitNet:
         return ImplicitNet(self.plan, self.space, seed)
 
-    def learn(self, seed: int) -> ActorCriticLearn:
+    def learn(self, seed: int) -> OffPolicyLearn:
         config, model, target = self.config, self.model(seed), self.model(seed)
         critic = critic_phase(config, TargetSchedule(config.target_period_updates, config.target_tau))
         phases = [Phase("value", "adam", config.value_lr, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm),
                   replace(actor_phase(config), lr_final=config.actor_lr_final), critic]
-        return ActorCriticLearn(config, model, target, phases, ImplicitObjective(config, model.net, target.net))
+        return OffPolicyLearn(config, model, target, phases, ImplicitObjective(config, model.net, target.net))
 
 
 class ImplicitObjective:
-    """An off_policy.learn.Objective with a phase for V."""
+    """An off_policy.learn.OffPolicyObjective with a phase for V."""
 
     noises = 0
 

@@ -35,7 +35,7 @@ from shoal.algorithms.off_policy.cloning import (
     CloningOptions,
     log_prob,
 )
-from shoal.algorithms.off_policy.learn import ActorCriticLearn, ActorObjective, actor_phase
+from shoal.algorithms.off_policy.learn import ActorObjective, OffPolicyLearn, actor_phase
 from shoal.algorithms.off_policy.nets import ClonedNet
 from shoal.core import Tree
 from shoal.ops.offline import advantage_weights
@@ -77,11 +77,11 @@ class MARWIL(ClonedPolicy):
     def net(self, seed: int) -> ClonedNet:
         return ClonedNet(self.plan, self.space, seed, values=True)
 
-    def learn(self, seed: int) -> ActorCriticLearn:
+    def learn(self, seed: int) -> OffPolicyLearn:
         config, model = self.config, self.model(seed)
         value = Phase("value", "adam", config.value_lr, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm)
         phases = [Phase("scale", "sgd", config.scale_rate), actor_phase(config), value]
-        return ActorCriticLearn(config, model, None, phases, WeightedObjective(config, model))
+        return OffPolicyLearn(config, model, None, phases, WeightedObjective(config, model))
 
 
 class WeightedObjective:

@@ -37,7 +37,7 @@ from shoal.algorithms.common.metrics import Q_MAX, Q_MEAN, TARGET_MEAN, TD_ERROR
 from shoal.algorithms.common.model import Model
 from shoal.algorithms.common.optimiser import ValueOptimiserName
 from shoal.algorithms.common.phases import Phase, TargetSchedule
-from shoal.algorithms.common.plan import Plan, weights_layout
+from shoal.algorithms.common.plan import AlgorithmPlan, weights_layout
 from shoal.algorithms.common.policy import ModelPolicy
 from shoal.algorithms.records.relabelled import RelabelledItems
 from shoal.algorithms.records.transitions import Transitions
@@ -114,7 +114,7 @@ class Config(Options):
 class QTModel(Model[ActionValue]):
     """The net, and the search for its best action."""
 
-    def __init__(self, config: Config, plan: Plan, seed: int = 0) -> None:
+    def __init__(self, config: Config, plan: AlgorithmPlan, seed: int = 0) -> None:
         spec = plan.spec
         net = build_action_value(spec.observation_space, spec.action_space, plan.net, seed)
         super().__init__(net, spec.observation_space, plan.norm_size)
@@ -201,7 +201,7 @@ class BellmanTargets:
 class QTLearn(ItemLearn[QTModel]):
     """A learning.Learn and ReplayLearn. Items have their `target`, or it is computed here."""
 
-    def __init__(self, config: Config, plan: Plan, seed: int) -> None:
+    def __init__(self, config: Config, plan: AlgorithmPlan, seed: int) -> None:
         follow = TargetSchedule(tau=config.target_tau, lag=Lag(config.lag_updates, config.lag_snapshot_updates))
         phase = Phase("all", config.optimiser, config.lr, config.lr_final, config.optimiser_epsilon, config.grad_norm,
                       target=follow)
@@ -262,7 +262,7 @@ class QTOpt(Algorithm):
         size = int(np.prod(spec.action_space.shape))
         if outside := [at for at in config.binary if not 0 <= at < size]:
             raise ConfigError(f"--algorithm.binary {outside[0]} is not in an action of {size} numbers; give 0 to {size - 1}")
-        self.config, self.plan = config, Plan.of(spec, net, seats, config.normalise_observations)
+        self.config, self.plan = config, AlgorithmPlan.of(spec, net, seats, config.normalise_observations)
 
     @cached_property
     def record(self) -> Transitions:

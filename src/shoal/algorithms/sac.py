@@ -31,7 +31,7 @@ from torch import Tensor
 from shoal.algorithms.common.metrics import ALPHA, ENTROPY, IMPORTANCE_MIN, Q_MEAN, TARGET_MEAN, TD_ERROR, phase_metrics
 from shoal.algorithms.common.phases import Phase, TargetSchedule
 from shoal.algorithms.off_policy.algorithm import OffPolicyActorCritic, bounded_box
-from shoal.algorithms.off_policy.learn import ActorCriticLearn, ActorObjective, actor_phase, critic_phase
+from shoal.algorithms.off_policy.learn import ActorObjective, OffPolicyLearn, actor_phase, critic_phase
 from shoal.algorithms.off_policy.nets import DiscreteSoftNet, SoftNet, Temperature
 from shoal.algorithms.off_policy.off_policy_options import OffPolicyOptions
 from shoal.algorithms.off_policy.policy import DiscretePolicy, SampledPolicy
@@ -99,10 +99,10 @@ class SAC(OffPolicyActorCritic):
             return phases
         return *phases, Phase("temperature", "adam", config.alpha_lr, epsilon=config.optimiser_epsilon)
 
-    def learn(self, seed: int) -> ActorCriticLearn:
+    def learn(self, seed: int) -> OffPolicyLearn:
         config, model, target = self.config, self.model(seed), self.model(seed)
         make: Any = DiscreteSoftObjective if self.actions else SoftObjective
-        return ActorCriticLearn(config, model, target, self.phases(), make(config, model.net, target.net), self.target_entropy,
+        return OffPolicyLearn(config, model, target, self.phases(), make(config, model.net, target.net), self.target_entropy,
                                 self.plan.contrast)
 
 
@@ -142,7 +142,7 @@ class Tempered:
 
 
 class SoftObjective(Tempered):
-    """An off_policy.learn.Objective of Box actions."""
+    """An OffPolicyObjective of Box actions."""
 
     def __init__(self, config: Config, net: SoftNet, target: SoftNet) -> None:
         super().__init__(config, net.temperature)
@@ -167,7 +167,7 @@ class SoftObjective(Tempered):
 
 
 class DiscreteSoftObjective(Tempered):
-    """An off_policy.learn.Objective of discrete actions, some of which may be illegal."""
+    """An OffPolicyObjective of discrete actions, some of which may be illegal."""
 
     noises = 0
 

@@ -63,7 +63,7 @@ def twin_phases(config: Config) -> tuple[Phase, Phase]:
 
 
 class TwinObjective:
-    """An off_policy.learn.Objective of two critics: targets are the smaller value, and the actor climbs the first."""
+    """An OffPolicyObjective of two critics: targets are the smaller value, and the actor climbs the first."""
 
     def __init__(self, config: Config, net: DeterministicNet, target: DeterministicNet) -> None:
         self.config = config

@@ -66,7 +66,7 @@ class TD3BC(DeterministicActorCritic):
 
 
 class CloningTwinObjective:
-    """An off_policy.learn.Objective: that of td3, with an actor near the data and a phase for the scale of its values."""
+    """An off_policy.learn.OffPolicyObjective: that of td3, with an actor near the data and a phase for the scale of its values."""
 
     def __init__(self, config: Config, twin: td3.TwinObjective, net: DeterministicNet, range_: ActionRange) -> None:
         assert net.scale is not None

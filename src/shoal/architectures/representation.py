@@ -65,7 +65,7 @@ class RepresentationGraph(Architecture):
 
     def draw(self, program: Program, parts: Parts, config: Config) -> None:
         from shoal.roles.replay_wires import samples_wire  # only now: it imports Numba
-        from shoal.roles.representation import EncodedLearner, Representation, encoder_layout, gradient_layouts
+        from shoal.roles.representation import EncodedLearner, RepresentationLearner, encoder_layout, gradient_layouts
 
         algorithm, shared = parts.algorithm, config.features == "shared"
         assert isinstance(algorithm, Represents)
@@ -86,7 +86,8 @@ class RepresentationGraph(Architecture):
         path.add_tables(uncounted=None if beside is None else beside.server)
         program.add("learner", EncodedLearner, parts=replace(parts, algorithm=algorithm.apart(shared)), batches=path.consumer,
                     weights=weights.publisher, encoder=encoder.reader, compute_threads=parts.learner_threads, **taught)
-        program.add("representation", Representation, parts=parts, encoder=encoder.publisher, newest=encoder.reader, **learns)
+        program.add("representation", RepresentationLearner, parts=parts, encoder=encoder.publisher, newest=encoder.reader,
+                    **learns)
         add_evaluator(program, parts, weights)
 
     def _check(self, parts: Parts, config: Config) -> None:

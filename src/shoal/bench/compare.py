@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.bench.result_columns import COLUMNS, Column, count, missed, rates_of, where_line
+from shoal.bench.result_columns import COLUMNS, ResultColumn, count, missed, rates_of, where_line
 from shoal.bench.results_folder import ResultsFolder
 from shoal.bench.statistics import (
     Interval,
@@ -48,7 +48,7 @@ class Difference:
     """One column of one group, in A and in B. `survivors` says how many runs reached the threshold, where some did not; `remark`
     follows the judgement."""
 
-    def __init__(self, group: str, column: Column, a: Sequence[float], b: Sequence[float], survivors: str = "",
+    def __init__(self, group: str, column: ResultColumn, a: Sequence[float], b: Sequence[float], survivors: str = "",
                  remark: str = "") -> None:
         self.group, self.column, self.survivors, self.remark = group, column, survivors, remark
         self.a, self.b = np.array(a, float), np.array(b, float)
@@ -76,7 +76,7 @@ class Difference:
         return _judged(self.column, sure, self.b.mean() > self.a.mean()) + self.remark
 
 
-def _judged(column: Column, sure: bool, up: bool) -> str:
+def _judged(column: ResultColumn, sure: bool, up: bool) -> str:
     if not sure:
         return "noise"
     if not column.better:
@@ -97,8 +97,10 @@ def differences(a: Groups, b: Groups) -> list[Difference]:
                 survivors = f"reached {gone[0]} and {gone[1]}" if gone and column.name in TO_THRESHOLD else ""
                 found.append(Difference(group, column, left, right, survivors, remark))
         rates = [rates_of({group: rows})[group] for rows in sides]
-        found += [Difference(group, Column(name, f"{name} items/s", "", better=1), rates[0][name], rates[1][name], remark=remark)
-                  for name in rates[0] if name in rates[1]]
+        for name in rates[0]:
+            if name in rates[1]:
+                column = ResultColumn(name, f"{name} items/s", "", better=1)
+                found.append(Difference(group, column, rates[0][name], rates[1][name], remark=remark))
     return found
 
 

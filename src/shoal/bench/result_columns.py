@@ -10,14 +10,14 @@ from typing import Any
 
 from shoal.bench.text_tables import markdown, short, spread
 
-__all__ = ["COLUMNS", "Column", "count", "crowded", "failed", "left_line", "missed", "rates_of", "results_table",
+__all__ = ["COLUMNS", "ResultColumn", "count", "crowded", "failed", "left_line", "missed", "rates_of", "results_table",
            "stored_groups", "where_line"]
 
 Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Column:
+class ResultColumn:
     name: str
     head: str
     text: str
@@ -45,24 +45,26 @@ class Column:
 
 
 COLUMNS = (
-    Column("env_steps_per_second", "env steps/s", "agent decisions per second after the warm-up", better=1),
-    Column("limit.env_steps_per_second", "limit", "the composed limit of the same workload on the same cores, of the same minute"),
-    Column("efficiency", "efficiency", "env steps/s over the composed limit of the same cores, both from the same minute", True, 1),
-    Column("learner_idle", "learner idle", "share of wall time in which the learner did not compute", True, -1),
-    Column("policy_lag_mean", "lag mean", "versions between generation and consumption", better=-1),
-    Column("policy_lag_p95", "lag p95", "the same, 95th percentile", better=-1),
-    Column("data_age_mean", "age mean s", "seconds from generation to consumption", better=-1),
-    Column("data_age_p95", "age p95 s", "the same, 95th percentile", better=-1),
-    Column("samples_per_insert", "samples/insert", "how often a decision is used"),
-    Column("bytes_per_env_step", "bytes/step", "bytes through the wires per decision", better=-1),
-    Column("cpu_seconds_per_million", "CPU s/M", "processor seconds per million decisions", better=-1),
-    Column("peak_memory_mb", "peak MB", "largest memory of all processes together", better=-1),
-    Column("peak_memory_mb_per_million", "peak MB/M", "the same per million decisions", better=-1),
-    Column("startup_seconds", "start-up s", "from the command to the first environment step", better=-1),
-    Column("env_steps_to_threshold", "steps to threshold", "decisions until the return was reached", better=-1),
-    Column("seconds_to_threshold", "s to threshold", "seconds until the return was reached", better=-1),
-    Column("final_return", "final return", "mean return of the last evaluation, or of the last training episodes", better=1),
-    Column("restarts", "restarts", "roles restarted after a death"),
+    ResultColumn("env_steps_per_second", "env steps/s", "agent decisions per second after the warm-up", better=1),
+    ResultColumn("limit.env_steps_per_second", "limit",
+                 "the composed limit of the same workload on the same cores, of the same minute"),
+    ResultColumn("efficiency", "efficiency",
+                 "env steps/s over the composed limit of the same cores, both from the same minute", True, 1),
+    ResultColumn("learner_idle", "learner idle", "share of wall time in which the learner did not compute", True, -1),
+    ResultColumn("policy_lag_mean", "lag mean", "versions between generation and consumption", better=-1),
+    ResultColumn("policy_lag_p95", "lag p95", "the same, 95th percentile", better=-1),
+    ResultColumn("data_age_mean", "age mean s", "seconds from generation to consumption", better=-1),
+    ResultColumn("data_age_p95", "age p95 s", "the same, 95th percentile", better=-1),
+    ResultColumn("samples_per_insert", "samples/insert", "how often a decision is used"),
+    ResultColumn("bytes_per_env_step", "bytes/step", "bytes through the wires per decision", better=-1),
+    ResultColumn("cpu_seconds_per_million", "CPU s/M", "processor seconds per million decisions", better=-1),
+    ResultColumn("peak_memory_mb", "peak MB", "largest memory of all processes together", better=-1),
+    ResultColumn("peak_memory_mb_per_million", "peak MB/M", "the same per million decisions", better=-1),
+    ResultColumn("startup_seconds", "start-up s", "from the command to the first environment step", better=-1),
+    ResultColumn("env_steps_to_threshold", "steps to threshold", "decisions until the return was reached", better=-1),
+    ResultColumn("seconds_to_threshold", "s to threshold", "seconds until the return was reached", better=-1),
+    ResultColumn("final_return", "final return", "mean return of the last evaluation, or of the last training episodes", better=1),
+    ResultColumn("restarts", "restarts", "roles restarted after a death"),
 )
 
 

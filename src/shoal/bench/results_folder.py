@@ -38,7 +38,7 @@ STOPPED = "it ends with what it has measured, and the same command goes on from 
 
 
 @dataclass
-class Found:
+class ResultLines:
     """What the lines of a file add up to, read one after the other."""
 
     sessions: list[dict[str, Any]] = field(default_factory=list)
@@ -150,8 +150,8 @@ class ResultsFolder:
         """How many lines were cut short by a kill or damaged on disk."""
         return self._lines()[1]
 
-    def _read(self) -> Found:
-        found = Found()
+    def _read(self) -> ResultLines:
+        found = ResultLines()
         for line in self._lines()[0]:
             found.add(line)
         return found

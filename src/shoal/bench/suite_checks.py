@@ -116,10 +116,10 @@ def _check_env(name: str) -> None:
 
 
 def _check_expert(case: SuiteCase) -> None:
-    from shoal.experiment.data_commands import Record, source_of
+    from shoal.experiment.data_commands import RecordOptions, source_of
 
     try:
-        source_of(case.expert, case.env, Record())
+        source_of(case.expert, case.env, RecordOptions())
     except ShoalError as error:
         raise ConfigError(f"expert={case.expert!r} is not possible: {error}") from None
 

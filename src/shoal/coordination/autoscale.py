@@ -32,7 +32,7 @@ from shoal.options import Options, number
 if TYPE_CHECKING:
     from shoal.runtime import Supervisor
 
-__all__ = ["AutoscaleConfig", "Autoscaler", "Decision", "Rule", "Window"]
+__all__ = ["AutoscaleConfig", "Autoscaler", "Decision", "LoadWindow", "Rule"]
 
 IDLE = 0.02          # of their time that learners may wait
 STARVED = 0.1        # where one window is enough
@@ -69,7 +69,7 @@ class AutoscaleConfig(Options):
 
 
 @dataclass(frozen=True)
-class Window:
+class LoadWindow:
     """What a stretch of time has shown. NaN where something was not measured."""
 
     actors: int
@@ -138,7 +138,7 @@ class Rule:
         self._lowered = False  # whether the last change was one
         self._retry = RETRY_WINDOWS
 
-    def hear(self, window: Window) -> Decision:
+    def hear(self, window: LoadWindow) -> Decision:
         n = window.actors
         measured = (window.supply, window.idle, window.blocked, window.occupied)
         if not window.steady or n < 1 or not all(math.isfinite(x) for x in measured) or window.supply <= 0:
@@ -162,7 +162,7 @@ class Rule:
             self._lowered = decision.actors < n
         return decision
 
-    def _back(self, window: Window, attempt: _Attempt) -> Decision | None:
+    def _back(self, window: LoadWindow, attempt: _Attempt) -> Decision | None:
         n = window.actors
         attempt.seen.append(window.supply)
         gain = sum(attempt.seen) / len(attempt.seen) - attempt.supply
@@ -177,7 +177,7 @@ class Rule:
         return Decision(useful, f"{n} brought {gain:+,.0f} env steps/s in the place of {attempt.expected:+,.0f}: the cores are "
                                 "used up; a larger batch, or fewer environments per actor")
 
-    def _lagging(self, window: Window, rate: float) -> Decision | None:
+    def _lagging(self, window: LoadWindow, rate: float) -> Decision | None:
         if self.max_lag is None or not window.lag > self.max_lag:
             self._late = 0
             return None
@@ -189,7 +189,7 @@ class Rule:
         self._ceiling = _Bound(n - 1, rate, why=f"with more, {text}")
         return Decision(n - 1, text)
 
-    def _up(self, window: Window, rate: float) -> Decision | None:
+    def _up(self, window: LoadWindow, rate: float) -> Decision | None:
         n, idle = window.actors, min(window.idle, 0.99)
         self._hungry = self._hungry + 1 if idle > IDLE else 0
         if idle <= STARVED and self._hungry < 2:
@@ -209,7 +209,7 @@ class Rule:
         self._attempt = _Attempt(n, window.supply, rate, min((allowed - n) * rate, window.supply * idle / (1 - idle)))
         return Decision(allowed, text)
 
-    def _down(self, window: Window) -> Decision | None:
+    def _down(self, window: LoadWindow) -> Decision | None:
         n, least = window.actors, max(self.least, self._floor.actors if self._floor else 0)
         spare = window.blocked > 1 - (n - 1) / (n * (1 + HEADROOM))  # one less would still be enough
         self._full = self._full + 1 if spare and window.occupied > FULL and n > least else 0
@@ -265,7 +265,7 @@ class Autoscaler:
         actors = frozenset(name for name, (node, _) in control.running.items() if node == self.role)
         return _Mark(now, control.snapshot(), wire, actors)
 
-    def _decide(self, control: Supervisor, window: Window, before: _Mark) -> None:
+    def _decide(self, control: Supervisor, window: LoadWindow, before: _Mark) -> None:
         decision = self.rule.hear(window)
         if decision.actors == window.actors:
             if decision.hindrance and decision.hindrance != self._said:
@@ -284,7 +284,7 @@ class Autoscaler:
         control.event("autoscale", self.role, f"{window.actors} -> {decision.actors} actors: {decision.reason}")
         control.scale(self.role, decision.actors, done=done)
 
-    def _window(self, before: _Mark, now: _Mark, room: float) -> Window:
+    def _window(self, before: _Mark, now: _Mark, room: float) -> LoadWindow:
         n, seconds = len(now.actors), now.time - before.time
         learners = [name for name, page in now.pages.items() if name.rpartition("-")[0] == self.learner and page["alive"]]
 
@@ -301,5 +301,5 @@ class Autoscaler:
         blocked, count = share(now.actors), grown(learners, "policy_lag/count")
         per_actor = now.wire["slots"] / self.rule.most
         occupied = (sum(self._held) / len(self._held) + n * (1 - blocked)) / (n * per_actor) if self._held and n else math.nan
-        return Window(n, grown(now.pages, "env_steps") / seconds, share(learners), blocked, occupied,
-                      grown(learners, "policy_lag/sum") / count if count else math.nan, steady, room)
+        return LoadWindow(n, grown(now.pages, "env_steps") / seconds, share(learners), blocked, occupied,
+                          grown(learners, "policy_lag/sum") / count if count else math.nan, steady, room)

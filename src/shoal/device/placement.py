@@ -16,7 +16,7 @@ from shoal.options import Options
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeviceName", "GpuConfig", "Hardware", "choose"]
+__all__ = ["DeviceName", "GpuConfig", "Hardware", "choose_device"]
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 
@@ -91,7 +91,7 @@ class Hardware:
         return nullcontext()
 
 
-def choose(name: DeviceName, gpu: GpuConfig, *, worth: bool) -> Hardware:
+def choose_device(name: DeviceName, gpu: GpuConfig, *, worth: bool) -> Hardware:
     """What `--device` means on this machine. `auto` takes a GPU if there is one and it is `worth` it."""
     if name == "cpu":
         return Hardware("cpu", gpu)

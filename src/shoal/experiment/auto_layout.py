@@ -12,7 +12,7 @@ from shoal.coordination.autoscale import ACTORS_PER_CORE, AutoscaleConfig
 from shoal.coordination.calibration import ActorLayout
 from shoal.errors import ConfigError
 from shoal.experiment.calibration_cache import recall, remember
-from shoal.experiment.config import Found, Plan
+from shoal.experiment.config import AutoChoice, Plan
 from shoal.experiment.machine_checks import drawn
 from shoal.experiment.prepare import prepare
 from shoal.experiment.sizing import kept_to
@@ -44,7 +44,7 @@ def laid_out(plan: Plan, say: Callable[[str], None], anew: bool = False) -> Plan
     how = "by --autoscale.start" if experiment.autoscale.start is not None else how
     plan = _following(plan, most, say if open_ else lambda line: None)
     tried = plan.found.tried if plan.found else {}
-    return dataclasses.replace(plan, found=Found(_words(plan), plan.found.how if plan.found else how, tried))
+    return dataclasses.replace(plan, found=AutoChoice(_words(plan), plan.found.how if plan.found else how, tried))
 
 
 def _cores() -> int:
@@ -137,7 +137,7 @@ def _calibrated(plan: Plan, cores: int, say: Callable[[str], None], anew: bool) 
         say("no layout could be measured, so the number of cores decides")
         return plan
     tried = {str(trial.layout): trial.env_steps_per_second for trial in trials}
-    return dataclasses.replace(_with(plan, trials[0].layout), found=Found(str(trials[0].layout), how, tried))
+    return dataclasses.replace(_with(plan, trials[0].layout), found=AutoChoice(str(trials[0].layout), how, tried))
 
 
 def _with(plan: Plan, layout: ActorLayout) -> Plan:

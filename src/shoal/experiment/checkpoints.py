@@ -27,8 +27,8 @@ import numpy as np
 
 from shoal.core import Pieces
 from shoal.errors import CheckpointError
+from shoal.runtime.background_saving import in_pieces
 from shoal.runtime.checkpointing import link
-from shoal.runtime.saving import in_pieces
 
 __all__ = ["Checkpoints", "Slices", "TensorFiles", "holds_table", "read_json", "read_meta", "saved_slices", "write_json"]
 

@@ -18,13 +18,13 @@ from typing import Any, Generic, Literal, TypeVar
 from shoal.coordination.autoscale import AutoscaleConfig
 from shoal.device.placement import DeviceName, GpuConfig
 from shoal.errors import ConfigError
+from shoal.experiment.compatibility import check_fit
 from shoal.experiment.components import Components, Names
-from shoal.experiment.fit import check_fit
 from shoal.experiment.policy_choice import PolicyName
 from shoal.experiment.presets import Preset
 from shoal.experiment.references import EnvRef
 from shoal.experiment.sizing import Sizing, check_cores, sized
-from shoal.experiment.values import apply
+from shoal.experiment.values import with_values
 from shoal.learning import Algorithm, Architecture
 from shoal.nets.net_config import NetConfig
 from shoal.options import Options, flag, number
@@ -33,8 +33,20 @@ from shoal.roles.parts import EvalPlan
 from shoal.roles.replay_config import ReplayConfig
 from shoal.runtime import Faults, RayConfig
 
-__all__ = ["CheckpointConfig", "ConsoleConfig", "EnvsConfig", "EvalConfig", "Experiment", "Found", "Names", "Plan",
-           "check_ray", "default_plan", "experiment_type", "offline_data"]
+__all__ = [
+    "AutoChoice",
+    "CheckpointConfig",
+    "ConsoleConfig",
+    "EnvsConfig",
+    "EvalConfig",
+    "Experiment",
+    "Names",
+    "Plan",
+    "check_ray",
+    "default_plan",
+    "experiment_type",
+    "offline_data",
+]
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -244,7 +256,7 @@ class Experiment(Options, Generic[A, R]):
 
 
 @dataclass(frozen=True)
-class Found:
+class AutoChoice:
     """What `--actors auto` has come to."""
 
     chosen: str
@@ -263,7 +275,7 @@ class Plan:
     experiment: Experiment[Any, Any]
     algorithm: type[Algorithm] = field(compare=False)  # the names say which
     architecture: Architecture = field(compare=False)
-    found: Found | None = None
+    found: AutoChoice | None = None
     sizing: Sizing | None = field(default=None, compare=False)
     """How a preset's values were chosen for this machine; None for a pair, and for a run that goes on."""
 
@@ -355,11 +367,11 @@ def default_plan(names: Names | Components, env: EnvRef, preset: Preset | None, 
     chosen = names if isinstance(names, Components) else Components.named(names)
     plain: Experiment[Any, Any] = Experiment(chosen.algorithm.config_class(), chosen.architecture.config_class())
     if env.name.startswith("ALE/"):
-        plain = apply(plain, {"eval.episodes": 20}, "the default for Atari")
+        plain = with_values(plain, {"eval.episodes": 20}, "the default for Atari")
 
     def made(values: Mapping[str, Any]) -> Experiment[Any, Any]:
-        experiment = apply(plain, values, f"preset {preset.name}" if preset else "")
-        return apply(apply(experiment, chosen.values, ""), overrides or {}, "")
+        experiment = with_values(plain, values, f"preset {preset.name}" if preset else "")
+        return with_values(with_values(experiment, chosen.values, ""), overrides or {}, "")
 
     sizing = None if preset is None else sized(preset, chosen, env.name, wished or made(preset.values(env.name)))
     experiment = made({} if sizing is None else sizing.values)

@@ -31,13 +31,13 @@ from shoal.telemetry.outputs import say
 if TYPE_CHECKING:
     from shoal.learning import Algorithm
 
-__all__ = ["Record", "data_command", "source_of"]
+__all__ = ["RecordOptions", "data_command", "source_of"]
 
 USAGE = "shoal data record SOURCE ENV"
 
 
 @dataclass(frozen=True)
-class Record(Options):
+class RecordOptions(Options):
     """Play whole episodes and write them to a folder."""
 
     out: str | None = None
@@ -79,9 +79,9 @@ def data_command(arguments: list[str]) -> int:
 # ---------------------------------------------------------------------------------------------- record
 def _record(arguments: list[str]) -> int:
     if any(word in ("-h", "--help") for word in arguments):
-        parse_options(Record, Record(), ["--help"], USAGE)
+        parse_options(RecordOptions, RecordOptions(), ["--help"], USAGE)
     given, rest = split_positionals(arguments, 2)
-    options = parse_options(Record, Record(), rest, USAGE)
+    options = parse_options(RecordOptions, RecordOptions(), rest, USAGE)
     options.validate()
     if not given or len(given) > 2:
         raise ConfigError(f"{USAGE}: SOURCE is a run directory, a script (expert.py, expert.py:function or module:function), a "
@@ -92,7 +92,7 @@ def _record(arguments: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class Source:
+class EpisodeSource:
     """Who acts, and where."""
 
     words: str
@@ -103,7 +103,7 @@ class Source:
     """(environments, rng) -> shoal.envs.rollout.ActFunction"""
 
 
-def source_of(name: str, env: str | None, options: Record) -> Source:
+def source_of(name: str, env: str | None, options: RecordOptions) -> EpisodeSource:
     """The source that a word of the command line (or of a benchmark suite) names."""
     if (Path(name) / "config.json").is_file():
         return _run_source(Path(name), env, options)
@@ -115,7 +115,7 @@ def source_of(name: str, env: str | None, options: Record) -> Source:
     if name == "random":
         from shoal.envs.random_policy import RandomPolicy
 
-        return Source("random actions", place, options.envs, lambda made, rng: RandomPolicy(made.action_space, rng))
+        return EpisodeSource("random actions", place, options.envs, lambda made, rng: RandomPolicy(made.action_space, rng))
     if name == "scripted":
         return _script_source(_expert_of(env), place, options)
     if name in preset_names() or name.endswith(".toml"):
@@ -137,15 +137,15 @@ def _expert_of(env: str) -> str:
     return EXPERTS[env]
 
 
-def _script_source(name: str, env: EnvRef, options: Record) -> Source:
+def _script_source(name: str, env: EnvRef, options: RecordOptions) -> EpisodeSource:
     """A function of a script or of a module."""
     from shoal.offline.recording import ScriptPolicy
 
     function = _function(name)
-    return Source(f"script {name}", env, options.envs, lambda made, rng: ScriptPolicy(function, made, rng, name))
+    return EpisodeSource(f"script {name}", env, options.envs, lambda made, rng: ScriptPolicy(function, made, rng, name))
 
 
-def _run_source(path: Path, env: str | None, options: Record) -> Source:
+def _run_source(path: Path, env: str | None, options: RecordOptions) -> EpisodeSource:
     """The policy of a run's newest checkpoint."""
     from shoal.experiment.run import load
     from shoal.experiment.rundir import RunDir
@@ -158,11 +158,11 @@ def _run_source(path: Path, env: str | None, options: Record) -> Source:
     run = load(path, env=env if env not in (None, rundir.config()["env"]["name"]) else None, trust=options.trust)
     published, plan = run.published, run.prepared.plan
     how = "exploring" if options.explore else "greedy"
-    return Source(f"run {path} ({plan.title}, {how})", plan.env, plan.experiment.envs,
-                  lambda made, rng: _Acting(run.prepared.algorithm, published, made.num_seats, options.explore, rng))
+    return EpisodeSource(f"run {path} ({plan.title}, {how})", plan.env, plan.experiment.envs,
+                         lambda made, rng: _Acting(run.prepared.algorithm, published, made.num_seats, options.explore, rng))
 
 
-def _preset_source(name: str, env: EnvRef, options: Record) -> Source:
+def _preset_source(name: str, env: EnvRef, options: RecordOptions) -> EpisodeSource:
     """A preset's policy before anything is learned, exploring as training begins."""
     from shoal.experiment.prepare import prepare
     from shoal.learning import Progress
@@ -172,8 +172,8 @@ def _preset_source(name: str, env: EnvRef, options: Record) -> Source:
                         {"envs.backend": options.envs.backend, "envs.kwargs": options.envs.kwargs, "seed": options.seed})
     algorithm = prepare(plan).algorithm
     published = algorithm.learn(options.seed).published(Progress())
-    return Source(f"preset {name}, untrained", env, plan.experiment.envs,
-                  lambda made, rng: _Acting(algorithm, published, made.num_seats, True, rng))
+    return EpisodeSource(f"preset {name}, untrained", env, plan.experiment.envs,
+                         lambda made, rng: _Acting(algorithm, published, made.num_seats, True, rng))
 
 
 class _Acting:
@@ -221,7 +221,7 @@ def _function(name: str) -> Callable[..., Any]:
     return function
 
 
-def _play(source: Source, options: Record, stop: Callable[[], bool]) -> int:
+def _play(source: EpisodeSource, options: RecordOptions, stop: Callable[[], bool]) -> int:
     from shoal.experiment.run import compute_threads
     from shoal.offline import DemoWriter
     from shoal.offline.recording import RecordingOptions, record, recording_info

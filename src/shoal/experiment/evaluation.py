@@ -24,7 +24,7 @@ from shoal.roles.episodes import EpisodePlay
 from shoal.roles.matches import match_rates, rate_interval
 from shoal.slots import leaves
 
-__all__ = ["Evaluation", "Policy", "evaluate", "frames", "published_of"]
+__all__ = ["Evaluation", "TrainedPolicy", "evaluate", "frames", "published_of"]
 
 
 def published_of(algorithm: Algorithm, folder: Path, choice: PolicyChoice) -> Tree:
@@ -58,7 +58,7 @@ def _published(algorithm: Algorithm, folder: Path, choice: PolicyChoice) -> Tree
     raise CheckpointError(f"{folder} holds no weights")
 
 
-class Policy:
+class TrainedPolicy:
     """A trained policy for one environment at a time: greedy, with its memory.
 
         policy.reset()                          # at the start of an episode
@@ -142,7 +142,7 @@ class Frame:
     picture: Any  # what render() gave
 
 
-def frames(policy: Policy, env: gym.Env, episodes: int, seed: int) -> Iterator[Frame]:
+def frames(policy: TrainedPolicy, env: gym.Env, episodes: int, seed: int) -> Iterator[Frame]:
     """Play whole episodes in one plain environment, one frame a step."""
     for episode in range(episodes):
         observation, info = env.reset(seed=seed + episode)

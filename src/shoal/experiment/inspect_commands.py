@@ -15,7 +15,7 @@ __all__ = ["doctor_command", "list_command", "replay_command", "runs_command", "
 
 def list_command(arguments: list[str]) -> int:
     from shoal import algorithms, architectures
-    from shoal.experiment.fit import fits
+    from shoal.experiment.compatibility import fits
     from shoal.experiment.presets import load_preset, preset_names
     from shoal.learning import Tolerance
 
@@ -44,12 +44,12 @@ def list_command(arguments: list[str]) -> int:
 
 
 def show_command(arguments: list[str]) -> int:
-    from shoal.experiment.parse import choose, parse_train
+    from shoal.experiment.parse import choose_names, parse_train
     from shoal.experiment.prepare import prepare
     from shoal.experiment.presets import load_preset
     from shoal.experiment.sizing import kept_to, sizing_lines
 
-    choice = choose(arguments)
+    choice = choose_names(arguments)
     paired = bool(choice.algorithm or choice.architecture)
     if len(choice.positionals) == (0 if paired else 1) and not (choice.positionals and load_preset(choice.positionals[0]).offline):
         arguments = [*choice.positionals, "CartPole-v1", *_pair(choice), *choice.rest]

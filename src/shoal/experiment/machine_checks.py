@@ -13,7 +13,7 @@ from typing import Any
 from shoal.errors import ConfigError
 from shoal.experiment.config import Experiment, Plan
 from shoal.experiment.prepare import Prepared, make_algorithm
-from shoal.experiment.values import apply
+from shoal.experiment.values import with_values
 from shoal.options import flag
 from shoal.runtime import Program, start_checks
 from shoal.runtime.start_checks import PLACE_BYTES, SPARE_PROCESSES, Need, least, needs, shortage
@@ -131,7 +131,7 @@ def _largest(prepared: Prepared, name: str, fewest: int, value: int, changes: Ma
 
 
 def _fits(prepared: Prepared, changes: Mapping[str, Any]) -> bool:
-    plan = dataclasses.replace(prepared.plan, experiment=apply(prepared.plan.experiment, changes, ""))
+    plan = dataclasses.replace(prepared.plan, experiment=with_values(prepared.plan.experiment, changes, ""))
     if _at_least(plan):
         return False
     other = dataclasses.replace(prepared, plan=plan, algorithm=make_algorithm(plan, prepared.spec))

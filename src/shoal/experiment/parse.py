@@ -40,7 +40,7 @@ class Choice:
     rest: list[str]
 
 
-def choose(arguments: Sequence[str]) -> Choice:
+def choose_names(arguments: Sequence[str]) -> Choice:
     """Take --algorithm A and --architecture B (names without a dot) and the positionals out of the arguments."""
     chosen: dict[str, str] = {}
     tokens = list(arguments)
@@ -86,7 +86,7 @@ def split_positionals(tokens: Sequence[str], wanted: int) -> tuple[list[str], li
 
 def parse_train(arguments: Sequence[str]) -> Plan:
     """`PRESET ENV [options]`, `PRESET DATA [--env ENV] [options]` or `--algorithm A --architecture B ENV [options]`."""
-    choice = choose(arguments)
+    choice = choose_names(arguments)
     names, word, preset = _what(choice)
     env, usage = EnvRef.named(word), USAGE
     given: dict[str, Any] = {}

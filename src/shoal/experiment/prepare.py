@@ -20,14 +20,14 @@ import gymnasium as gym
 from shoal import __version__
 from shoal.algorithms.records.spaces import leaf_tree
 from shoal.architectures.offline import draw_offline
-from shoal.device.placement import Hardware, choose
+from shoal.device.placement import Hardware, choose_device
 from shoal.envs import EnvSpec
 from shoal.errors import ConfigError, EnvironmentError_
 from shoal.experiment.checkpoints import TensorFiles
 from shoal.experiment.config import Experiment, Names, Plan, default_plan
 from shoal.experiment.preload import PRELOAD
 from shoal.experiment.references import EnvRef, find
-from shoal.experiment.values import apply, plain
+from shoal.experiment.values import json_values, with_values
 from shoal.learning import Algorithm, ItemRecord
 from shoal.nets.net_config import NetConfig
 from shoal.roles.matches import quick_tree
@@ -79,7 +79,7 @@ class Prepared:
             raise ConfigError(f"--device cuda does not fit {cannot[0]}, which computes on the CPU only; use --device auto or cpu")
         images = any(len(shape) == 3 for _, (shape, _) in leaves(leaf_tree(self.spec.observation_space)))
         worth = not cannot and (images or self.plan.architecture.prefers_gpu)
-        return choose(experiment.device, experiment.gpu, worth=worth)
+        return choose_device(experiment.device, experiment.gpu, worth=worth)
 
     def program(self, resumed: int = 0) -> Program:
         """Draw the graph."""
@@ -208,11 +208,11 @@ def make_algorithm(plan: Plan, spec: EnvSpec) -> Algorithm:
 
 def _check_demos(plan: Plan, spec: EnvSpec, kwargs: Mapping[str, Any]) -> None:
     """Whether the demonstrations are whole and of this environment; every episode is looked at once."""
-    from shoal.offline import check_fit, open_demos
+    from shoal.offline import check_recording, open_demos
 
     path = str(plan.experiment.demos)
     demos = open_demos(path)
-    check_fit(demos.info, path, spec, plan.env.name, kwargs, plan.experiment.foreign_demos or not plan.env.simulated)
+    check_recording(demos.info, path, spec, plan.env.name, kwargs, plan.experiment.foreign_demos or not plan.env.simulated)
     for _ in demos.episodes():
         pass
 
@@ -282,7 +282,7 @@ def _check_minibatches(plan: Plan, seats: int) -> None:
 
 def plan_to_json(plan: Plan, resumed: int = 0) -> dict[str, Any]:
     """config.json: every value, resolved."""
-    values: dict[str, Any] = plain(plan.experiment)
+    values: dict[str, Any] = json_values(plan.experiment)
     values["algorithm"] = {"name": plan.names.algorithm, **values["algorithm"]}
     values["architecture"] = {"name": plan.names.architecture, **values["architecture"]}
     return {"shoal": __version__, "preset": plan.names.preset, "env": plan.env.record(), "resumed": resumed, **values}
@@ -300,6 +300,6 @@ def plan_from_json(config: Mapping[str, Any], where: str, env: Any = None) -> Pl
     except KeyError as error:
         raise ConfigError(f"{where} is not a config.json of shoal: it has no {error}; give a run directory") from None
     plan = default_plan(names, EnvRef.from_record(record, env), None)
-    experiment: Experiment[Any, Any] = apply(plan.experiment, {**values, "algorithm": algorithm,
-                                                               "architecture": architecture}, where)
+    values = {**values, "algorithm": algorithm, "architecture": architecture}
+    experiment: Experiment[Any, Any] = with_values(plan.experiment, values, where)
     return dataclasses.replace(plan, experiment=experiment)

@@ -36,7 +36,7 @@ from shoal.experiment.references import EnvRef, check_trust, modules_of
 from shoal.experiment.rundir import RunDir, default_directory, numbers
 from shoal.experiment.session import Base, Goals, RunSession
 from shoal.experiment.sizing import kept_to, sizing_lines
-from shoal.experiment.values import apply
+from shoal.experiment.values import with_values
 from shoal.offline import found_at
 from shoal.options import flag
 from shoal.telemetry.console import console
@@ -46,7 +46,7 @@ from shoal.telemetry.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
     from shoal.envs.opponent_env import OpponentMaker
-    from shoal.experiment.evaluation import Evaluation, Policy
+    from shoal.experiment.evaluation import Evaluation, TrainedPolicy
     from shoal.runtime import Program
 
 __all__ = ["Run", "launch", "load", "plan_of", "resume", "resume_plan", "train"]
@@ -88,14 +88,14 @@ class Run:
         return published_of(self.prepared.algorithm, self._checkpoint, self.choice)
 
     @cached_property
-    def policy(self) -> Policy:
+    def policy(self) -> TrainedPolicy:
         """Acts greedily, one observation at a time; `policy.reset()` at the start of an episode."""
-        from shoal.experiment.evaluation import Policy
+        from shoal.experiment.evaluation import TrainedPolicy
 
-        return Policy(self.prepared.algorithm, self.published, *self.prepared.raw_spaces())
+        return TrainedPolicy(self.prepared.algorithm, self.published, *self.prepared.raw_spaces())
 
     @property
-    def policies(self) -> dict[str, Policy]:
+    def policies(self) -> dict[str, TrainedPolicy]:
         """By name; one policy for all agents is "main"."""
         return {"main": self.policy}
 
@@ -171,7 +171,7 @@ def load(run: str | Path, *, env: Any = None, trust: bool = False, **overrides: 
         check_trust(modules_of(config), trust)
     plan = plan_from_json(config, str(rundir.config_file), env)
     acting = replace(plan.experiment, demos=None, offline=False)  # what it learned from is not needed to act
-    prepared = prepare(replace(plan, experiment=apply(acting, overrides, "")))
+    prepared = prepare(replace(plan, experiment=with_values(acting, overrides, "")))
     return Run(rundir.path, rundir.summary(), prepared)
 
 
@@ -194,7 +194,7 @@ def resume_plan(rundir: RunDir, overrides: Mapping[str, Any], env: Any = None, t
     experiment = _new_goals(rundir, plan.experiment, overrides)
     if "actors" in overrides:  # another number, or found anew: what moved the old one does not hold, perhaps on another cluster
         experiment = replace(experiment, autoscale=replace(experiment.autoscale, start=None, most=None))
-    experiment = apply(experiment, overrides, "")
+    experiment = with_values(experiment, overrides, "")
     if overrides.get("offline") is False:
         experiment = _going_online(rundir, plan, experiment)
     check_ray(experiment, plan.experiment.ray)
@@ -214,7 +214,7 @@ def _going_online(rundir: RunDir, plan: Plan, experiment: Experiment[Any, Any]) 
         raise ConfigError(f"{rundir.path} is online already: its actors act; leave --online out")
     if isinstance(experiment.architecture, _Ramped):
         done = base_of(rundir).totals["learner_steps"]
-        experiment = apply(experiment, {"architecture.online_after": int(done)}, "")
+        experiment = with_values(experiment, {"architecture.online_after": int(done)}, "")
     return experiment
 
 
@@ -325,10 +325,10 @@ def _run(program: Program, session: RunSession, prepared: Prepared) -> None:
 
 def _limit(program: Program, max_env_steps: int | None, base: Base) -> None:
     """Let the roles that act keep to what is left of the budget."""
-    from shoal.runtime.permits import Limit
+    from shoal.runtime.permits import CountLimit
 
     if max_env_steps is not None:
-        program.limit = Limit("env_steps", max_env_steps - base.totals.get("env_steps", 0))
+        program.limit = CountLimit("env_steps", max_env_steps - base.totals.get("env_steps", 0))
 
 
 def _take_back(session: RunSession | None, undo: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ from shoal.experiment.policy_choice import PolicyChoice, PolicyName
 from shoal.experiment.references import EnvRef, check_trust, modules_of, outside
 from shoal.experiment.run import Run, launch, load, resume_plan
 from shoal.experiment.rundir import RunDir
-from shoal.experiment.values import apply
+from shoal.experiment.values import with_values
 from shoal.options import Options, number
 from shoal.runtime import RayConfig
 
@@ -73,7 +73,7 @@ class Resume(Options):
     def of(cls, rundir: RunDir) -> Resume:
         """With the run's own values, so that what is not given stays."""
         config, where = rundir.config(), str(rundir.config_file)
-        return apply(cls(), {name: config[name] for name in ("ray", "console") if name in config}, where)
+        return with_values(cls(), {name: config[name] for name in ("ray", "console") if name in config}, where)
 
 
 def resume_command(arguments: list[str]) -> int:

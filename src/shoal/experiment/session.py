@@ -25,7 +25,7 @@ from shoal.experiment.policy_choice import PolicyName, choose_policy
 from shoal.experiment.process_usage import PeakMemory, cpu_seconds
 from shoal.experiment.rundir import RunDir
 from shoal.telemetry.outputs import Output, jsonable
-from shoal.telemetry.snapshot import Reading, Window
+from shoal.telemetry.snapshot import Reading, ReadingWindow
 from shoal.telemetry.verdict import verdict
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ __all__ = ["Base", "Goals", "RunSession"]
 GLANCE_SECONDS = 0.1    # stop conditions, events, how full the streams are
 SNAPSHOT_SECONDS = 1.0
 RETRY_SECONDS = 5.0     # after a checkpoint that failed
-AGREE_SECONDS = 60.0    # in which the learners of a group agree with each other
 LAST_CHECKPOINT_SECONDS = 30.0
 PAUSED_SECONDS = 2.0    # of these, until actors go on because a role may need them to end its step
 EVALUATED = ("eval_return", "eval_std", "eval_episodes", "eval_version", "best_return", "lowest_return", "win_rate", "loss_rate",
@@ -80,7 +79,7 @@ class RunSession:
         self.summary: dict[str, Any] = {}
         self._checkpoint_seconds, self._outputs, self._batch_slots = checkpoint_seconds, list(outputs), batch_slots
         self._started = time.monotonic() if started is None else started
-        self._window = Window(algorithm_metrics=algorithm_metrics, role_metrics=role_metrics)
+        self._window = ReadingWindow(algorithm_metrics=algorithm_metrics, role_metrics=role_metrics)
         self._memory, self._autoscaler = PeakMemory(), autoscaler
         self._policy, self._last_env_steps = policy, last_env_steps
         self._first_step: float | None = None
@@ -91,7 +90,6 @@ class RunSession:
         self._best, self._lowest = -math.inf, math.inf
         self._glance_at = self._snapshot_at = 0.0
         self._checkpoint_at = math.inf
-        self._empty_since: float | None = None  # checkpoints into which no role wrote anything
         self._writing: Path | None = None
         self._number = 0
         self._interrupted = False
@@ -137,8 +135,6 @@ class RunSession:
             self.checkpoints.abandon(folder)
             self._failed("not all roles could write")
             return
-        if self._ask_again(folder):
-            return
         shot = self._measure(time.monotonic())
         meta = {"totals": {name: shot[name] for name in self._window.counters if name in shot}, "env_steps": shot["env_steps"],
                 "learner_steps": shot["learner_steps"], "weights_version": shot["weights_version"], "seconds": shot["seconds"],
@@ -151,18 +147,6 @@ class RunSession:
             self._write_summary()
         except OSError as error:
             self._failed(str(error))
-
-    def _ask_again(self, folder: Path) -> bool:
-        """Learners of a group that has only just begun write nothing until they have agreed whose state counts."""
-        assert self._control is not None
-        now, empty = time.monotonic(), not any(folder.glob("*.safetensors"))
-        self._empty_since = (self._empty_since or now) if empty else None
-        if self._empty_since is None or self._control.ending or now > self._empty_since + AGREE_SECONDS:
-            return False
-        self.checkpoints.abandon(folder)
-        self._control.start_steps()  # they agree in their first step
-        self._checkpoint_at = now
-        return True
 
     def newest(self) -> Path | None:
         return self.checkpoints.newest()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from shoal.errors import ConfigError
 from shoal.experiment.components import Components
 from shoal.experiment.presets import Preset
-from shoal.experiment.values import apply
+from shoal.experiment.values import with_values
 
 if TYPE_CHECKING:
     from shoal.experiment.config import Experiment, Plan
@@ -92,7 +92,7 @@ def _may_use_gpu(chosen: Components, wished: Experiment[Any, Any]) -> bool:
 
 def _spread(chosen: Components, wished: Experiment[Any, Any], values: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     """More actors, with the batch as it is: some cores are left for learners, inference, and evaluations."""
-    architecture, experiment = chosen.architecture, apply(wished, values, "")
+    architecture, experiment = chosen.architecture, with_values(wished, values, "")
     if wished.actors == "auto" or experiment.actors == "auto" or (architecture.one_place and wished.architecture.one_place):
         return {}
     threads = 1 if machine.gpus else max(1, machine.cores // CORES_PER_LEARNER_THREAD)

@@ -11,13 +11,13 @@ from shoal.errors import ConfigError
 from shoal.experiment.references import import_path
 from shoal.experiment.suggestions import closest, translated
 
-__all__ = ["apply", "keys", "plain"]
+__all__ = ["json_values", "keys", "with_values"]
 
 T = TypeVar("T")
 SECTIONS = ("algorithm", "architecture", "net", "replay", "envs", "eval", "checkpoint")
 
 
-def apply(config: T, values: Mapping[str, Any], where: str) -> T:
+def with_values(config: T, values: Mapping[str, Any], where: str) -> T:
     """A copy with `values` put in. Keys are dotted ("algorithm.lr") or nested ({"algorithm": {"lr": ...}})."""
     for key, value in values.items():
         config = _put(config, key.split("."), value, key, where)
@@ -121,10 +121,10 @@ def keys(config: Any, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{entry.name}"
 
 
-def plain(config: Any) -> Any:
+def json_values(config: Any) -> Any:
     """A configuration as JSON values. A class becomes its import path, or ?Name if it cannot be imported."""
     if isinstance(config, type):
         return import_path(config) or f"?{config.__name__}"
     if dataclasses.is_dataclass(config):
-        return {entry.name: plain(getattr(config, entry.name)) for entry in dataclasses.fields(config)}
-    return [plain(item) for item in config] if isinstance(config, list | tuple) else config
+        return {entry.name: json_values(getattr(config, entry.name)) for entry in dataclasses.fields(config)}
+    return [json_values(item) for item in config] if isinstance(config, list | tuple) else config

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.nets.net_config import NetConfig
 
 if TYPE_CHECKING:
-    from shoal.nets.actor_critic import ActorCritic, Output, build
+    from shoal.nets.actor_critic import ActorCriticNetwork, ActorCriticOutput, build
     from shoal.nets.continuous import (
         Critic,
         DeterministicActor,
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
     from shoal.nets.q_network import HeadConfig, QNetwork, QOutput, build_q
     from shoal.nets.stacked import StackedValues
 
-__all__ = ["ActionHead", "ActorCritic", "Critic", "DeterministicActor", "GaussianActor", "HeadConfig", "NetConfig", "Output",
-           "PolicyNetwork", "QNetwork", "QOutput", "SquashedGaussianActor", "StackedValues", "build", "build_actor",
+__all__ = ["ActionHead", "ActorCriticNetwork", "ActorCriticOutput", "Critic", "DeterministicActor", "GaussianActor", "HeadConfig",
+           "NetConfig", "PolicyNetwork", "QNetwork", "QOutput", "SquashedGaussianActor", "StackedValues", "build", "build_actor",
            "build_critic", "build_gaussian_actor", "build_policy", "build_q", "build_squashed_actor", "build_values", "flat_grad",
            "flatten"]
 
 _HOME = {
     "ActionHead": "heads",
-    "ActorCritic": "actor_critic",
+    "ActorCriticNetwork": "actor_critic",
     "Critic": "continuous",
     "DeterministicActor": "continuous",
     "GaussianActor": "continuous",
     "HeadConfig": "q_network",
-    "Output": "actor_critic",
+    "ActorCriticOutput": "actor_critic",
     "PolicyNetwork": "continuous",
     "QNetwork": "q_network",
     "QOutput": "q_network",

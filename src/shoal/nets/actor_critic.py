@@ -23,10 +23,10 @@ from shoal.nets.net_config import NetConfig
 from shoal.nets.torsos import orthogonal
 from shoal.nets.trunk import Trunk, fold, seeded
 
-__all__ = ["ActorCritic", "Output", "build"]
+__all__ = ["ActorCriticNetwork", "ActorCriticOutput", "build"]
 
 
-class Output(NamedTuple):
+class ActorCriticOutput(NamedTuple):
     """Of unroll, with a leading T, and of step, without."""
 
     params: Tensor
@@ -45,7 +45,7 @@ def build(
     config: NetConfig | None = None,
     mask_size: int | None = None,
     seed: int | None = None,
-) -> ActorCritic:
+) -> ActorCriticNetwork:
     """The net for these spaces. ``mask_size``: length of the environment's action masks, checked against the policy.
 
     ``seed`` makes the initial weights reproducible without touching the global generator.
@@ -59,10 +59,10 @@ def build(
             f"{head.mask_size or 'no'} logits"
         )
     with seeded(seed):
-        return ActorCritic(observation_space, head, config)
+        return ActorCriticNetwork(observation_space, head, config)
 
 
-class ActorCritic(nn.Module):
+class ActorCriticNetwork(nn.Module):
     """See the module. ``head`` (an ActionHead) samples and judges actions from the parameters this net gives."""
 
     def __init__(self, observation_space: gym.Space[Any], head: ActionHead, config: NetConfig) -> None:
@@ -96,12 +96,12 @@ class ActorCritic(nn.Module):
         prev_action: Tensor | None = None,
         prev_reward: Tensor | None = None,
         all_states: bool = False,
-    ) -> Output:
+    ) -> ActorCriticOutput:
         """A sequence [T, B, ...]. ``all_states`` also returns the state after every step (for final_values)."""
         x, state, states = self.trunk.unroll(observation, first, state, prev_action, prev_reward)
         params, value = self._read(x.flatten(0, 1), None if self.value_torso is None else fold(observation))
         T, B = x.shape[:2]
-        return Output(params.view(T, B, params.shape[1]), value.view(T, B), state, states if all_states else None)
+        return ActorCriticOutput(params.view(T, B, params.shape[1]), value.view(T, B), state, states if all_states else None)
 
     @torch.no_grad()
     def step(
@@ -111,11 +111,11 @@ class ActorCritic(nn.Module):
         state: State,
         prev_action: Tensor | None = None,
         prev_reward: Tensor | None = None,
-    ) -> Output:
+    ) -> ActorCriticOutput:
         """One step [B, ...] for acting, without gradients. ``first=None`` means that no episode starts."""
         x, state = self.trunk.step(observation, first, state, prev_action, prev_reward)
         params, value = self._read(x, observation)
-        return Output(params, value, state)
+        return ActorCriticOutput(params, value, state)
 
     def final_values(
         self,

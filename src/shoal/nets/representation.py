@@ -20,7 +20,7 @@ from shoal.nets.torsos import Conv, flat_features, lay_channels_last, orthogonal
 from shoal.nets.trunk import seeded
 from shoal.ops.contrast import bilinear_logits, centre_crop
 
-__all__ = ["CodeEncoder", "Comparison", "Representation", "RepresentationConfig", "build_representation"]
+__all__ = ["CodeEncoder", "Comparison", "RepresentationConfig", "RepresentationNetwork", "build_representation"]
 
 LARGE = 36  # pixels of a side, from which on the encoder is the paper's
 SMALLEST = 9
@@ -41,11 +41,11 @@ class RepresentationConfig:
     """Layers between a code and what is compared; empty compares codes."""
 
 
-def build_representation(config: RepresentationConfig, seed: int, learns: bool) -> Representation:
+def build_representation(config: RepresentationConfig, seed: int, learns: bool) -> RepresentationNetwork:
     """Policies need only the encoder; who learns needs to compare codes too. The encoder of a seed is the same for both."""
     with seeded(seed):
         encoder = CodeEncoder(config)
-        return Representation(encoder, Comparison(config.code_size, config.projection) if learns else None)
+        return RepresentationNetwork(encoder, Comparison(config.code_size, config.projection) if learns else None)
 
 
 class CodeEncoder(nn.Module):
@@ -97,7 +97,7 @@ class Comparison(nn.Module):
         return bilinear_logits(queries, self.weight, keys)
 
 
-class Representation(nn.Module):
+class RepresentationNetwork(nn.Module):
     """An encoder and, for who learns it, the comparison. The comparison's parameters come first: policies get what follows."""
 
     def __init__(self, encoder: CodeEncoder, comparison: Comparison | None) -> None:

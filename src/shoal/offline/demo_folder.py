@@ -29,7 +29,7 @@ import numpy as np
 
 from shoal.envs.space_codecs import ObservationCodec
 from shoal.errors import ConfigError
-from shoal.offline.recorded_episodes import Episode, RecordingInfo, Statistics, check_episode, plain
+from shoal.offline.recorded_episodes import Episode, EpisodeStatistics, RecordingInfo, check_episode, json_arguments
 from shoal.offline.space_json import difference, space_from_json, space_to_json
 from shoal.slots import leaves
 
@@ -59,7 +59,7 @@ def _replace(path: Path, write: Callable[[Path], None]) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}; what was there before is unharmed") from None
 
 
-def read_meta(path: Path) -> dict[str, Any]:
+def read_demos_json(path: Path) -> dict[str, Any]:
     try:
         meta: dict[str, Any] = json.loads((path / META).read_text(encoding="utf-8"))
         if meta["format"] != FORMAT or meta["version"] != VERSION:
@@ -74,10 +74,10 @@ class DemoFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        meta = read_meta(path)
+        meta = read_demos_json(path)
         try:
             self.files: list[dict[str, Any]] = meta["files"]
-            returns, lengths = (Statistics(**meta[name]) if meta[name] else None for name in ("returns", "lengths"))
+            returns, lengths = (EpisodeStatistics(**meta[name]) if meta[name] else None for name in ("returns", "lengths"))
             self.info = RecordingInfo(
                 meta["env"]["name"], space_from_json(meta["observation_space"]), space_from_json(meta["action_space"]),
                 meta["mask_size"], meta["env"]["kwargs"], meta["episodes"], meta["steps"], meta["terminated"], returns, lengths,
@@ -106,8 +106,8 @@ class DemoFolder:
         kept = list(self.episodes())
         self.info = replace(self.info, episodes=len(kept), steps=sum(len(one) for one in kept),
                             terminated=sum(bool(one.terminated[-1]) for one in kept),
-                            returns=Statistics.of(np.array([one.total for one in kept])),
-                            lengths=Statistics.of(np.array([len(one) for one in kept])),
+                            returns=EpisodeStatistics.of(np.array([one.total for one in kept])),
+                            lengths=EpisodeStatistics.of(np.array([len(one) for one in kept])),
                             nbytes=sum(file["bytes"] for file in rest))
         LOG.warning("%s has %s of %s bytes, so its %s episodes are left out; the %s episodes before it are whole", found,
                     f"{found.stat().st_size:,}", f"{last['bytes']:,}", f"{last['episodes']:,}", f"{len(kept):,}")
@@ -245,7 +245,7 @@ class DemoWriter:
             return writer
         writer = cls(path, info, made, None)
         with contextlib.suppress(ConfigError, KeyError, TypeError):  # the recording to replace may be damaged
-            writer._old = [file["name"] for file in read_meta(path)["files"]]
+            writer._old = [file["name"] for file in read_demos_json(path)["files"]]
         return writer
 
     def _take_over(self, before: DemoFolder) -> None:
@@ -296,7 +296,7 @@ class DemoWriter:
     def _meta(self) -> dict[str, Any]:
         info = self.written
         assert info.returns is not None and info.lengths is not None  # flush() has episodes to write
-        return {"format": FORMAT, "version": VERSION, "env": {"name": info.env, "kwargs": plain(info.kwargs)},
+        return {"format": FORMAT, "version": VERSION, "env": {"name": info.env, "kwargs": json_arguments(info.kwargs)},
                 "observation_space": space_to_json(info.observation_space), "action_space": space_to_json(info.action_space),
                 "mask_size": info.mask_size, "episodes": info.episodes, "steps": info.steps, "terminated": info.terminated,
                 "returns": asdict(info.returns), "lengths": asdict(info.lengths), "made": list(info.made), "files": self._files}
@@ -310,8 +310,8 @@ class DemoWriter:
         if self._kept is not None:
             kept, own = self._kept.info.made, own - self._kept.info.episodes
         return replace(self.info, episodes=len(returns), steps=int(lengths.sum()), terminated=self._terminated,
-                       returns=Statistics.of(returns) if len(returns) else None,
-                       lengths=Statistics.of(lengths) if len(returns) else None,
+                       returns=EpisodeStatistics.of(returns) if len(returns) else None,
+                       lengths=EpisodeStatistics.of(lengths) if len(returns) else None,
                        nbytes=sum(file["bytes"] for file in self._files), made=(*kept, {**self.made, "episodes": own}))
 
     def __enter__(self) -> DemoWriter:
@@ -336,9 +336,9 @@ def _write_text(path: Path, text: str) -> None:
 
 def _check_same_env(before: RecordingInfo, info: RecordingInfo, path: Path) -> None:
     """Raise a ConfigError unless what is added is from the same environment."""
-    if (before.env, plain(before.kwargs)) != (info.env, plain(info.kwargs)):
-        raise ConfigError(f"--append: {path} was recorded in {before.env} {plain(before.kwargs) or ''}, not in {info.env} "
-                          f"{plain(info.kwargs) or ''}; give another --out")
+    if (before.env, json_arguments(before.kwargs)) != (info.env, json_arguments(info.kwargs)):
+        raise ConfigError(f"--append: {path} was recorded in {before.env} {json_arguments(before.kwargs) or ''}, not in {info.env} "
+                          f"{json_arguments(info.kwargs) or ''}; give another --out")
     found = difference(before.observation_space, info.observation_space) or difference(before.action_space, info.action_space)
     if found or before.mask_size != info.mask_size:
         raise ConfigError(f"--append: {path} has other spaces ({found or 'action masks'}); give another --out")

@@ -11,10 +11,10 @@ from shoal.envs.interface import EnvSpec
 from shoal.errors import ConfigError
 from shoal.offline.demo_folder import META, DemoFolder
 from shoal.offline.minari import MINARI, MinariDataset, is_minari, minari_folder
-from shoal.offline.recorded_episodes import Demos, RecordingInfo, plain
+from shoal.offline.recorded_episodes import Demos, RecordingInfo, json_arguments
 from shoal.offline.space_json import difference
 
-__all__ = ["check_fit", "found_at", "open_demos"]
+__all__ = ["check_recording", "found_at", "open_demos"]
 
 
 def found_at(place: str | Path) -> Path:
@@ -42,7 +42,8 @@ def open_demos(place: str | Path) -> Demos:
     return demos
 
 
-def check_fit(info: RecordingInfo, path: str, spec: EnvSpec, env: str, kwargs: Mapping[str, Any], foreign: bool = False) -> None:
+def check_recording(info: RecordingInfo, path: str, spec: EnvSpec, env: str, kwargs: Mapping[str, Any],
+                    foreign: bool = False) -> None:
     """Raise a ConfigError if this environment cannot learn from a recording; `foreign` accepts one made in another environment."""
     for name, own, wanted in (("observations", info.observation_space, spec.observation_space),
                               ("actions", info.action_space, spec.action_space)):
@@ -53,7 +54,7 @@ def check_fit(info: RecordingInfo, path: str, spec: EnvSpec, env: str, kwargs: M
     if info.mask_size != mask_size:
         has = "has action masks, but the environment has none" if info.mask_size else "lacks the environment's action masks"
         raise ConfigError(f"--demos {path} does not fit {env}: the recording {has}; record demonstrations in this environment")
-    same = info.env in (None, env) and (info.kwargs is None or plain(info.kwargs) == plain(kwargs))
+    same = info.env in (None, env) and (info.kwargs is None or json_arguments(info.kwargs) == json_arguments(kwargs))
     if not same and not foreign:
         raise ConfigError(f"--demos {path} was recorded in {_words(info.env, info.kwargs)}, but this run is in "
                           f"{_words(env, kwargs)}; record demonstrations in this environment, or add --foreign-demos if they "

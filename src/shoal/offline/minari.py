@@ -22,7 +22,7 @@ from gymnasium import spaces
 
 from shoal.envs.space_codecs import ActionCodec, BadValue, ObservationCodec
 from shoal.errors import ConfigError
-from shoal.offline.recorded_episodes import Episode, RecordingInfo, Statistics, action_dtype, check_episode
+from shoal.offline.recorded_episodes import Episode, EpisodeStatistics, RecordingInfo, action_dtype, check_episode
 
 __all__ = ["MINARI", "MinariDataset", "is_minari", "minari_folder"]
 
@@ -96,8 +96,9 @@ class MinariDataset:
         if not rewards:
             raise ConfigError(f"{self.path} has no episodes; give a dataset that has some")
         lengths = np.array([len(one) for one in rewards])
+        returns = np.array([one.sum() for one in rewards])
         self.info = replace(self.info, episodes=len(rewards), steps=int(lengths.sum()), terminated=ended,
-                            returns=Statistics.of(np.array([one.sum() for one in rewards])), lengths=Statistics.of(lengths))
+                            returns=EpisodeStatistics.of(returns), lengths=EpisodeStatistics.of(lengths))
 
     def episodes(self, order: np.random.Generator | None = None) -> Iterator[Episode]:
         with self._open() as file:

@@ -15,7 +15,7 @@ from shoal.envs.space_codecs import ActionCodec, ObservationCodec, ignore_overfl
 from shoal.errors import ConfigError
 from shoal.slots import leaves
 
-__all__ = ["Demos", "Episode", "RecordingInfo", "Statistics", "action_dtype", "check_episode", "plain"]
+__all__ = ["Demos", "Episode", "EpisodeStatistics", "RecordingInfo", "action_dtype", "check_episode", "json_arguments"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Episode:
 
 
 @dataclass(frozen=True)
-class Statistics:
+class EpisodeStatistics:
     """Mean, standard deviation, minimum and maximum over episodes; the fields are named as in demos.json."""
 
     mean: float
@@ -62,7 +62,7 @@ class Statistics:
     most: float
 
     @classmethod
-    def of(cls, values: np.ndarray) -> Statistics:
+    def of(cls, values: np.ndarray) -> EpisodeStatistics:
         return cls(*(float(x) for x in (values.mean(), values.std(), values.min(), values.max())))
 
 
@@ -83,8 +83,8 @@ class RecordingInfo:
     steps: int = 0
     terminated: int = 0
     """Episodes that ended by themselves; the others were truncated."""
-    returns: Statistics | None = None
-    lengths: Statistics | None = None
+    returns: EpisodeStatistics | None = None
+    lengths: EpisodeStatistics | None = None
     nbytes: int = 0
     """On disk."""
     kind: str = "shoal"
@@ -102,7 +102,7 @@ class Demos(Protocol):
         ...
 
 
-def plain(kwargs: Mapping[str, Any] | None) -> Any:
+def json_arguments(kwargs: Mapping[str, Any] | None) -> Any:
     """Arguments of an environment as JSON returns them: a tuple becomes a list."""
     return json.loads(json.dumps(dict(kwargs or {}), default=str))
 

@@ -24,7 +24,7 @@ from shoal.replay.client.trajectory_writers import (
 from shoal.replay.client.writer import Writer
 from shoal.replay.errors import Closed, InvalidItem, NotFound, Refused, ReplayError, SignatureMismatch, Timeout
 from shoal.replay.service.keys import Key
-from shoal.replay.service.server import Server
+from shoal.replay.service.server import ReplayServer as Server
 from shoal.replay.table.columns import Array
 from shoal.replay.table.limiters import MinSize, Queue, RateLimiter, SampleToInsertRatio, Stack
 from shoal.replay.table.replay_core import Core

@@ -28,7 +28,7 @@ from shoal.roles.parts import Parts
 __all__ = ["Learner"]
 
 
-class Running(NamedTuple):
+class UnfinishedUpdate(NamedTuple):
     """An update that a GPU may still be busy with."""
 
     deliver: Callable[[], None]
@@ -58,7 +58,7 @@ class Learner:
         self.learner_state: LearnerState[Learn] = self.model or LearnerState(me, parts, parts.learn())
         self.learn = self.learner_state.learn
         self.device = self.learn if parts.hardware.on_gpu and isinstance(self.learn, DeviceLearn) else None
-        self.running: Running | None = None
+        self.running: UnfinishedUpdate | None = None
         self.metrics: list[Mapping[str, float]] = []  # of the last minibatch, by phase
         self.rng = me.rng("minibatches")
         self.settled = self.greeted = False
@@ -90,7 +90,6 @@ class Learner:
             self.device.release()  # the memory of the last batch is about to be used again
         with self.me.stats.phase("gather"):  # without the time it waits
             batch = await self.batches.take()
-        self.settled = False
         try:
             updated = await self._update(batch)
         except GroupChanged:
@@ -120,6 +119,7 @@ class Learner:
                 joined = await self.group.sum(np.concatenate([[fresh, decisions], sums, moments]))
                 fresh, decisions = int(joined[0]), int(joined[1])
                 sums, moments = joined[2 : 2 + len(sums)], joined[2 + len(sums) :]
+        self.settled = False  # until here it waited for the others, who may never get a batch: the budget may be spent
         steps = 0
         if decisions:
             progress = self.learner_state.progress
@@ -179,7 +179,7 @@ class Learner:
             if snapshot is not None:
                 self._publish(snapshot(), snapshot.device_weights)
 
-        before, self.running = self.running, Running(deliver, publishes)
+        before, self.running = self.running, UnfinishedUpdate(deliver, publishes)
         if before is not None:
             before.deliver()
         if not self.batches.waiting():

@@ -47,7 +47,7 @@ class ShareRamp:
         return float(schedules.linear(done, self.start, self.final))
 
 
-class Asked(NamedTuple):
+class PendingTables(NamedTuple):
     """A batch on its way: of each table that was asked, how many items and the reply."""
 
     counts: list[int]
@@ -72,7 +72,7 @@ class Relabel:
         self.draws = me.rng("share")
         self.rng = torch.Generator().manual_seed(int(me.rng("relabel").integers(2**62)))
         self.version, self.progress = 0, Progress()
-        self.asked: Asked | None = None
+        self.asked: PendingTables | None = None
 
     async def step(self) -> None:
         if self.version == 0:
@@ -106,10 +106,10 @@ class Relabel:
             self.progress = Progress.of(self.published["progress"])
         self.me.stats.observe("publish_to_use_seconds", self.weights.age_seconds)
 
-    async def _ask(self) -> Asked:
+    async def _ask(self) -> PendingTables:
         """Ask for the next batch: of the second table its share of the elements, each drawn on its own."""
         there = 0 if self.ramp is None else int(self.draws.binomial(self.count, self.ramp.at(self.progress)))
-        asked = Asked([], [])
+        asked = PendingTables([], [])
         for table, count in zip(self.tables, (self.count - there, there), strict=False):
             if count:
                 draft = await table.slot()
@@ -118,7 +118,7 @@ class Relabel:
                 asked.pending.append(draft.send())
         return asked
 
-    def _join(self, asked: Asked, replies: list[Tree]) -> tuple[Tree, np.ndarray]:
+    def _join(self, asked: PendingTables, replies: list[Tree]) -> tuple[Tree, np.ndarray]:
         """The tables' items side by side, in memory of their own, and their keys."""
         parts = [map_tree(lambda leaf: leaf[:count], self.layout.views(reply["items"]))  # noqa: B023
                  for count, reply in zip(asked.counts, replies, strict=True)]

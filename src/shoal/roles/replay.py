@@ -44,7 +44,7 @@ from shoal.roles.demonstrations import Demonstrations
 from shoal.roles.observation_moments import NAME as MOMENTS
 from shoal.roles.observation_moments import MomentRelay
 from shoal.roles.parts import Parts
-from shoal.roles.replay_memory import Forecast, codecs
+from shoal.roles.replay_memory import MemoryForecast, codecs
 from shoal.roles.replay_wires import MEASURED, Block, insert_records, items_layout, of_table, store, stored_columns, tell
 from shoal.runtime.start_checks import free_memory
 from shoal.slots import leaves, map_tree
@@ -81,9 +81,9 @@ class Replay:
             compression=codecs(self.columns, self.config.compression), seed=int(me.rng("draws").integers(2**62)))
         self.table = self.core.table(parts.table)
         together = 1 if parts.spread else me.replicas  # on one machine, one of them speaks for all
-        self.forecast: Forecast | None = None
+        self.forecast: MemoryForecast | None = None
         if me.index % together == 0:
-            self.forecast = Forecast(self.table, self.config, together, free_memory, me.note, parts.max_env_steps)
+            self.forecast = MemoryForecast(self.table, self.config, together, free_memory, me.note, parts.max_env_steps)
         self.layout = items_layout(parts.stored.layout, self.config.most_drawn)
         self.rows = insert_records(self.config.insert_batch)
         self.adding: deque[Request] = deque()    # inserts that the limiter has not allowed

@@ -76,7 +76,7 @@ class ReplayInserter:
         return None
 
 
-class Asked(NamedTuple):
+class PendingShards(NamedTuple):
     """A batch on its way: of every shard its answer, how many items, and with which share of the draw."""
 
     pending: list[Pending]
@@ -93,7 +93,7 @@ class ReplaySampler:
         self._client, self._trim_updates, self._shards, self._batch = client, config.trim_updates, config.shards, config.batch_size
         self._most, self._rng, self._ahead = config.most_drawn, rng, client.depth // config.shards
         self._layout = items_layout(parts.stored.layout, self._most)
-        self._asked: deque[Asked] = deque()
+        self._asked: deque[PendingShards] = deque()
         self._masses, self._sizes = np.zeros(self._shards), np.zeros(self._shards, np.int64)  # as they were told last
         self._shown: list[Pending] = []  # the replies that the last batch lies in
         self._staging: Tree = None  # of a batch that is put together of several
@@ -134,7 +134,7 @@ class ReplaySampler:
             pending.done()
         self._shown = []
 
-    async def _ask(self) -> Asked:
+    async def _ask(self) -> PendingShards:
         share, counts = np.ones(1), np.full(1, self._batch)
         if self._shards > 1:
             assert self._rng is not None
@@ -152,7 +152,7 @@ class ReplaySampler:
                 draft.data["heard"][:] = self._heard
             pending.append(draft.send(shard if self._shards > 1 else None))
         self._keys, self._priorities = np.zeros(0, np.int64), np.zeros(0)
-        return Asked(pending, counts, share)
+        return PendingShards(pending, counts, share)
 
     def _told(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
         """The new priorities of a shard's items, by its own keys."""
@@ -161,7 +161,7 @@ class ReplaySampler:
         mine = np.flatnonzero(self._keys >> SHARD_BIT == shard)
         return self._keys[mine] & ((1 << SHARD_BIT) - 1), self._priorities[mine]
 
-    def _joined(self, asked: Asked, replies: list[Tree]) -> tuple[np.ndarray, Tree]:
+    def _joined(self, asked: PendingShards, replies: list[Tree]) -> tuple[np.ndarray, Tree]:
         """The shards' parts as one batch of one table."""
         for shard, reply in enumerate(replies):
             self._masses[shard], self._sizes[shard] = reply["mass"][0], reply["table_size"][0]

@@ -2,7 +2,7 @@
 
 Items are stored whole: a transition has two stacks of frames, and windows overlap. Compression leaves little of it. Without it the
 size of the full table is known before a run begins (`table_bytes`); with it only what the table has come to says what it will be,
-so its role looks at that on the way (`Forecast`), long before the memory is gone.
+so its role looks at that on the way (`MemoryForecast`), long before the memory is gone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shoal.replay.table.columns import Column
 from shoal.replay.table.table_core import TableCore
 from shoal.roles.replay_config import ReplayConfig
 
-__all__ = ["SLOT_BYTES", "Forecast", "capacity_for", "codecs", "table_bytes"]
+__all__ = ["SLOT_BYTES", "MemoryForecast", "capacity_for", "codecs", "table_bytes"]
 
 IMAGE_BYTES = 4096
 """Columns of bytes whose cells have this size or more are taken for images."""
@@ -53,7 +53,7 @@ def capacity_for(columns: tuple[Column, ...], config: ReplayConfig, nbytes: int)
     return nbytes // item_bytes(columns, config) * config.shards
 
 
-class Forecast:
+class MemoryForecast:
     """Says once if a table will not fit into the memory that there is, with the capacity that would."""
 
     def __init__(self, table: TableCore, config: ReplayConfig, together: int, free: Callable[[], int],

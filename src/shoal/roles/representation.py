@@ -1,15 +1,15 @@
 """A role that learns the encoder of images, beside a learner that does the rest: CURL's representation learner.
 
-    replay ── uncounted samples (call) ──▶ Representation ──▶ encoder (broadcast) ──▶ EncodedLearner          detached
-                                                 ▲                                        │
-                                                 └── encoder_gradients (call) ◀───────────┘                  shared
+    replay ── uncounted samples (call) ──▶ RepresentationLearner ──▶ encoder (broadcast) ──▶ EncodedLearner   detached
+                                                 ▲                                               │
+                                                 └── encoder_gradients (call) ◀──────────────────┘           shared
 
 Detached, it draws batches of its own, and the learner takes its codes as they are. Shared, the learner sends what its own loss has
 for the encoder and the crops it came from; one step is made with the sum of both gradients. In lock step the learner waits for that
 step and goes on with its result: then the two are one learner, bit for bit.
 
-The newest encoder lies on the wire. A Representation that was killed goes on from there, with the optimiser's moments of the newest
-checkpoint, and the learner goes on meanwhile with the encoder that it has.
+The newest encoder lies on the wire. A RepresentationLearner that was killed goes on from there, with the optimiser's moments of
+the newest checkpoint, and the learner goes on meanwhile with the encoder that it has.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shoal.roles.learner_state import LearnerState
 from shoal.roles.parts import Parts
 from shoal.slots import Field, Layout, map_tree
 
-__all__ = ["EncodedLearner", "Representation", "encoder_layout", "gradient_layouts"]
+__all__ = ["EncodedLearner", "RepresentationLearner", "encoder_layout", "gradient_layouts"]
 
 
 def encoder_layout(parts: Parts) -> Layout:
@@ -48,7 +48,7 @@ def gradient_layouts(parts: Parts) -> tuple[Layout, Layout]:
     return Layout(request), Layout({"version": Field((1,), "i8")})
 
 
-class Representation:
+class RepresentationLearner:
     """Learns the encoder by contrast and publishes it; takes the learner's gradients for it too, where they are shared."""
 
     def __init__(self, me: Me, parts: Parts, encoder: Publisher, newest: Reader, gradients: Server | None = None,

@@ -20,7 +20,7 @@ from shoal.roles import random_state
 from shoal.roles.parts import Parts
 from shoal.roles.player import Player
 
-__all__ = ["Link", "Origin", "Worker", "push_gradients"]
+__all__ = ["GradientLink", "Origin", "Worker", "push_gradients"]
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class Origin:
     loss: float = 0.0
 
 
-class Link(Protocol):
+class GradientLink(Protocol):
     """Where a worker's parameters come from and its gradients go to."""
 
     learn: Learn
@@ -57,7 +57,7 @@ class Link(Protocol):
 class Worker:
     """Acts and computes gradients; its link says what becomes of them."""
 
-    def __init__(self, me: Me, parts: Parts, link: Link, index: int | None = None, count: int | None = None) -> None:
+    def __init__(self, me: Me, parts: Parts, link: GradientLink, index: int | None = None, count: int | None = None) -> None:
         """It explores like the `index`-th of `count` actors."""
         self.me, self.link = me, link
         self.place = (me.index if index is None else index, count or me.replicas)
@@ -91,7 +91,7 @@ class Worker:
         self.player.close()
 
 
-async def push_gradients(me: Me, link: Link, data: Tree, decisions: int, rng: np.random.Generator) -> None:
+async def push_gradients(me: Me, link: GradientLink, data: Tree, decisions: int, rng: np.random.Generator) -> None:
     """Compute the gradients of an unroll, or of a drawn batch, and send them off one by one."""
     learn = link.learn
     with me.stats.phase("prepare"):

@@ -14,9 +14,9 @@ import numpy as np
 
 from shoal.core import Adjustable, Closable, Drainable, KeepsTurn, Role, Settles, SharesState, Stateful, Wait
 from shoal.errors import CheckpointError, ProgramError, ShoalError
+from shoal.runtime.background_saving import Saving, in_pieces, let_go
 from shoal.runtime.control import ControlHandle
 from shoal.runtime.program import ControlPort, Program, Store
-from shoal.runtime.saving import Saving, in_pieces, let_go
 from shoal.runtime.wires import Port
 
 __all__ = ["Instance", "RoleContext", "instance_name", "shares_state", "split_name"]

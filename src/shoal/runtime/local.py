@@ -23,7 +23,7 @@ from shoal.errors import ShoalError
 from shoal.runtime.core_use import CoreUse
 from shoal.runtime.fork_server import raise_file_limit
 from shoal.runtime.fork_server_client import ForkServerClient
-from shoal.runtime.place import plain
+from shoal.runtime.place import json_numbers
 from shoal.runtime.place_supervisor import TICK_SECONDS, PlaceState, PlaceSupervisor
 from shoal.runtime.program import Program
 from shoal.runtime.supervisor import Faults, NotRunning, Session, supervised
@@ -125,7 +125,7 @@ class LocalSupervisor(PlaceSupervisor[LocalPlace]):
         try:
             if child.connection is None or instance not in child.started:
                 raise BrokenPipeError
-            child.connection.send(json.dumps({**command, "to": instance}, default=plain).encode())
+            child.connection.send(json.dumps({**command, "to": instance}, default=json_numbers).encode())
         except OSError:  # dead, or dying, or so stuck that its socket is full
             if command["op"] not in ("reply", "start"):
                 self._answered(command["id"], None, NotRunning(f"{instance} is not running"))

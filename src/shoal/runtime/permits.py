@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Ask", "Limit", "Permits"]
+__all__ = ["Ask", "CountLimit", "Permits"]
 
 PORTION_SECONDS = 1.0     # a role that has used its portion up sooner is given twice as much
 PARTS = 4                 # near the end a portion is at most this part of every role's share of what is left
 RECONCILE_SECONDS = 0.5   # without progress while somebody waits: what was given to roles that do not use it is given again
 
 
-class Limit(NamedTuple):
+class CountLimit(NamedTuple):
     """How far all roles together may count."""
 
     counter: str
@@ -53,7 +53,7 @@ class Holding:
 class Permits:
     """The supervisor's side. Without `ahead` every unit is asked for: then nothing depends on time (the inline runtime)."""
 
-    def __init__(self, limit: Limit | None, ahead: bool = True) -> None:
+    def __init__(self, limit: CountLimit | None, ahead: bool = True) -> None:
         self.limit, self._ahead = limit, ahead
         self._left = math.inf if limit is None else limit.most
         self._held: dict[str, Holding] = {}

@@ -41,7 +41,7 @@ class InstanceStart:
     kept_settings: dict[str, Any]
 
 
-def plain(value: Any) -> Any:
+def json_numbers(value: Any) -> Any:
     """Numbers and arrays of NumPy, for JSON."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
@@ -69,7 +69,7 @@ class SupervisorSocket:
         self._room.register(self.fd, select.POLLOUT)
 
     def send(self, message: dict[str, Any]) -> None:
-        data = json.dumps(message, default=plain).encode()
+        data = json.dumps(message, default=json_numbers).encode()
         with self._lock:
             while True:
                 try:

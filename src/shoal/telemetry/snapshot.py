@@ -1,9 +1,9 @@
 """From cumulative numbers to what a user wants to know: rates, shares of time, distributions over a window.
 
-    reading   what the runtime reports at one moment: per role instance every word of its page, per wire its counters
-    Window    the readings of the last minute, and the one at the first environment step
-    snapshot  one plain dictionary, derived from two readings; the console, metrics.jsonl, TensorBoard and
-              summary.json all show this one
+    Reading        what the runtime reports at one moment: per role instance every word of its page, per wire its counters
+    ReadingWindow  the readings of the last minute, and the one at the first environment step
+    snapshot       one plain dictionary, derived from two readings; the console, metrics.jsonl, TensorBoard and
+                   summary.json all show this one
 
 Everything is a difference between two readings divided by the time between them, so nothing can drift or be reset.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 from shoal.telemetry.metrics import PHASES, REGISTRY, Metric, distribution, mean
 
-__all__ = ["COUNTERS", "SHOWN_AS", "Reading", "Window", "group_of"]
+__all__ = ["COUNTERS", "SHOWN_AS", "Reading", "ReadingWindow", "group_of"]
 
 COUNTERS = tuple(metric.name for metric in REGISTRY if metric.kind == "counter" and metric.unit != "s")
 SHOWN_AS = {
@@ -64,7 +64,7 @@ class Reading:
         return self.roles.get(instance, {}).get("alive", 0.0) > 0
 
 
-class Window:
+class ReadingWindow:
     """Readings of the last `seconds`, the one at the first environment step, and the recent episodes' returns.
 
     `algorithm_metrics` and `role_metrics` are what the program's algorithm and its roles declare beyond the registry.

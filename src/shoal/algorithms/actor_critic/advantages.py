@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shoal.algorithms.actor_critic.learn import Totals
     from shoal.algorithms.actor_critic.model import ActorCriticModel
     from shoal.algorithms.actor_critic.unroll_batch import UnrollBatch
-    from shoal.nets import Output
+    from shoal.nets import ActorCriticOutput
 
 __all__ = ["Advantages", "estimate"]
 
@@ -47,7 +47,7 @@ class Advantages:
         return Advantages(*(x.index_select(1, columns) for x in (self.advantage, self.value, self.target)))
 
 
-def estimate(model: ActorCriticModel, batch: UnrollBatch, output: Output, config: ActorCriticConfig) -> Advantages:
+def estimate(model: ActorCriticModel, batch: UnrollBatch, output: ActorCriticOutput, config: ActorCriticConfig) -> Advantages:
     """GAE from the values of an unroll of all T + 1 observations."""
     value = output.value.detach()[:-1]
     v_t = model.next_values(batch, output)

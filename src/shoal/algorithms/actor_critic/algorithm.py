@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import gymnasium as gym
 import numpy as np
 
-from shoal.algorithms.actor_critic.learn import ActorCriticLearn, Objective
+from shoal.algorithms.actor_critic.learn import ActorCriticLearn, ActorCriticObjective
 from shoal.algorithms.actor_critic.model import ActorCriticModel
 from shoal.algorithms.actor_critic.policy import ActorCriticPolicy
 from shoal.algorithms.common.optimiser import OptimiserName
-from shoal.algorithms.common.plan import Plan, weights_layout
+from shoal.algorithms.common.plan import AlgorithmPlan, weights_layout
 from shoal.algorithms.records.spaces import Leaf
 from shoal.algorithms.records.unroll import Unroll
 from shoal.errors import ConfigError
@@ -77,7 +77,7 @@ class ActorCritic(Algorithm, Generic[C]):
         """`mix` is the share of uniformly random actions."""
         config.validate()
         self.config, self.mix = config, mix
-        self.plan = Plan.of(spec, net, seats, config.normalise_observations)
+        self.plan = AlgorithmPlan.of(spec, net, seats, config.normalise_observations)
         action = spec.action_space
         fits = isinstance(action, gym.spaces.Discrete | gym.spaces.MultiDiscrete) or (
             isinstance(action, gym.spaces.Box) and action.dtype is not None and action.dtype.kind == "f")
@@ -93,7 +93,7 @@ class ActorCritic(Algorithm, Generic[C]):
             )
 
     @abstractmethod
-    def objective(self, learn: ActorCriticLearn) -> Objective:
+    def objective(self, learn: ActorCriticLearn) -> ActorCriticObjective:
         """What to descend."""
 
     @cached_property

@@ -26,7 +26,7 @@ from shoal.learning import Progress
 if TYPE_CHECKING:
     from shoal.algorithms.actor_critic.algorithm import ActorCriticConfig
 
-__all__ = ["ActorCriticLearn", "Objective", "Totals"]
+__all__ = ["ActorCriticLearn", "ActorCriticObjective", "Totals"]
 
 REWARD_CLIP = 10.0  # of scaled rewards, in standard deviations of the return
 
@@ -45,7 +45,7 @@ class Totals:
         return self.learners if reduction == "sum" else self.learners * parts / max(self.decisions, 1.0)
 
 
-class Objective(Protocol):
+class ActorCriticObjective(Protocol):
     """Where a2c, ppo, appo and vtrace differ: what learners share, in which parts a batch is learned from, and the loss.
 
     With `captures` its minibatches have a `batch` and consist of tensors and numbers only, and its loss reads none of them:
@@ -63,7 +63,7 @@ class ActorCriticLearn(PhasedLearn[ActorCriticModel]):
     """A learning.Learn of one objective."""
 
     def __init__(self, config: ActorCriticConfig, model: ActorCriticModel, record: Unroll,
-                 objective: Callable[[ActorCriticLearn], Objective]) -> None:
+                 objective: Callable[[ActorCriticLearn], ActorCriticObjective]) -> None:
         phase = Phase("all", config.optimiser, config.lr, config.lr_final, config.optimiser_epsilon, config.grad_norm)
         super().__init__(model, (phase,), normalise_returns=config.normalise_returns)
         self._seats, self._final_rows = record.seats, record.final_capacity

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shoal.algorithms.common.model import Model
-from shoal.algorithms.common.plan import Plan
+from shoal.algorithms.common.plan import AlgorithmPlan
 from shoal.core import Tree
 from shoal.device.placement import Hardware
 from shoal.learning import StepView
-from shoal.nets import ActorCritic, Output, build
+from shoal.nets import ActorCriticNetwork, ActorCriticOutput, build
 from shoal.nets.heads import LatentActionHead
 from shoal.slots import map_tree
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["ActorCriticModel"]
 
 
-class ActorCriticModel(Model[ActorCritic]):
+class ActorCriticModel(Model[ActorCriticNetwork]):
     """Policy parameters and values, in float32 whatever the net was computed in."""
 
-    def __init__(self, plan: Plan, seed: int) -> None:
+    def __init__(self, plan: AlgorithmPlan, seed: int) -> None:
         """The same seed gives the same weights, and torch's own random state is left alone."""
         spec = plan.spec
         super().__init__(build(spec.observation_space, spec.action_space, plan.net, plan.mask_size or None, seed),
@@ -40,14 +40,14 @@ class ActorCriticModel(Model[ActorCritic]):
         self._compiled = self.compiled(self.net.unroll)
 
     # -------------------------------------------------------------------------------- acting
-    def step(self, view: StepView, state: Tree) -> Output:
+    def step(self, view: StepView, state: Tree) -> ActorCriticOutput:
         """One step of B seats; view and state are arrays or tensors."""
         if self._on_gpu:
             with self.precision():
                 return _full(self._step(view, state))
         return self._step(view, state)
 
-    def _step(self, view: StepView, state: Tree) -> Output:
+    def _step(self, view: StepView, state: Tree) -> ActorCriticOutput:
         observation = self.see(map_tree(self.tensor, view.observation))
         if not state and view.prev_action is None:
             return self.net.step(observation, None, state)
@@ -58,10 +58,10 @@ class ActorCriticModel(Model[ActorCritic]):
         return self.net.step(observation, first, state, self.tensor(view.prev_action), self.tensor(view.prev_reward))
 
     # -------------------------------------------------------------------------------- learning
-    def unroll(self, batch: UnrollBatch) -> Output:
+    def unroll(self, batch: UnrollBatch) -> ActorCriticOutput:
         """All rows of a batch, from its initial recurrent state."""
         with self.precision():
-            output: Output = (self._compiled or self.net.unroll)(
+            output: ActorCriticOutput = (self._compiled or self.net.unroll)(
                 self.see(batch.observation),
                 batch.first,
                 batch.state,
@@ -71,7 +71,7 @@ class ActorCriticModel(Model[ActorCritic]):
             )
         return _full(output) if self._on_gpu else output
 
-    def judge(self, output: Output, batch: UnrollBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def judge(self, output: ActorCriticOutput, batch: UnrollBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability of the actions that were taken, and entropy, both [T, B]."""
         T, head = batch.length, self.net.head
         params = output.params[:T]
@@ -81,7 +81,7 @@ class ActorCriticModel(Model[ActorCritic]):
         return head.log_prob(params, batch.action, mask), head.entropy(params, mask)
 
     @torch.no_grad()
-    def next_values(self, batch: UnrollBatch, output: Output) -> torch.Tensor:
+    def next_values(self, batch: UnrollBatch, output: ActorCriticOutput) -> torch.Tensor:
         """V(x_{t+1}) [T, B] from an unroll of T + 1 rows; of the true last observation where one was truncated."""
         values: torch.Tensor = output.value.detach()[1:]
         finals = batch.finals
@@ -93,5 +93,5 @@ class ActorCriticModel(Model[ActorCritic]):
         return finals.put(values, found.float())
 
 
-def _full(output: Output) -> Output:
+def _full(output: ActorCriticOutput) -> ActorCriticOutput:
     return output._replace(params=output.params.float(), value=output.value.float())

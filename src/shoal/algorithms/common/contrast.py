@@ -24,7 +24,7 @@ from shoal.algorithms.common.learn import Loss
 from shoal.algorithms.common.model import Model
 from shoal.algorithms.common.phases import Phase, TargetSchedule
 from shoal.core import Tree
-from shoal.nets.representation import Representation, RepresentationConfig, build_representation
+from shoal.nets.representation import RepresentationConfig, RepresentationNetwork, build_representation
 from shoal.ops import contrast as ops
 from shoal.slots import Field, Layout
 
@@ -59,7 +59,7 @@ class Contrast:
         """What the algorithm's nets read."""
         return gym.spaces.Box(-np.inf, np.inf, (self.config.code_size,), np.float32)
 
-    def representation(self, seed: int, learns: bool = False) -> Representation:
+    def representation(self, seed: int, learns: bool = False) -> RepresentationNetwork:
         """`learns`: with what compares codes; policies do without."""
         return build_representation(self.config, seed + SEED, learns)
 

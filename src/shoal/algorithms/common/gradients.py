@@ -11,7 +11,7 @@ import torch
 from shoal.core import Vector
 from shoal.device.transfer import to_host
 
-__all__ = ["Readings", "descend"]
+__all__ = ["Readings", "flat_gradient"]
 
 
 class Readings(Mapping[str, float]):
@@ -56,9 +56,9 @@ class Readings(Mapping[str, float]):
         return self.read().items()
 
 
-def descend(loss: torch.Tensor, metrics: Mapping[str, torch.Tensor], grad: torch.Tensor, lr: float | torch.Tensor, waits: bool, *,
-            parameters: Sequence[torch.Tensor] | None = None, prefix: str = "", adds: bool = False,
-            feeds: torch.Tensor | None = None) -> tuple[Vector, Mapping[str, float]]:
+def flat_gradient(loss: torch.Tensor, metrics: Mapping[str, torch.Tensor], grad: torch.Tensor, lr: float | torch.Tensor,
+                  waits: bool, *, parameters: Sequence[torch.Tensor] | None = None, prefix: str = "", adds: bool = False,
+                  feeds: torch.Tensor | None = None) -> tuple[Vector, Mapping[str, float]]:
     """The flat gradient of a loss, which is put into `grad`, and the metrics as numbers; "loss", "grad_norm" and "learning_rate"
     are added, with a `prefix`. With `parameters`, only theirs is computed; those of them that another phase owns have theirs in
     `feeds`. That phase `adds` its own gradient to what is there.

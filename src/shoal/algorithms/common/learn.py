@@ -22,9 +22,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from shoal.algorithms.common.gradients import Readings, descend
+from shoal.algorithms.common.gradients import Readings, flat_gradient
 from shoal.algorithms.common.model import Model
-from shoal.algorithms.common.normaliser import Statistics
+from shoal.algorithms.common.normaliser import LearnerNormalisers
 from shoal.algorithms.common.parameter_slice import ParameterSlice
 from shoal.algorithms.common.phases import Phase, PhasedParameters
 from shoal.core import Tree, Vector
@@ -73,7 +73,7 @@ class PhasedLearn(ABC, Generic[M]):
         self._leaves = {name: [leaf for one in names for leaf in model.part(one).parameters()]  # listed once: it takes long
                         for name, names in parts.items()}
         self.parameters = PhasedParameters(phases, spans, model.params, None if target is None else target.params)
-        self.statistics = Statistics(model.norm_size, normalise_returns)
+        self.statistics = LearnerNormalisers(model.norm_size, normalise_returns)
         self.state: dict[str, torch.Tensor] = self.parameters.state
         self.state.update(self.statistics.state)
         self._watch()
@@ -141,12 +141,12 @@ class PhasedLearn(ABC, Generic[M]):
     def _descend(self, minibatch: Any, phase: str) -> tuple[Vector, Any, Any]:
         found, optimiser = self.loss_of(minibatch, phase), self.parameters.optimiser(phase)
         if not self._leaves:
-            gradient, metrics = descend(found.loss, found.metrics, self.model.grad, optimiser.lr, self._waits)
+            gradient, metrics = flat_gradient(found.loss, found.metrics, self.model.grad, optimiser.lr, self._waits)
         else:
             grad, feeds = self.model.grad[self.span(phase)], self._feeds.get(phase)
-            gradient, metrics = descend(found.loss, found.metrics, grad, optimiser.lr, self._waits, prefix=f"{phase}_",
-                                        parameters=self._leaves[phase], adds=phase in self._fed,
-                                        feeds=None if feeds is None else self.model.grad[feeds])
+            gradient, metrics = flat_gradient(found.loss, found.metrics, grad, optimiser.lr, self._waits, prefix=f"{phase}_",
+                                              parameters=self._leaves[phase], adds=phase in self._fed,
+                                              feeds=None if feeds is None else self.model.grad[feeds])
         if found.priorities is None:
             return gradient, metrics, None
         judged = found.priorities.detach().double()
@@ -254,7 +254,8 @@ class PhasedLearn(ABC, Generic[M]):
     def cut(self, where: slice) -> ParameterSlice:
         """What a server needs that owns this slice of the parameters. The one that begins at 0 keeps the running statistics."""
         first = where.start == 0
-        statistics = Statistics(self.model.norm_size, self.statistics.returns is not None) if first else Statistics()
+        with_returns = first and self.statistics.returns is not None
+        statistics = LearnerNormalisers(self.model.norm_size if first else 0, with_returns)
         return ParameterSlice(self.parameters, where, self._publishes, statistics)
 
     def clipped(self, gradient: np.ndarray, phase: str) -> np.ndarray:

@@ -16,7 +16,7 @@ from shoal.algorithms.records.spaces import leaf_tree
 from shoal.core import Tree
 from shoal.device.placement import Hardware
 from shoal.nets.flat import adopt, flat_grad, flatten
-from shoal.nets.representation import Representation
+from shoal.nets.representation import RepresentationNetwork
 from shoal.nets.torsos import Conv
 from shoal.slots import leaves
 
@@ -33,7 +33,7 @@ class Model(Generic[N]):
     the vector begins with the representation's parameters."""
 
     def __init__(self, net: N, observation_space: gym.Space[Any], norm_size: int = 0,
-                 representation: Representation | None = None) -> None:
+                 representation: RepresentationNetwork | None = None) -> None:
         """`norm_size` numbers of an observation are normalised: all floating-point ones, or none."""
         self.net, self.norm_size, self.representation = net, norm_size, representation
         self.detached = False  # whether losses of the net have no gradient for the representation

@@ -20,7 +20,7 @@ from shoal.core import Tree, Vector
 from shoal.device.transfer import to_device
 from shoal.ops import running
 
-__all__ = ["Normaliser", "Statistics"]
+__all__ = ["LearnerNormalisers", "Normaliser"]
 
 EPSILON = 1e-8
 
@@ -79,7 +79,7 @@ class Normaliser:
                 mine.data = mine.data.to(device)
 
 
-class Statistics:
+class LearnerNormalisers:
     """The normalisers of a learner: of observations, of returns, of both or of none."""
 
     def __init__(self, observations: int = 0, returns: bool = False) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from shoal.algorithms.common.normaliser import Statistics
+from shoal.algorithms.common.normaliser import LearnerNormalisers
 from shoal.algorithms.common.phases import PhasedParameters, overlap
 from shoal.core import Tree, Vector
 from shoal.learning import Progress
@@ -18,7 +18,7 @@ __all__ = ["ParameterSlice"]
 class ParameterSlice:
     """A learning.UpdaterSlice of the slice `where` of the whole vector. Gradients are clipped before they are cut and sent here."""
 
-    def __init__(self, whole: PhasedParameters, where: slice, publishes: slice, statistics: Statistics) -> None:
+    def __init__(self, whole: PhasedParameters, where: slice, publishes: slice, statistics: LearnerNormalisers) -> None:
         """The slice's part of `publishes`, a slice of the whole vector too, is published."""
         self._parameters, self._statistics = whole.cut(where), statistics
         self.phases = whole.names

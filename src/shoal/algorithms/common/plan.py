@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from shoal.envs import EnvSpec
     from shoal.nets import NetConfig
 
-__all__ = ["Plan", "weights_layout"]
+__all__ = ["AlgorithmPlan", "weights_layout"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class AlgorithmPlan:
     """Plain data that pickles; each role builds from it the part it needs."""
 
     spec: EnvSpec
@@ -33,7 +33,7 @@ class Plan:
 
     @classmethod
     def of(cls, spec: EnvSpec, net: NetConfig, seats: int, normalise_observations: bool = False,
-           contrast: Contrast | None = None) -> Plan:
+           contrast: Contrast | None = None) -> AlgorithmPlan:
         net.validate()
         if seats < 1:
             raise ConfigError(f"seats={seats}: an actor needs at least one; raise the number of environments per actor")

@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from shoal.algorithms.common.model import Model
-from shoal.algorithms.common.plan import Plan, weights_layout
+from shoal.algorithms.common.plan import AlgorithmPlan, weights_layout
 from shoal.algorithms.off_policy.policy import UNIFORM
 from shoal.algorithms.records.first_priority import ValueEstimates
 from shoal.algorithms.records.transitions import Transitions
@@ -42,7 +42,7 @@ class OffPolicyActorCritic(Algorithm):
         if net.separate_value:
             raise ConfigError(f"net.separate_value = True: the critics of {self.name} are nets of their own anyway; drop it")
         self.config = config
-        self.plan = Plan.of(spec, net, seats, config.normalise_observations, contrast)
+        self.plan = AlgorithmPlan.of(spec, net, seats, config.normalise_observations, contrast)
 
     @abstractmethod
     def net(self, seed: int) -> nn.Module:

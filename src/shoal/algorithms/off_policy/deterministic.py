@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from shoal.algorithms.common.metrics import IMPORTANCE_MIN, Q_MEAN, TARGET_MEAN, TD_ERROR, phase_metrics
 from shoal.algorithms.common.phases import Phase
 from shoal.algorithms.off_policy.algorithm import OffPolicyActorCritic, bounded_box
-from shoal.algorithms.off_policy.learn import ActorCriticLearn, Objective
+from shoal.algorithms.off_policy.learn import OffPolicyLearn, OffPolicyObjective
 from shoal.algorithms.off_policy.nets import DeterministicNet
 from shoal.algorithms.off_policy.noise import noise_named
 from shoal.algorithms.off_policy.policy import NoisyPolicy
@@ -35,7 +35,7 @@ class DeterministicActorCritic(OffPolicyActorCritic):
         """Critics first: the actor is judged by what they have just learned."""
 
     @abstractmethod
-    def objective(self, net: DeterministicNet, target: DeterministicNet) -> Objective: ...
+    def objective(self, net: DeterministicNet, target: DeterministicNet) -> OffPolicyObjective: ...
 
     @property
     def exploration(self) -> float:
@@ -48,6 +48,6 @@ class DeterministicActorCritic(OffPolicyActorCritic):
         model, actor, critic = self.acting_model()
         return NoisyPolicy(model, self.box, actor, critic, noise_named(self.config.noise, self.config.noise_theta))
 
-    def learn(self, seed: int) -> ActorCriticLearn:
+    def learn(self, seed: int) -> OffPolicyLearn:
         model, target = self.model(seed), self.model(seed)
-        return ActorCriticLearn(self.config, model, target, self.phases(), self.objective(model.net, target.net))
+        return OffPolicyLearn(self.config, model, target, self.phases(), self.objective(model.net, target.net))

@@ -34,8 +34,18 @@ from shoal.device.transfer import to_device
 from shoal.learning import Progress
 from shoal.ops.off_policy import temperature_loss
 
-__all__ = ["ActorCriticLearn", "ActorObjective", "Cloning", "MorePhases", "NoisyMinibatch", "Objective", "Penalised", "Penalty",
-           "actor_phase", "critic_phase"]
+__all__ = [
+    "ActorObjective",
+    "Cloning",
+    "MorePhases",
+    "NoisyMinibatch",
+    "OffPolicyLearn",
+    "OffPolicyObjective",
+    "Penalised",
+    "Penalty",
+    "actor_phase",
+    "critic_phase",
+]
 
 
 @dataclass
@@ -58,7 +68,7 @@ class ActorObjective(NamedTuple):
     """Whether importance weights count, as for critics; not for an actor."""
 
 
-class Objective(Protocol):
+class OffPolicyObjective(Protocol):
     """Where the algorithms differ. Observations come as the nets see them; nothing reads a number of a tensor."""
 
     noises: int
@@ -131,11 +141,11 @@ def actor_phase(config: ActorOptions, **more: Any) -> Phase:
     return Phase("actor", "adam", config.actor_lr, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm, **more)
 
 
-class ActorCriticLearn(ItemLearn[Model[Any]]):
+class OffPolicyLearn(ItemLearn[Model[Any]]):
     """A learning.Learn and ReplayLearn. The parts of the net are named as the phases are."""
 
     def __init__(self, config: LearnOptions, model: Model[Any], target: Model[Any] | None, phases: Sequence[Phase],
-                 objective: Objective | Cloning, target_entropy: float = 0.0, contrast: Contrast | None = None,
+                 objective: OffPolicyObjective | Cloning, target_entropy: float = 0.0, contrast: Contrast | None = None,
                  threshold: float = 0.0) -> None:
         """Without critics there is no target, and items have no errors: all priorities are 1. `threshold` is that of the gap."""
         super().__init__(model, phases, target=target, publishes=None if config.actor_priorities else "actor", contrast=contrast)
@@ -170,7 +180,7 @@ class ActorCriticLearn(ItemLearn[Model[Any]]):
             return self._other_loss(minibatch, phase)
 
     def _critic_loss(self, minibatch: NoisyMinibatch) -> Loss:
-        items, see, target, objective = minibatch.items, self.model.see, self.target, cast(Objective, self._objective)
+        items, see, target, objective = minibatch.items, self.model.see, self.target, cast(OffPolicyObjective, self._objective)
         assert target is not None
         with torch.no_grad():
             following = see(items["next_observation"])

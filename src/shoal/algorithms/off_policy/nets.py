@@ -8,7 +8,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.common.plan import Plan
+from shoal.algorithms.common.plan import AlgorithmPlan
 from shoal.nets import (
     GaussianActor,
     PolicyNetwork,
@@ -27,7 +27,7 @@ __all__ = ["ClonedNet", "DeterministicNet", "DiscreteSoftNet", "ImplicitNet", "S
 class DeterministicNet(nn.Module):
     """A deterministic actor and its critics (ddpg, td3); `scaled` (td3_bc): with the mean size of what its actions are worth."""
 
-    def __init__(self, plan: Plan, space: gym.spaces.Box, critics: int, seed: int, scaled: bool = False) -> None:
+    def __init__(self, plan: AlgorithmPlan, space: gym.spaces.Box, critics: int, seed: int, scaled: bool = False) -> None:
         super().__init__()
         self.actor = build_actor(plan.seen_space, space, plan.net, seed)
         self.critic = build_critic(plan.seen_space, space, plan.net, seed + 1, critics)
@@ -50,7 +50,7 @@ class SoftNet(nn.Module):
 
     multiplier: Temperature | None
 
-    def __init__(self, plan: Plan, space: gym.spaces.Box, temperature: Temperature | None, seed: int) -> None:
+    def __init__(self, plan: AlgorithmPlan, space: gym.spaces.Box, temperature: Temperature | None, seed: int) -> None:
         super().__init__()
         self.multiplier = None
         self.actor = build_squashed_actor(plan.seen_space, space, plan.net, seed)
@@ -61,7 +61,7 @@ class SoftNet(nn.Module):
 class DiscreteSoftNet(nn.Module):
     """A categorical actor, two critics and a temperature (sac with discrete actions)."""
 
-    def __init__(self, plan: Plan, actions: int, temperature: Temperature | None, seed: int) -> None:
+    def __init__(self, plan: AlgorithmPlan, actions: int, temperature: Temperature | None, seed: int) -> None:
         super().__init__()
         self.actor = build_policy(plan.seen_space, actions, plan.net, seed)
         self.critic = build_values(plan.seen_space, actions, plan.net, seed + 1, 2)
@@ -87,14 +87,14 @@ class Tracked(nn.Module):
         return self.value.detach()
 
 
-def cloned_actor(plan: Plan, space: gym.spaces.Box | gym.spaces.Discrete, seed: int) -> GaussianActor | PolicyNetwork:
+def cloned_actor(plan: AlgorithmPlan, space: gym.spaces.Box | gym.spaces.Discrete, seed: int) -> GaussianActor | PolicyNetwork:
     """A policy that is fitted to recorded actions: a Gaussian, or logits."""
     if isinstance(space, gym.spaces.Box):
         return build_gaussian_actor(plan.seen_space, space, plan.net, seed)
     return build_policy(plan.seen_space, int(space.n), plan.net, seed)
 
 
-def state_value(plan: Plan, seed: int) -> StackedValues:
+def state_value(plan: AlgorithmPlan, seed: int) -> StackedValues:
     """V(s), as [1, N, 1]."""
     return build_values(plan.seen_space, 1, plan.net, seed, 1)
 
@@ -102,7 +102,7 @@ def state_value(plan: Plan, seed: int) -> StackedValues:
 class ClonedNet(nn.Module):
     """A policy of recorded actions; with `values` (marwil) a value of states, and the mean square of advantages."""
 
-    def __init__(self, plan: Plan, space: gym.spaces.Box | gym.spaces.Discrete, seed: int, values: bool = False) -> None:
+    def __init__(self, plan: AlgorithmPlan, space: gym.spaces.Box | gym.spaces.Discrete, seed: int, values: bool = False) -> None:
         super().__init__()
         self.actor = cloned_actor(plan, space, seed)
         if values:
@@ -113,7 +113,7 @@ class ClonedNet(nn.Module):
 class ImplicitNet(nn.Module):
     """A policy of recorded actions, two critics of them and a value of states (iql)."""
 
-    def __init__(self, plan: Plan, space: gym.spaces.Box | gym.spaces.Discrete, seed: int) -> None:
+    def __init__(self, plan: AlgorithmPlan, space: gym.spaces.Box | gym.spaces.Discrete, seed: int) -> None:
         super().__init__()
         self.actor = cloned_actor(plan, space, seed)
         boxed = isinstance(space, gym.spaces.Box)

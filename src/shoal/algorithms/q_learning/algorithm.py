@@ -11,7 +11,7 @@ import numpy as np
 
 from shoal.algorithms.common.contrast import Contrast
 from shoal.algorithms.common.optimiser import ValueOptimiserName
-from shoal.algorithms.common.plan import Plan, weights_layout
+from shoal.algorithms.common.plan import AlgorithmPlan, weights_layout
 from shoal.algorithms.q_learning.learn import Errors, QLearn
 from shoal.algorithms.q_learning.model import QModel, QPolicy
 from shoal.algorithms.records.first_priority import Estimates, QEstimates
@@ -99,7 +99,7 @@ class QLearning(Algorithm, Generic[C]):
         """`contrast`: how an encoder of images is learned beside it (CURL)."""
         config.validate()
         self.config = config
-        self.plan = Plan.of(spec, net, seats, config.normalise_observations, contrast)
+        self.plan = AlgorithmPlan.of(spec, net, seats, config.normalise_observations, contrast)
         if not isinstance(spec.action_space, gym.spaces.Discrete):
             raise ConfigError(
                 f"{self.name} cannot act in {spec.name}: it needs one value for each action, but the action space is "

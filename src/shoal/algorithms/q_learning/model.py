@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from shoal.algorithms.common.model import Model
-from shoal.algorithms.common.plan import Plan
+from shoal.algorithms.common.plan import AlgorithmPlan
 from shoal.algorithms.common.policy import ModelPolicy
 from shoal.core import Tree
 from shoal.device.placement import Hardware
@@ -35,7 +35,7 @@ class Estimated(NamedTuple):
 class QModel(Model[QNetwork]):
     """Action values, in float32 whatever the net was computed in."""
 
-    def __init__(self, plan: Plan, head: HeadConfig, seed: int, learns: bool = False) -> None:
+    def __init__(self, plan: AlgorithmPlan, head: HeadConfig, seed: int, learns: bool = False) -> None:
         """The same seed gives the same weights, and torch's own random state is left alone. `learns`: not for a policy alone."""
         spec = plan.spec
         representation = None if plan.contrast is None else plan.contrast.representation(seed, learns)

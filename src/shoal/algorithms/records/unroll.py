@@ -37,7 +37,7 @@ from shoal.learning import StepView, UnrollRecord
 from shoal.slots import Field, Layout, leaves
 
 if TYPE_CHECKING:
-    from shoal.algorithms.records.columns import ColumnRecorder
+    from shoal.algorithms.records.seat_columns import ColumnRecorder
     from shoal.envs import Step
 
 __all__ = ["SlotRecorder", "Unroll", "too_many_finals", "write_unroll_moments"]
@@ -78,7 +78,7 @@ class Unroll(UnrollRecord):
 
     def columns(self, seats: int) -> ColumnRecorder:
         """A recorder for this many seats that are not all asked at every step: it fills the slot's columns one by one."""
-        from shoal.algorithms.records.columns import ColumnRecorder
+        from shoal.algorithms.records.seat_columns import ColumnRecorder
 
         return ColumnRecorder(self, seats)
 

@@ -27,7 +27,7 @@ from shoal.coordination.league.payoff import PayoffTable
 from shoal.errors import ConfigError
 from shoal.options import Options, number
 
-__all__ = ["Kind", "League", "LeagueOptions", "Match", "Player", "Snapshots", "without_monotone_suffix"]
+__all__ = ["Kind", "League", "LeagueOptions", "LeaguePlayer", "Match", "Snapshots", "without_monotone_suffix"]
 
 Kind = Literal["main", "main_exploiter", "league_exploiter"]
 
@@ -80,7 +80,7 @@ class LeagueOptions(Options):
 
 
 @dataclass
-class Player:
+class LeaguePlayer:
     """One that learns."""
 
     name: str
@@ -119,7 +119,7 @@ class League:
         self.options, self.payoff = options, PayoffTable(options.decay)
         kinds: list[tuple[Kind, int]] = [("main", options.main), ("main_exploiter", options.main_exploiters),
                                          ("league_exploiter", options.league_exploiters)]
-        self.players = {name: Player(name, kind) for kind, count in kinds for name in _names(kind, count)}
+        self.players = {name: LeaguePlayer(name, kind) for kind, count in kinds for name in _names(kind, count)}
         self.parent: dict[str, str] = {}
         """The player that each snapshot is of, the oldest snapshot first."""
         self._open: dict[int, Match] = {}
@@ -147,7 +147,7 @@ class League:
         self.payoff.report(match.home, match.away, result)
         return True
 
-    def _for_main(self, player: Player, rng: np.random.Generator) -> str:
+    def _for_main(self, player: LeaguePlayer, rng: np.random.Generator) -> str:
         options, coin = self.options, rng.random()
         if coin < options.snapshot_share:
             return self._draw(player, list(self.parent), "hard", rng)
@@ -170,13 +170,13 @@ class League:
         old = old[: without_monotone_suffix(self.payoff.rates(name, old))]
         return old if old and self.payoff.rates(name, old).min() < options.forgotten_rate else []
 
-    def _for_main_exploiter(self, player: Player, rng: np.random.Generator) -> str:
+    def _for_main_exploiter(self, player: LeaguePlayer, rng: np.random.Generator) -> str:
         rival = str(rng.choice(self._of_kind("main")))
         if self.payoff.rate(player.name, rival) > self.options.exploiter_rate:
             return rival
         return self._draw(player, self.players[rival].snapshots or [rival], "variance", rng)
 
-    def _draw(self, player: Player, opponents: Sequence[str], weighting: Weighting, rng: np.random.Generator) -> str:
+    def _draw(self, player: LeaguePlayer, opponents: Sequence[str], weighting: Weighting, rng: np.random.Generator) -> str:
         if not opponents:
             raise ValueError("a league begins with a snapshot of a main agent: call `save` first")
         chances = pfsp(self.payoff.rates(player.name, opponents), weighting, self.options.hard_power)
@@ -217,7 +217,7 @@ class League:
             self._enter(name, self.players[about["player"]], int(about["steps"]))
         return unknown
 
-    def _enter(self, snapshot: str, player: Player, steps: int) -> None:
+    def _enter(self, snapshot: str, player: LeaguePlayer, steps: int) -> None:
         player.snapshots.append(snapshot)
         player.saved_at = steps
         player.steps = max(player.steps, steps)

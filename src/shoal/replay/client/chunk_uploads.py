@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from shoal.replay.table.chunks import ChunkGroup
 from shoal.replay.table.columns import Spec
-from shoal.replay.table.compression import choose, encode
+from shoal.replay.table.compression import choose_codec, encode
 from shoal.replay.table.descriptions import write_spec
 from shoal.slots.memory import LocalMemory
 
@@ -198,7 +198,7 @@ class Uploads:
             return "none"
         codec = self._codecs.get(spec.path)
         if codec is None:
-            codec = choose(array)
+            codec = choose_codec(array)
             if len(array) >= SURE_ROWS:
                 self._codecs[spec.path] = codec
         return codec

@@ -29,7 +29,7 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger for 0 s: a sender that waits 
 TCP_BYTES_RECEIVED = 128  # the offset of tcpi_bytes_received in Linux's struct tcp_info
 
 
-class Progress:
+class ConnectionProgress:
     """One connection, and where it stood when its last message was finished."""
 
     def __init__(self, inode: int) -> None:
@@ -43,12 +43,12 @@ class ConnectionWatch:
     """All connections of a server, by their descriptors, which belong to zmq and may be closed at any time."""
 
     def __init__(self) -> None:
-        self._connections: dict[int, Progress] = {}
+        self._connections: dict[int, ConnectionProgress] = {}
 
     def begin(self, descriptor: int) -> None:
         """A connection was accepted."""
         try:
-            self._connections[descriptor] = Progress(os.fstat(descriptor).st_ino)
+            self._connections[descriptor] = ConnectionProgress(os.fstat(descriptor).st_ino)
         except OSError:
             self._connections.pop(descriptor, None)  # already closed
 
@@ -82,7 +82,7 @@ class ConnectionWatch:
         return cut
 
     @staticmethod
-    def _endless(own: socket.socket, progress: Progress, resident: int) -> bool:
+    def _endless(own: socket.socket, progress: ConnectionProgress, resident: int) -> bool:
         received = _received_bytes(own)
         if progress.finished:
             progress.finished, progress.received, progress.grown, progress.sending = False, received, resident, 0

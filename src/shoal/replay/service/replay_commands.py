@@ -14,7 +14,7 @@ from shoal.errors import ConfigError, ShoalError
 from shoal.replay.client.client import Client
 from shoal.replay.service.checkpoint_files import check_writable
 from shoal.replay.service.keys import Key, add_client
-from shoal.replay.service.server import Server
+from shoal.replay.service.server import ReplayServer
 from shoal.replay.table.limiters import MinSize
 from shoal.replay.table.selectors import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Selector, Uniform
 from shoal.replay.table.table import Table
@@ -69,7 +69,7 @@ def serve_command(argv: Sequence[str]) -> int:
     try:
         if chosen.checkpoint_dir is not None:
             check_writable(Path(chosen.checkpoint_dir))
-        server = Server(
+        server = ReplayServer(
             [parse_table(text) for text in chosen.table], chosen.address, chosen.checkpoint_dir,
             Key.load(chosen.key) if chosen.key else None, restore=chosen.restore, storage=chosen.storage,
             directory=chosen.directory, seed=chosen.seed,

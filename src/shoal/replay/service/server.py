@@ -22,7 +22,7 @@ from shoal.replay.table.locked_core import LockedCore
 from shoal.replay.table.replay_core import Core
 from shoal.replay.table.table import Table
 
-__all__ = ["Server"]
+__all__ = ["ReplayServer"]
 
 
 def warm_up() -> None:
@@ -43,7 +43,7 @@ def warm_up() -> None:
     core.close()
 
 
-class Server(Closing):
+class ReplayServer(Closing):
     """Tables for clients in this process and, with an address, for those outside it.
 
     checkpoint_dir: the newest whole checkpoint in it is loaded, after a warning for each newer one that is damaged;

@@ -19,7 +19,7 @@ from shoal.errors import ConfigError
 from shoal.replay.table.arrays import ChunkArrays
 from shoal.replay.table.columns import Spec
 from shoal.replay.table.compression import CODECS, ROWS, decode, decode_row, encode
-from shoal.replay.table.memory_pool import MemoryBlock, MemoryPool
+from shoal.replay.table.memory_pool import MemoryPool, SlabBlock
 
 __all__ = ["ChunkGroup", "ChunkStore"]
 
@@ -44,7 +44,7 @@ class ChunkGroup(NamedTuple):
 class RowLocation(NamedTuple):
     """Where the rows of a chunk lie: in a block of their own, or side by side with those of other columns."""
 
-    block: MemoryBlock
+    block: SlabBlock
     offset: int
     stride: int
 
@@ -89,7 +89,7 @@ class ChunkStore:
         self._decoded: OrderedDict[int, RowLocation] = OrderedDict()
         self._decoded_bytes = 0
         self._tables: list[Any] = []
-        self._limbo: deque[tuple[int, MemoryBlock]] = deque()
+        self._limbo: deque[tuple[int, SlabBlock]] = deque()
         self._readers: dict[int, int] = {}
         self._clock = 0
         self.live = 0

@@ -1,7 +1,7 @@
 """Compression of chunks and batches: none, lz4 or zstd, with differences along time for integers, or every row by itself.
 
-`choose` measures on the first rows of a column whether compression pays; it is never assumed. Rows by themselves are for items that
-are drawn one by one: their neighbours stay compressed. They lie one behind the other, after the place where each begins.
+`choose_codec` measures on the first rows of a column whether compression pays; it is never assumed. Rows by themselves are for
+items that are drawn one by one: their neighbours stay compressed. They lie one behind the other, after the place where each begins.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import zstandard
 from shoal.replay.errors import Refused
 from shoal.replay.table.kernels import compiled
 
-__all__ = ["CODECS", "ROWS", "check_encoded", "choose", "decode", "decode_row", "encode"]
+__all__ = ["CODECS", "ROWS", "check_encoded", "choose_codec", "decode", "decode_row", "encode"]
 
 ROWS = "+rows"
 CODECS = ("none", "lz4", "zstd", "lz4+delta", "zstd+delta", "lz4+rows", "zstd+rows")
@@ -137,7 +137,7 @@ def _unsqueeze(data: Any, codec: str, nbytes: int) -> bytes:
     return raw
 
 
-def choose(array: npt.NDArray[Any]) -> str:
+def choose_codec(array: npt.NDArray[Any]) -> str:
     """The codec that pays for such rows on a fast network: lz4 with or without differences, or none."""
     if array.nbytes < WORTH_TRYING:
         return "none"

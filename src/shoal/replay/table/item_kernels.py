@@ -51,7 +51,7 @@ from shoal.replay.table.kernels import (
 )
 from shoal.replay.table.ordering import acceptable, order, pick, settle
 from shoal.replay.table.selectors import PRIORITIZED, UNIFORM
-from shoal.replay.table.sum_tree import descend, total
+from shoal.replay.table.sum_tree import search_batch, total
 
 __all__ = [
     "count_sampled", "draw", "insert", "reindex", "release", "remove", "restore", "trim", "update", "walk",
@@ -318,7 +318,7 @@ def _draw_batch(s: Any, n: int, counted: bool, counts: Any, numbers: Any) -> boo
     slots = counts[0]
     for i in range(n):
         numbers[0, i] = next_uniform(s.rng) * sum_
-    descend(s.sel_tree, s.sel_offsets, numbers[0], slots, n)
+    search_batch(s.sel_tree, s.sel_offsets, numbers[0], slots, n)
     if mix > 0.0:
         for i in range(n):
             if next_uniform(s.rng) < mix:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shoal.errors import ConfigError, ReplayError
 
-__all__ = ["MemoryBlock", "MemoryPool", "mapped", "zeros"]
+__all__ = ["MemoryPool", "SlabBlock", "mapped", "zeros"]
 
 SMALLEST_SLAB = 1 << 18
 LARGEST_SLAB = 1 << 25
@@ -79,7 +79,7 @@ class Slab:
         self.address = int(self.bytes.ctypes.data)
 
 
-class MemoryBlock:
+class SlabBlock:
     """A piece of a slab."""
 
     __slots__ = ("address", "offset", "slab", "users")
@@ -108,12 +108,12 @@ class MemoryPool:
                 self.directory.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ConfigError(f"{self.directory} cannot hold the files of memmap storage: {error}") from error
-        self._free: dict[int, list[MemoryBlock]] = {}
+        self._free: dict[int, list[SlabBlock]] = {}
         self._grown: dict[int, int] = {}
         self.mapped_bytes = 0
         self.used_bytes = 0
 
-    def take(self, nbytes: int) -> MemoryBlock:
+    def take(self, nbytes: int) -> SlabBlock:
         size = block_bytes(nbytes)
         free = self._free.setdefault(size, [])
         if not free:
@@ -124,15 +124,15 @@ class MemoryPool:
         self.used_bytes += size
         return block
 
-    def _grow(self, size: int, free: list[MemoryBlock]) -> None:
+    def _grow(self, size: int, free: list[SlabBlock]) -> None:
         wanted = min(max(SMALLEST_SLAB, self._grown.get(size, 0)), LARGEST_SLAB)
         count = max(1, wanted // size)
         slab = Slab(size, count, self.directory)
         self._grown[size] = self._grown.get(size, 0) + size * count
         self.mapped_bytes += size * count
-        free.extend(MemoryBlock(slab, i * size) for i in reversed(range(count)))
+        free.extend(SlabBlock(slab, i * size) for i in reversed(range(count)))
 
-    def give(self, block: MemoryBlock) -> None:
+    def give(self, block: SlabBlock) -> None:
         slab = block.slab
         slab.used -= 1
         self.used_bytes -= slab.size

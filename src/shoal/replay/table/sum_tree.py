@@ -17,7 +17,7 @@ import numpy.typing as npt
 from shoal.replay.table.kernels import compiled, inlined, prefetch
 from shoal.replay.table.memory_pool import zeros
 
-__all__ = ["descend", "node_sum", "rebuild", "refresh", "search", "total", "tree_arrays"]
+__all__ = ["node_sum", "rebuild", "refresh", "search", "search_batch", "total", "tree_arrays"]
 
 FANOUT = 8
 
@@ -94,7 +94,7 @@ def search(tree: Any, offsets: Any, query: float) -> int:
 
 
 @compiled
-def descend(tree: Any, offsets: Any, queries: Any, leaves: Any, count: int) -> None:
+def search_batch(tree: Any, offsets: Any, queries: Any, leaves: Any, count: int) -> None:
     """`search` for a batch. Counting prefix sums instead of branching keeps the processor from guessing wrong."""
     for i in range(count):
         leaves[i] = 0

@@ -108,8 +108,15 @@ class RankedMember(ABC):
 
     @property
     def leader(self) -> bool:
-        """Whether this member's state is the one that counts (it publishes and is checkpointed)."""
-        return bool(self._ranks) and self._ranks[0] == self._me
+        """Whether this member's state is the one that counts (it publishes and is checkpointed).
+
+        Before its first `sync` that is the senior of those who are there now: its state is what the others will take over.
+        """
+        return (self._ranks or self._present())[:1] == [self._me]
+
+    @abstractmethod
+    def _present(self) -> list[int]:
+        """The members that the supervisor names now, in the order of seniority."""
 
     @abstractmethod
     def changed(self) -> bool:
@@ -162,7 +169,7 @@ class MemoryGroupMember(RankedMember):
             await Wait(self._admitted, self.name, f"admission to the group {self.name}", self._channel.fds)
             self._epoch = int(self._header[EPOCH])
             fence()
-            self._ranks = [int(rank) for rank in self._header[2 : 2 + int(self._header[SIZE])]]
+            self._ranks = self._present()
             self._round = 0
             fence()
             if self._me not in self._ranks or self.changed():
@@ -177,7 +184,10 @@ class MemoryGroupMember(RankedMember):
 
     def _admitted(self) -> bool:
         self._channel.get()
-        return self._me in self._header[2 : 2 + int(self._header[SIZE])]
+        return self._me in self._present()
+
+    def _present(self) -> list[int]:
+        return [int(rank) for rank in self._header[2 : 2 + int(self._header[SIZE])]]
 
     async def _exchange(self, vector: np.ndarray, combine: Callable[[list[np.ndarray]], np.ndarray]) -> np.ndarray:
         """What `combine` makes of all members' vectors of this round, in the order of rank."""

@@ -49,7 +49,7 @@ class ProcessGroupMember(RankedMember):
         while True:
             await Wait(lambda: self._me in self._link.ranks, self.name, f"admission to the group {self.name}")
             self._leave()
-            self._epoch, self._ranks = self._link.epoch, list(self._link.ranks)
+            self._epoch, self._ranks = self._link.epoch, self._present()
             if self.changed() or self._me not in self._ranks:
                 continue
             if self.size == 1:
@@ -64,6 +64,9 @@ class ProcessGroupMember(RankedMember):
             if not self.leader:
                 state[...] = senior
             return
+
+    def _present(self) -> list[int]:
+        return list(self._link.ranks)
 
     def _leave(self) -> None:
         if self._process_group is not None:
