@@ -28,6 +28,8 @@ shoal: distributed reinforcement learning
   shoal replay serve|info|keys ...      the replay service
   shoal data record SOURCE ENV          write demonstrations: of a run, a script, an untrained preset, or random ones
   shoal data info PATH                  what is in a recording
+  shoal data check PATH                 what is wrong with it, and a picture of its returns and lengths
+  shoal data convert A B                to another format: a folder, FILE.parquet, FILE.hdf5, FILE.npz, minari:my/dataset-v0
   shoal calibrate ENV [PRESET]          measure once what --actors auto would try at every start, and keep it
   shoal plan PRESET ENV --actors 2000   what more actors, learners and machines would do, by measuring and simulating
   shoal bench SUITE [--suite quick]     the unified benchmark: throughput, learning, scaling, faults, replay, ray
@@ -61,7 +63,8 @@ COMMANDS = {
     "plan": "shoal.planning.command",
 }
 """Command -> the module with its function COMMAND_command(arguments)."""
-BRIEF = {("list",), ("runs",), ("show",), ("replay",), ("data",), ("data", "info"), ("bench", "compare")}
+BRIEF = {("list",), ("runs",), ("show",), ("replay",), ("data",), ("data", "info"), ("data", "check"), ("data", "convert"),
+         ("bench", "compare")}
 """What has no options of its own: its lines of HELP say all."""
 
 

@@ -12,7 +12,8 @@ from shoal.errors import ConfigError
 from shoal.offline.demo_folder import META, DemoFolder
 from shoal.offline.minari import MINARI, MinariDataset, is_minari, minari_folder
 from shoal.offline.recorded_episodes import Demos, RecordingInfo, json_arguments
-from shoal.offline.space_json import difference
+from shoal.offline.space_json import difference, shape_difference
+from shoal.offline.step_table import SUFFIXES, StepTable
 
 __all__ = ["check_recording", "found_at", "open_demos"]
 
@@ -24,19 +25,22 @@ def found_at(place: str | Path) -> Path:
 
 
 def open_demos(place: str | Path) -> Demos:
-    """Open a folder that `shoal data record` made, or a Minari dataset: its folder, or minari:ID."""
+    """Open a folder that `shoal data record` made, a Minari dataset (its folder, or minari:ID), or a file of steps."""
     path = found_at(place) if str(place).startswith(MINARI) else Path(place)
     if not path.exists():
         raise ConfigError(f"there are no demonstrations at {path}: it does not exist; record some with "
                           "`shoal data record SOURCE ENV --out PATH`")
     demos: Demos
-    if (path / META).is_file():
+    if path.is_file() and path.suffix in SUFFIXES:
+        demos = StepTable(path)
+    elif (path / META).is_file():
         demos = DemoFolder(path)
     elif is_minari(path):
         demos = MinariDataset(path)
     else:
         raise ConfigError(f"{path} holds no demonstrations: it has neither {META} (from `shoal data record`) nor "
-                          "data/metadata.json (from Minari); give the folder of a recording")
+                          "data/metadata.json (from Minari); give the folder of a recording, or a file of steps "
+                          f"({', '.join(SUFFIXES)})")
     if not demos.info.episodes:
         raise ConfigError(f"{path} holds no episodes; record some with `shoal data record SOURCE ENV --out {path} --append`")
     return demos
@@ -47,7 +51,7 @@ def check_recording(info: RecordingInfo, path: str, spec: EnvSpec, env: str, kwa
     """Raise a ConfigError if this environment cannot learn from a recording; `foreign` accepts one made in another environment."""
     for name, own, wanted in (("observations", info.observation_space, spec.observation_space),
                               ("actions", info.action_space, spec.action_space)):
-        if found := difference(own, wanted):
+        if found := (shape_difference(own, wanted) if info.inferred else difference(own, wanted)):
             raise ConfigError(f"--demos {path} does not fit {env}: its {name} differ from the environment's ({found}); record "
                               "demonstrations in this environment")
     mask_size = spec.mask_size if spec.has_action_mask else 0

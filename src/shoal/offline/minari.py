@@ -24,16 +24,21 @@ from shoal.envs.space_codecs import ActionCodec, BadValue, ObservationCodec
 from shoal.errors import ConfigError
 from shoal.offline.recorded_episodes import Episode, EpisodeStatistics, RecordingInfo, action_dtype, check_episode
 
-__all__ = ["MINARI", "MinariDataset", "is_minari", "minari_folder"]
+__all__ = ["MINARI", "MinariDataset", "is_minari", "minari_folder", "minari_root"]
 
 DATA, META = "main_data.hdf5", "metadata.json"
 MINARI = "minari:"
 """Before the id of a dataset that Minari has installed."""
 
 
+def minari_root() -> Path:
+    """Where Minari keeps its datasets."""
+    return Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
+
+
 def minari_folder(name: str) -> Path:
     """Where Minari keeps the dataset with this id."""
-    root = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
+    root = minari_root()
     if not (root / name).is_dir():
         raise ConfigError(f"there is no Minari dataset {name} in {root}; get it with `pip install 'minari[hf,hdf5]'` and "
                           f"`minari download {name}`, or set MINARI_DATASETS_PATH to where it is")
@@ -100,7 +105,7 @@ class MinariDataset:
         self.info = replace(self.info, episodes=len(rewards), steps=int(lengths.sum()), terminated=ended,
                             returns=EpisodeStatistics.of(returns), lengths=EpisodeStatistics.of(lengths))
 
-    def episodes(self, order: np.random.Generator | None = None) -> Iterator[Episode]:
+    def episodes(self, order: np.random.Generator | None = None, checked: bool = True) -> Iterator[Episode]:
         with self._open() as file:
             for at in range(len(self._names)) if order is None else order.permutation(len(self._names)).tolist():
                 name = self._names[at]
@@ -109,7 +114,8 @@ class MinariDataset:
                     episode = self._episode(file[name])
                 except (BadValue, KeyError, ValueError) as error:
                     raise ConfigError(f"{where}: {error}; remove the episode") from None
-                check_episode(episode, self.info, where)
+                if checked:
+                    check_episode(episode, self.info, where)
                 yield episode
 
     def _episode(self, group: Any) -> Episode:

@@ -88,6 +88,8 @@ class RecordingInfo:
     nbytes: int = 0
     """On disk."""
     kind: str = "shoal"
+    inferred: bool = False
+    """Whether the spaces are only what the data show."""
     made: tuple[Mapping[str, Any], ...] = field(default=())
     """How it was made: one entry for each `shoal data record` that added to it."""
 
@@ -97,8 +99,8 @@ class Demos(Protocol):
 
     info: RecordingInfo
 
-    def episodes(self, order: np.random.Generator | None = None) -> Iterator[Episode]:
-        """All of them, as they were recorded or in a random `order`."""
+    def episodes(self, order: np.random.Generator | None = None, checked: bool = True) -> Iterator[Episode]:
+        """All of them, as they were recorded or in a random `order`. One that is wrong raises, unless nothing is `checked`."""
         ...
 
 
