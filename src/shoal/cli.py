@@ -49,7 +49,7 @@ Options of train (all of them: shoal train PRESET ENV --help)
   --max-seconds S            stop after S seconds
   --demos PATH               learn from recorded episodes too; with --offline from nothing else   (algorithms with replay)
   --run-dir DIR              where the run is written            (runs/<time>-<preset>-<env>-<seed>)
-  --SECTION.FIELD VALUE      algorithm, architecture, net, replay, envs, eval, checkpoint, gpu, faults, autoscale, console, ray
+  --SECTION.FIELD VALUE      algorithm, architecture, net, replay, data, envs, eval, checkpoint, gpu, faults, autoscale, ...
 
 Exit codes: 0 done, 2 something you gave makes no sense, 3 a role kept failing, 130 stopped with Ctrl-C.
 """

@@ -27,6 +27,7 @@ from shoal.experiment.sizing import Sizing, check_cores, sized
 from shoal.experiment.values import with_values
 from shoal.learning import Algorithm, Architecture
 from shoal.nets.net_config import NetConfig
+from shoal.offline.data_config import DataConfig
 from shoal.options import Options, flag, number
 from shoal.roles.goals import Goal
 from shoal.roles.parts import EvalPlan
@@ -145,6 +146,8 @@ class Experiment(Options, Generic[A, R]):
     """The network."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """The replay table, for algorithms that learn from one."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """How a recording is read that is learned from alone."""
     envs: EnvsConfig = field(default_factory=EnvsConfig)
     """How environments are made."""
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -228,7 +231,7 @@ class Experiment(Options, Generic[A, R]):
 
     def validate(self) -> None:
         super().validate()
-        sections: tuple[Any, ...] = (self.algorithm, self.architecture, self.net, self.replay, self.envs, self.eval,
+        sections: tuple[Any, ...] = (self.algorithm, self.architecture, self.net, self.replay, self.data, self.envs, self.eval,
                                      self.checkpoint, self.gpu, self.console, self.faults, self.autoscale, self.ray)
         for section in sections:
             section.validate()

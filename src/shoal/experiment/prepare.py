@@ -96,7 +96,7 @@ class Prepared:
                       max_learner_steps=experiment.max_learner_steps,
                       eval=self._evaluations(),
                       replay=experiment.replay, spread=experiment.runtime == "ray" and experiment.ray.joined is not None,
-                      demos=experiment.demos, offline=experiment.offline, hardware=self.hardware())
+                      demos=experiment.demos, data=experiment.data, offline=experiment.offline, hardware=self.hardware())
         program.on_gpu = parts.hardware.on_gpu
         with making_networks():  # to know the size of the weights
             if parts.offline and not self.plan.architecture.draws_offline:

@@ -121,6 +121,14 @@ class DemoFolder:
             for number in range(len(inside)) if order is None else order.permutation(len(inside)).tolist():
                 yield inside[number]
 
+    @property
+    def shard_steps(self) -> list[int]:
+        """Decisions in each file."""
+        return [file["steps"] for file in self.files]
+
+    def read_shard(self, number: int) -> list[Episode]:
+        return self._read(self.files[number], sum(file["episodes"] for file in self.files[:number]))
+
     def _read(self, file: Mapping[str, Any], first: int, checked: bool = True) -> list[Episode]:
         """The episodes of a file, numbered from `first` on. Its checksum comes last: other faults say more."""
         path = self.path / file["name"]

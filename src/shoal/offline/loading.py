@@ -11,11 +11,11 @@ from shoal.envs.interface import EnvSpec
 from shoal.errors import ConfigError
 from shoal.offline.demo_folder import META, DemoFolder
 from shoal.offline.minari import MINARI, MinariDataset, is_minari, minari_folder
-from shoal.offline.recorded_episodes import Demos, RecordingInfo, json_arguments
+from shoal.offline.recorded_episodes import Demos, OneShard, RecordingInfo, ShardedDemos, json_arguments
 from shoal.offline.space_json import difference, shape_difference
 from shoal.offline.step_table import SUFFIXES, StepTable
 
-__all__ = ["check_recording", "found_at", "open_demos"]
+__all__ = ["check_recording", "found_at", "open_demos", "open_shards"]
 
 
 def found_at(place: str | Path) -> Path:
@@ -44,6 +44,12 @@ def open_demos(place: str | Path) -> Demos:
     if not demos.info.episodes:
         raise ConfigError(f"{path} holds no episodes; record some with `shoal data record SOURCE ENV --out {path} --append`")
     return demos
+
+
+def open_shards(place: str | Path) -> ShardedDemos:
+    """The same, to be read in pieces: the files of a folder, or all of it."""
+    demos = open_demos(place)
+    return demos if isinstance(demos, DemoFolder) else OneShard(demos)
 
 
 def check_recording(info: RecordingInfo, path: str, spec: EnvSpec, env: str, kwargs: Mapping[str, Any],

@@ -12,6 +12,7 @@ from shoal.device.placement import Hardware
 from shoal.envs.opponent_env import OpponentEnv, OpponentMaker, built_in_opponent
 from shoal.errors import ConfigError
 from shoal.learning import Algorithm, DeviceLearn, ItemRecord, Learn, StoredItems, UnrollRecord
+from shoal.offline.data_config import DataConfig
 from shoal.roles.goals import Goal
 from shoal.roles.replay_config import ReplayConfig
 
@@ -109,6 +110,8 @@ class Parts:
     """How many roles insert into it; none: the actors."""
     demos: str | None = None
     """Folder of demonstrations: a second table to draw from."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """How they are read where they are all there is."""
     offline: bool = False
     """No actors run: the demonstrations are all there is to learn from."""
     hardware: Hardware = field(default_factory=Hardware)
