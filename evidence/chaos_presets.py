@@ -3,19 +3,21 @@
     python -m evidence --only chaos-presets           thirty minutes, written to docs/results
     python -m evidence.chaos_presets --minutes 5      a shorter trial: printed, not written
 
-A round is one run of one preset, and all presets take turns. When it learns, four faults are drawn:
+A round is one run of one preset, and all presets take turns. When it learns, faults are drawn:
 
     kill     SIGKILL to a role, that of this preset which was killed least so far, or to the fork server
-    stop     SIGSTOP to a role: it hangs, and is replaced after --faults.hang-seconds
+    stop     SIGSTOP to one of them: it hangs, and is replaced after --faults.hang-seconds (--faults.start-seconds while it starts)
+    pause    SIGSTOP to the supervisor, and SIGCONT three seconds later (Ctrl-Z and fg)
     fill     the disk of the run is full for three seconds
     damage   bytes of the newest checkpoint are changed, and a role is killed, which may want to start from it
 
 Then it must learn further, and is ended: by TERM, HUP, INT, two INT, or SIGKILL to the supervisor. Half of the time the newest
-checkpoint is damaged after that. `shoal resume` goes on from the newest whole one, and `shoal eval` plays it.
+checkpoint or metrics.jsonl is damaged after that. `shoal resume` goes on from the newest whole checkpoint, and `shoal eval` plays
+it. With --jobs 2 two rounds go on side by side.
 
 Promises, fixed here before any result: every wait ends within its limit; exit code 130 (after SIGKILL: -9), and a summary; no
 traceback; counters and versions never run backwards; slots are conserved; no process that was seen is left after ten seconds;
-resume and eval exit with 0.
+resume and eval exit with 0. What a round that broke one of them has written stays in a folder that is named in its result.
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -40,33 +44,39 @@ from typing import Any
 import psutil
 
 from evidence.chaos import FORK_SERVER, monotone
-from evidence.demos import ENV as CUE
 from evidence.demos import recorded
-from evidence.lines import ROOT, Line
-from evidence.same_bits import CASES as SAME_BITS
+from evidence.lines import JOBS, ROOT, Line, side_by_side
+from shoal.bench.suite import load_suite
 from shoal.telemetry.outputs import read_lines
 
 __all__ = ["LINES"]
 
-MINUTES = 30.0
-FAULTS = ("kill", "kill", "stop", "fill", "damage")
+MINUTES, MOST_MINUTES = 30.0, 36.0  # at least; and until every preset has had its turn, but not longer than this
+FAULTS = {"kill": 4, "stop": 1, "pause": 1, "fill": 1, "damage": 1}
+EACH_ROUND = 4
 ENDS = ("TERM", "HUP", "INT", "INT INT", "KILL")
-START_SECONDS, LEARN_SECONDS, STOP_SECONDS, LEFT_SECONDS = 300.0, 120.0, 60.0, 10.0  # kernels of a new checkout are compiled first
-DISK_MB, FULL_SECONDS = 256, 3.0
+START_SECONDS, LEARN_SECONDS, STOP_SECONDS, LEFT_SECONDS = 300.0, 240.0, 60.0, 10.0  # kernels of a new checkout are compiled first
+DISK_MB, FULL_SECONDS, PAUSE_SECONDS = 256, 3.0, 3.0
 MORE_STEPS = 600   # environment steps of the resumed run
-COMMON = ("--checkpoint.every-seconds", "2", "--faults.hang-seconds", "10", "--console.mode", "plain", "--no-tensorboard",
-          "--device", "cpu", "--eval.episodes", "5")
+COMMON = ("--checkpoint.every-seconds", "2", "--faults.hang-seconds", "10", "--faults.start-seconds", "60",
+          "--console.mode", "plain", "--no-tensorboard", "--device", "cpu", "--eval.episodes", "5")
+
+
+FEW_ENVS = ("--architecture.envs-per-actor", "64")  # of presets that are made for a GPU
+OPTIONS = {"anakin": FEW_ENVS, "anakin_throughput": FEW_ENVS, "impala_throughput": ("--actors", "1"),
+           "ppo_throughput": ("--actors", "1"), "r2d3": ("--actors", "2", "--demos", "DEMOS")}
+VARIANTS = (("a3c", "CartPole-v1", "--actors", "2", "--architecture.mode", "master"),
+            ("impala", "CartPole-v1", "--actors", "2", "--learners", "2"),
+            ("apex", "CartPole-v1", "--actors", "2", "--replay.checkpoint", "--replay.shards", "2"))
 
 
 def presets() -> list[tuple[str, ...]]:
-    """Each preset with an environment of the right kind, as for `same-bits`."""
-    found = []
-    for case in SAME_BITS:
-        counted = "--actors" in case.options or case.preset == "anakin"
-        found.append((case.preset, case.env, *case.options, *(() if counted else ("--actors", "2"))))
-    return [*found, ("anakin_throughput", "shoal/Catch-v0", "--architecture.envs-per-actor", "64"),
-            ("r2d3", CUE, "--actors", "2", "--demos", "DEMOS"), ("impala", "CartPole-v1", "--actors", "2", "--learners", "2"),
-            ("apex", "CartPole-v1", "--actors", "2", "--replay.checkpoint", "--replay.shards", "2")]
+    """Each preset, with the environment that the learning suite has for it (and the suite leaves none out); and some variants."""
+    envs: dict[str, str] = {}
+    for case in load_suite("learning").cases:
+        if case.preset:
+            envs.setdefault(case.preset, case.env)
+    return [*((preset, env, *OPTIONS.get(preset, ("--actors", "2"))) for preset, env in envs.items()), *VARIANTS]
 
 
 class Broken(Exception):
@@ -92,22 +102,35 @@ def fill(path: Path) -> None:
             file.write(bytes(1 << 16))
 
 
-def damage(run: Path, rng: random.Random) -> str:
-    """Change some bytes of a file of the newest checkpoint, or cut it off."""
+def checkpoint_files(run: Path) -> list[Path]:
+    """Those of the newest checkpoint; the only one is spared."""
     folders = sorted((run / "checkpoints").glob("0*"))
-    files = sorted(folders[-1].iterdir()) if len(folders) > 1 else []  # the only one is spared
+    with contextlib.suppress(FileNotFoundError):  # it was the oldest meanwhile, and is gone
+        return sorted(folders[-1].iterdir()) if len(folders) > 1 else []
+    return []
+
+
+def damage(files: list[Path], rng: random.Random) -> str:
+    """Change some bytes of one of these files, or cut it off."""
     if not files:
-        return ""
+        return "nothing"
     path = rng.choice(files)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(FileNotFoundError):
         data = bytearray(path.read_bytes())
         if rng.random() < 0.3:
             del data[len(data) // 2 :]
         else:
-            for _ in range(4):
+            for _ in range(min(4, len(data))):
                 data[rng.randrange(len(data))] ^= rng.randrange(1, 256)
         path.write_bytes(data)
-    return f"{folders[-1].name}/{path.name}"
+    return f"{path.parent.name}/{path.name}"
+
+
+def gone(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def shoal_command(*words: str) -> list[str]:
@@ -162,14 +185,16 @@ class Round:
         return found[1:]
 
     def roles(self) -> list[tuple[str, int]]:
+        """Those that there are, and the fork server; none while it is alone: three deaths in a row while it starts end a run."""
         found = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 name = " ".join(process.cmdline()).strip()
-                forked = name == FORK_SERVER and process.ppid() != self.process.pid  # a role that has no name yet
+                guard = process.parent()  # of the fork server; what it has just forked has its name, and another parent
+                forked = name == FORK_SERVER and (guard is None or guard.ppid() != self.process.pid)
                 if name.startswith("shoal: ") and not forked and process.status() != psutil.STATUS_ZOMBIE:
                     found.append((name.removeprefix("shoal: "), process.pid))
-        return sorted(found)
+        return sorted(found) if any(f"shoal: {name}" != FORK_SERVER for name, _ in found) else []
 
     def wait(self, condition: Callable[[], Any], seconds: float, what: str, ends: bool = False) -> None:
         deadline = time.monotonic() + seconds
@@ -192,8 +217,8 @@ class Round:
 
     # ------------------------------------------------------------------ faults
     def victim(self) -> tuple[str, int]:
-        self.wait(self.roles, START_SECONDS, "a role to kill")
-        found = self.roles()
+        found: list[tuple[str, int]] = []
+        self.wait(lambda: found.extend(self.roles()) or found, START_SECONDS, "a role to kill")
         preset = self.words[0]
         fewest = min(self.killed[f"{preset}: {name}"] for name, _ in found)
         return self.rng.choice([role for role in found if self.killed[f"{preset}: {role[0]}"] == fewest])
@@ -209,9 +234,14 @@ class Round:
         name, pid = self.victim()
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
-        self.wait(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, STOP_SECONDS + 60,
-                  f"the stopped {name} to be replaced")
+        self.wait(lambda: gone(pid), STOP_SECONDS + 60, f"the stopped {name} to be replaced")
         return name
+
+    def pause(self) -> str:
+        self.process.send_signal(signal.SIGSTOP)
+        time.sleep(PAUSE_SECONDS)
+        self.process.send_signal(signal.SIGCONT)
+        return ""
 
     def fill(self) -> str:
         if not self.small_disk:
@@ -223,14 +253,13 @@ class Round:
         return ""
 
     def damage(self) -> str:
-        return f"{damage(self.run, self.rng)}, {self.kill()}"
+        return f"{damage(checkpoint_files(self.run), self.rng)}, {self.kill()}"
 
     def do(self) -> None:
         self.wait(lambda: self.latest("learner_steps") > 0, START_SECONDS, "the first update")
-        for _ in range(4):
-            fault = self.rng.choice(FAULTS)
-            what = {"kill": self.kill, "stop": self.stop, "fill": self.fill, "damage": self.damage}[fault]()
-            self.acts.append(f"{fault} {what}".strip())
+        for fault in self.rng.choices(list(FAULTS), list(FAULTS.values()), k=EACH_ROUND):
+            self.acts.append(fault)  # before it is done: it may be what breaks
+            self.acts[-1] = f"{fault} {getattr(self, fault)()}".strip()
             time.sleep(self.rng.uniform(0.2, 2.0))
         self.learns()
 
@@ -280,7 +309,8 @@ class Round:
     def again(self) -> None:
         """Resume and play it."""
         if self.rng.random() < 0.5:
-            self.acts.append(f"damage {damage(self.run, self.rng)}".strip())
+            files = checkpoint_files(self.run) if self.rng.random() < 0.7 else [self.run / "metrics.jsonl"]
+            self.acts.append(f"damage {damage(files, self.rng)}")
         before = max(self.saved(), self.latest("env_steps"))
         more = ["--max-env-steps", str(int(before) + MORE_STEPS), "--console.mode", "plain"]
         for words in (("resume", str(self.run), *more), ("eval", str(self.run), "--episodes", "2")):
@@ -289,6 +319,17 @@ class Round:
             if self.process.returncode or "Traceback" in self.said():
                 raise Broken(f"{words[0]}: exit code {self.process.returncode}")
         self.check_left()
+
+    def keep(self) -> Path:
+        """Copy what the run has written to a folder that stays, with the stacks of what is still alive."""
+        kept = Path(tempfile.mkdtemp(prefix=f"shoal-chaos-{self.words[0]}-"))
+        shutil.copytree(self.run, kept / "run", dirs_exist_ok=True, ignore_dangling_symlinks=True)
+        shutil.copy(self.output, kept / "output.log")
+        with (kept / "processes.txt").open("w") as file:
+            for process in [psutil.Process(), *self.processes()]:
+                with contextlib.suppress(psutil.Error):
+                    file.write(f"{process.pid} {process.ppid()} {process.status()} {' '.join(process.cmdline())}\n")
+        return kept
 
     def close(self) -> None:
         self.processes()
@@ -311,8 +352,9 @@ def one_round(words: tuple[str, ...], seed: int, killed: Counter[str]) -> dict[s
             here.do()
             here.end()
             here.again()
-        except Broken as error:
-            broken = f"{error}; it said: {here.said()[-1500:]}"
+        except Exception as error:  # one that is not Broken is a fault of this script: the round counts as broken, the others go on
+            what = str(error) if isinstance(error, Broken) else f"{type(error).__name__}: {error}"
+            broken = f"{what}; it said: {here.said()[-1500:]}; kept in {here.keep()}".replace(f"{folder}/", "")
         finally:
             here.close()
             here.output.unlink(missing_ok=True)
@@ -320,27 +362,43 @@ def one_round(words: tuple[str, ...], seed: int, killed: Counter[str]) -> dict[s
             "seconds": round(time.monotonic() - begun, 1)}
 
 
-def rounds(minutes: float, seed: int, only: str = "") -> dict[str, Any]:
-    """Rounds until the time is over; every preset has had its turn if there was time for all."""
+def rounds(minutes: float, seed: int, only: str = "", most_minutes: float = 0.0) -> dict[str, Any]:
+    """Rounds until the time is over and, where that does not take too long, every preset has had its turn."""
     rng, killed, begun = random.Random(seed), Counter[str](), time.monotonic()
     chosen = [words for words in presets() if only in " ".join(words)]
     rng.shuffle(chosen)
     done: list[dict[str, Any]] = []
-    for number, words in enumerate(itertools.cycle(chosen)):
-        if time.monotonic() - begun > 60 * minutes:
-            break
-        done.append(one_round(words, 1000 * seed + number, killed))
-        print(json.dumps(done[-1]), flush=True)
+
+    def turns() -> Iterator[tuple[tuple[str, ...], int]]:
+        for number, words in enumerate(itertools.cycle(chosen)):
+            elapsed = (time.monotonic() - begun) / 60
+            if elapsed > minutes and (number >= len(chosen) or elapsed > most_minutes):
+                return
+            yield words, 1000 * seed + number
+
+    waiting, taking = turns(), threading.Lock()
+
+    def work(_: int) -> None:
+        while True:
+            with taking:
+                turn = next(waiting, None)
+            if turn is None:
+                return
+            done.append(one_round(*turn, killed))
+            print(json.dumps(done[-1]), flush=True)
+
+    side_by_side(work, range(int(os.environ.get(JOBS, "1"))))
     acts = Counter(act.split()[0] if not act.startswith("end") else act for one in done for act in one["acts"])
     broken = [one for one in done if one["broken"]]
-    return {"met": not broken, "rounds": len(done), "presets": len({one["command"] for one in done}),
-            "acts": dict(sorted(acts.items())), "killed": dict(sorted(killed.items())), "broken": broken, "all": done}
+    return {"met": not broken, "minutes": round((time.monotonic() - begun) / 60, 1), "rounds": len(done),
+            "presets": len({one["command"].split()[0] for one in done}), "acts": dict(sorted(acts.items())),
+            "killed": dict(sorted(killed.items())), "broken": broken, "all": done}
 
 
 LINES = [
     Line("chaos-presets", 15, f"{MINUTES:g} minutes of kill, stop, full disk, damaged checkpoints, TERM, HUP, INT, INT twice and "
          "SIGKILL of the supervisor, at random on every preset and every role: no promise is broken",
-         lambda seed: rounds(MINUTES, seed), seeds=(0,)),
+         lambda seed: rounds(MINUTES, seed, most_minutes=MOST_MINUTES), seeds=(0,)),
 ]
 
 

@@ -154,10 +154,10 @@ def trouble(net: Network, running: HostRun, places: tuple[str, ...]) -> dict[str
 
 
 def skipped(run: Callable[[int], dict[str, Any]]) -> Callable[[int], dict[str, Any]]:
-    """The line, or a sentence where there can be no hosts."""
+    """The line; where there can be no hosts, a sentence: what was not seen is not met."""
     def checked(seed: int) -> dict[str, Any]:
         if reason := why_not():
-            return {"met": True, "skipped": reason}
+            return {"met": False, "error": reason}
         return run(seed)
 
     return checked

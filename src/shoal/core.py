@@ -22,9 +22,11 @@ import numpy as np
 from shoal.slots import Wait, any_of  # `await any_of(a, b, timeout=1.0)` gives False when the time is over
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from shoal.telemetry import Stats
 
-__all__ = ["Adjustable", "Call", "Closable", "Control", "DirectCopy", "Draft", "Drainable", "Group", "GroupMember",
+__all__ = ["Adjustable", "Call", "Captures", "Closable", "Control", "DirectCopy", "Draft", "Drainable", "Group", "GroupMember",
            "KeepsTurn", "Me", "Pending", "Pieces", "Publisher", "Reader", "Request", "Role", "Server", "Settles", "Shared",
            "SharesState", "Sink", "Slot", "Source", "Stateful", "Tree", "Vector", "Wait", "any_of"]
 
@@ -40,6 +42,7 @@ class Me(Protocol):
     index: int              # 0 .. replicas - 1
     replicas: int           # the most there can be
     incarnation: int        # grows with every restart and every resume
+    folder: Path | None     # where the program keeps files that outlive it; None: nowhere
     stats: Stats            # add(counter, n), set(gauge, x), observe(histogram, values), phase(name)
 
     def rng(self, salt: str = "") -> np.random.Generator: ...  # its own, from (seed, role, index, incarnation, salt)
@@ -125,6 +128,13 @@ class Adjustable(Protocol):
     """A role whose hyper-parameters can be changed: `await control.set("learner-3", lr=1e-3)` calls `role.set(lr=1e-3)`."""
 
     def set(self, **values: Any) -> None: ...
+
+
+@runtime_checkable
+class Captures(Protocol):
+    """A role that has captured shared settings (`Program.settings`), as in a CUDA graph; others read them at every use."""
+
+    def capture_anew(self) -> None: ...      # they have changed
 
 
 @runtime_checkable

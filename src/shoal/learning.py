@@ -3,14 +3,15 @@
     Algorithm ── policy() ──▶ Policy        acts                          actors, evaluators, inference servers
               ── record ────▶ UnrollRecord  what actors write down        sent on a stream, learned from as it comes
                            or ItemRecord                                  kept in replay tables
+                           or ScoreRecord                                 added up on a group wire: a population's returns
               ── learn() ───▶ Learn         gradients and updates         learners, workers, parameter servers
 
     Architecture ── draw() ─▶ a Program: roles joined by wires
 
 An algorithm knows nothing of processes and an architecture knows nothing of losses. Whether the two fit is computed: the
 algorithm says which age of data it `tolerates`, the architecture which one it `delivers`. What is optional is a protocol of
-its own (`ReplayLearn`, `DeviceLearn`, `SlicedLearn`, `DevicePolicy`, `Relabels`, `IndexedItems`, `Represents`) or a declared
-field with a default.
+its own (`ReplayLearn`, `DeviceLearn`, `SlicedLearn`, `DevicePolicy`, `Relabels`, `IndexedItems`, `Represents`; `Evolves` and all
+about populations is in `population.py`) or a declared field with a default.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ if TYPE_CHECKING:
     from shoal.device.weight_handoff import DeviceWeights, WeightSnapshot
     from shoal.envs import EnvSpec, Step
     from shoal.nets import NetConfig
+    from shoal.population import ScoreRecord
     from shoal.roles.parts import Parts
     from shoal.runtime import Program
     from shoal.telemetry.metrics import Metric
 
 __all__ = ["ActionProbabilities", "Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn", "Delivery", "DeviceLearn",
-           "DevicePolicy", "EncodedLearn", "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record",
-           "Relabeller", "Relabels", "ReplayLearn", "Represents", "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView",
+           "DevicePolicy", "EncodedLearn", "HasModule", "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress",
+           "Record", "Relabeller", "Relabels", "ReplayLearn", "Represents", "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView",
            "StoredItems", "Tolerance", "UnrollRecord",
            "UnrollRecorder", "Updater", "UpdaterSlice", "Viewer", "phases_due"]
 
@@ -96,6 +98,14 @@ class DevicePolicy(Policy, Protocol):
     """A policy that can also compute on a GPU."""
 
     def to(self, hardware: Hardware) -> None: ...
+
+
+@runtime_checkable
+class HasModule(Policy, Protocol):
+    """A policy whose network can be had as a torch module."""
+
+    @property
+    def module(self) -> torch.nn.Module: ...
 
 
 @runtime_checkable
@@ -414,6 +424,7 @@ class Algorithm(ABC):
     from_replay: ClassVar[bool] = False     # the record is an ItemRecord, and learn() gives a ReplayLearn
     relabels: ClassVar[bool] = False        # it is a Relabels
     represents: ClassVar[bool] = False      # it is a Represents
+    evolves: ClassVar[bool] = False         # it is an Evolves: the record is a ScoreRecord
     runs_on_gpu: ClassVar[bool] = False     # policy() gives a DevicePolicy and learn() a DeviceLearn
     metrics: tuple[Metric, ...] = ()        # that `Learn.gradients` names; any other name raises
 
@@ -425,7 +436,7 @@ class Algorithm(ABC):
 
     @property
     @abstractmethod
-    def record(self) -> UnrollRecord | ItemRecord: ...
+    def record(self) -> UnrollRecord | ItemRecord | ScoreRecord: ...
 
     @abstractmethod
     def policy(self) -> Policy: ...
@@ -463,6 +474,7 @@ class Architecture(ABC):
     takes_replay: ClassVar[bool] = False    # runs algorithms that learn from replay tables
     needs_relabel: ClassVar[bool] = False   # its replay tables need an algorithm that relabels
     needs_encoder: ClassVar[bool] = False   # has a role for an encoder: needs an algorithm that represents
+    takes_scores: ClassVar[bool] = False    # runs algorithms that evolve
     takes_demos: ClassVar[bool] = False     # demonstrations may lie beside the replay table
     draws_offline: ClassVar[bool] = False   # draws the graph of an offline run itself; others get architectures/offline.py
     runs_on_gpu: ClassVar[bool] = False     # its learners and inference servers may compute on a GPU
@@ -470,6 +482,7 @@ class Architecture(ABC):
     has_actors: ClassVar[bool] = True       # roles other than the learner act: --actors
     one_place: ClassVar[bool] = False       # has the option one_place: actors in their learner's process
     takes_turns: ClassVar[bool] = False     # its actors may play games in which seats take turns
+    takes_policies: ClassVar[bool] = False  # its graph may have several named policies, each with a learner of its own
     batch_slots: ClassVar[bool] = False     # has the option batch_slots: unrolls in a batch; otherwise one of every actor
     spreads: ClassVar[Literal["", "actors", "rows"]] = ""  # over more cores with the same batch: more actors; its rows over more
     process_options: ClassVar[tuple[str, ...]] = ()  # options that are numbers of processes or threads

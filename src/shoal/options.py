@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from shoal.errors import ConfigError
 
-__all__ = ["Bounds", "Options", "flag", "number"]
+__all__ = ["Bounds", "Options", "change", "flag", "is_live", "number"]
 
 LARGEST = 2**63
 """Whole numbers stay below it: arrays, files and messages hold 64 bits."""
@@ -55,9 +55,10 @@ class Bounds:
 
 
 def number(default: float | str | None, *, at_least: float | None = None, above: float | None = None,
-           at_most: float | None = None, below: float | None = None, infinite: bool = False) -> Any:
-    """A field with bounds. Where None or a word (auto) is a possible value, it is always within them."""
-    return field(default=default, metadata={"bounds": Bounds(at_least, above, at_most, below, infinite)})
+           at_most: float | None = None, below: float | None = None, infinite: bool = False, live: bool = False) -> Any:
+    """A field with bounds. Where None or a word (auto) is a possible value, it is always within them. A `live` one may be changed
+    while a run goes on (`change`): whoever needs it reads it from these options every time."""
+    return field(default=default, metadata={"bounds": Bounds(at_least, above, at_most, below, infinite), "live": live})
 
 
 class Options:
@@ -69,6 +70,19 @@ class Options:
     def validate(self) -> None:
         for entry in fields(self):  # type: ignore[arg-type]  # every section is a dataclass
             _check(self.section, entry, getattr(self, entry.name))
+
+
+def is_live(options: Any, name: str) -> bool:
+    """Whether this field of a dataclass may be changed while a run goes on."""
+    return any(entry.name == name and entry.metadata.get("live", False) for entry in fields(options))
+
+
+def change(options: Any, name: str, value: Any) -> None:
+    """Change a live value in place, for all in this process who hold these options. They are frozen otherwise: a copy would not
+    reach those who hold the old one."""
+    if not is_live(options, name):
+        raise ConfigError(f"{name} cannot be changed while a run goes on")
+    object.__setattr__(options, name, value)
 
 
 def flag(name: str, section: str = "") -> str:

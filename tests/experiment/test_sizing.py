@@ -45,7 +45,8 @@ def made(preset: str, env: str, **values):
 def test_sixteen_cores_and_a_gpu_take_what_solved_pong(on):
     on(LARGE)
     plan = planned("appo", PONG, "--until-return", "18")
-    by_hand = planned(*BY_HAND, "--anneal-env-steps", "12000000", "--until-return", "18", "--values", "paper")
+    by_hand = planned(*BY_HAND, "--anneal-env-steps", "12000000", "--eval.episodes", "10", "--until-return", "18",
+                      "--values", "paper")
     chosen, typed = plan_to_json(plan), plan_to_json(by_hand)
     assert {**chosen, "values": "paper"} == typed
     assert plan.sizing.size == "large" and plan.experiment.max_env_steps is None

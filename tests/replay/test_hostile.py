@@ -6,6 +6,7 @@ import socket as plain
 import struct
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import zstandard
 from shoal import replay
 from shoal.replay.client.server_connection import Connection
 from shoal.replay.service import connection_watch, sample_requests, server_endpoint, socket_service, writer_sessions
-from shoal.replay.table.compression import encode
+from shoal.replay.table.compression import check_encoded, decode, decode_row, encode
 from tests.replay.conftest import Start
 from tests.replay.test_fuzz import HELLO
 
@@ -68,10 +69,49 @@ def test_a_bomb_is_refused_before_it_is_unpacked(server: replay.Server) -> None:
     opens = [[0, [["x", "|u1", [1 << 20]]], 256]]
     with pytest.raises(replay.Refused, match="would take"):
         writer.write([bomb], opens=opens, rows=[[0, 0, 256, "zstd"]])
+    with pytest.raises(replay.Refused, match="are not 1 rows"):
+        writer.write([bomb], opens=opens, rows=[[0, 0, 1, "zstd"]])
     zeros = np.zeros((8, 1 << 20), np.uint8)  # what honest clients compress with cannot explode
     assert "error" not in writer.write([encode(zeros, "lz4")], opens=opens, rows=[[0, 0, 8, "lz4"]])
     writer.connection.close()
     still_serves(server)
+
+
+ROW = 64
+BOMB = zstandard.ZstdCompressor(level=3).compress(bytes(1 << 28))
+NO_SIZE = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 28))
+LIAR = BOMB[:6] + struct.pack("<I", ROW) + BOMB[10:]  # its header has four bytes for the size
+BOMBS = {"announced": BOMB, "no size": NO_SIZE, "a wrong size": LIAR}
+
+
+def rows_of(data: bytes) -> bytes:
+    """As one row of those that are compressed one by one."""
+    return struct.pack("<2Q", 16, 16 + len(data)) + data
+
+
+GUARDS: dict[str, Callable[[bytes], Any]] = {
+    "check": lambda data: check_encoded(data, "zstd", 1, ROW),
+    "check differences": lambda data: check_encoded(data, "zstd+delta", 1, ROW),
+    "decode": lambda data: decode(data, "zstd", np.empty((1, ROW), np.uint8)),
+    "decode differences": lambda data: decode(data, "zstd+delta", np.empty((1, ROW), np.uint8)),
+    "decode rows": lambda data: decode(rows_of(data), "zstd+rows", np.empty((1, ROW), np.uint8)),
+    "decode a row": lambda data: decode_row(rows_of(data), "zstd+rows", 0, ROW),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+@pytest.mark.parametrize("guard", GUARDS)
+def test_each_guard_alone_refuses_a_bomb_that_says_it_is_one_row(guard: str, kind: str) -> None:
+    """Nothing is unpacked but the row that was asked for, whichever guard is asked."""
+    if guard.startswith("check") and kind == "a wrong size":
+        pytest.skip("only who unpacks it finds out")
+    tracemalloc.start()
+    try:
+        with pytest.raises(replay.Refused):
+            GUARDS[guard](BOMBS[kind])
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_bytes_that_a_message_unpacks_are_bounded(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from shoal.core import any_of
 from shoal.errors import ShoalError
 from shoal.runtime import Program, run
 from shoal.runtime.fork_server_client import ForkServerClient
-from tests.runtime.harness import Killer, Shared, Watch, drive, eventually, gone, up
+from tests.runtime.harness import PRELOAD, Killer, Shared, Watch, drive, eventually, gone, up
 from tests.runtime.test_faults import LAYOUT, Beater, beaters
 from tests.tree import tree_environment
 
@@ -139,6 +139,20 @@ def test_a_fork_server_that_cannot_start_ends_the_run(tmp_path, capfd):
           pytest.raises(ShoalError, match="the fork server cannot start")):
         run(beaters(actor=1), Watch(), "local", tmp_path, fork_server=fork_server)
     assert "there_is_no_such_module" in capfd.readouterr().err
+
+
+def test_three_kills_of_a_fork_server_that_starts_end_the_run(tmp_path):
+    seen = set()
+
+    def act(control):
+        server = control.fork_server
+        if server.process.pid not in seen and (seen or control.total("env_steps") > 5):
+            seen.add(server.process.pid)
+            os.kill(server.process.pid, signal.SIGKILL)
+
+    with ForkServerClient(PRELOAD) as own, pytest.raises(ShoalError, match=r"the fork server cannot start \(exit code -9\)"):
+        run(beaters(actor=1), Watch(lambda control: len(seen) > 20, act), "local", tmp_path, fork_server=own)
+    assert len(seen) == 4  # the one that was up, and three that were starting
 
 
 SCRIPT = """

@@ -43,6 +43,29 @@ def test_a_stopped_fork_server_is_replaced(tmp_path, monkeypatch):
     assert all(row["restarts"] >= 1 for row in watch.final.values())
 
 
+def test_a_fork_server_that_is_stopped_while_it_starts_is_replaced(tmp_path, monkeypatch):
+    """It has said nothing yet, so it has as long as any start may take."""
+    monkeypatch.setattr("shoal.runtime.local.ANSWER_SECONDS", 0.5)
+    seen = {}
+
+    def act(control):
+        pid = control.fork_server.process.pid
+        if not seen and up(control) and control.total("env_steps") > 10:
+            seen["killed"] = pid
+            os.kill(pid, signal.SIGKILL)
+        elif "killed" in seen and "stopped" not in seen and pid != seen["killed"]:
+            seen["stopped"], seen["steps"] = pid, control.total("env_steps")
+            os.kill(pid, signal.SIGSTOP)
+            control.faults = Faults(start_seconds=1.0)
+        elif pid != seen.get("stopped"):
+            control.faults = Faults()  # its successor may take its time
+
+    watch = Watch(lambda control: "stopped" in seen and control.total("env_steps") > seen["steps"] + 10, act, seconds=60)
+    drive(beaters(actor=2), "local", tmp_path, watch)
+    assert watch.reason == "until" and "no sign of life for 1 s; killed" in watch.texts("hang")
+    assert gone(seen["stopped"])
+
+
 class Laborious:
     """Every step computes for longer than the limit, without a beat; in its first life the third one never ends."""
 

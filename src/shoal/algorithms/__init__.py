@@ -38,6 +38,7 @@ ALGORITHMS = {
     "marwil": "shoal.algorithms.marwil:MARWIL",
     "cql": "shoal.algorithms.cql:CQL",
     "iql": "shoal.algorithms.iql:IQL",
+    "es": "shoal.algorithms.es:ES",
 }
 """Name -> "module:Class"."""
 

@@ -62,7 +62,7 @@ class Config(ProximalConfig):
     optimiser_epsilon: float = number(1e-6, above=0)
     grad_norm: float = number(4.0, at_least=0)
     value_clip: float | None = number(1.0, above=0)
-    entropy: float = number(0.003, at_least=0)
+    entropy: float = number(0.003, at_least=0, live=True)
 
     def validate(self) -> None:
         super().validate()

@@ -152,7 +152,7 @@ class CQL(Algorithm):
         models = [inner.model_of(inner.net(seed), seed) for _ in range(2)] if config.lagrange is None else \
             [inner.model_of(_with_multiplier(inner.net(seed)), seed) for _ in range(2)]
         if config.lagrange is not None:
-            phases.append(Phase("multiplier", "adam", config.lagrange_lr, epsilon=config.sac.optimiser_epsilon))
+            phases.append(Phase("multiplier", "adam", lambda: config.lagrange_lr, epsilon=config.sac.optimiser_epsilon))
         model, target = models
         soft = sac.SoftObjective(config.sac, model.net, target.net)
         return OffPolicyLearn(config.sac, model, target, phases, ConservativeObjective(config, soft, model.net),

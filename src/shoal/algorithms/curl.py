@@ -71,11 +71,11 @@ class BoxOptions(sac.Config):
 
     section = "algorithm.sac"
 
-    actor_lr: float = number(1e-3, above=0)
+    actor_lr: float = number(1e-3, above=0, live=True)
     """Learning rate of the actor."""
-    critic_lr: float = number(1e-3, above=0)
+    critic_lr: float = number(1e-3, above=0, live=True)
     """Learning rate of the critics and of the encoder."""
-    alpha_lr: float = number(1e-4, above=0)
+    alpha_lr: float = number(1e-4, above=0, live=True)
     """Learning rate of the temperature's logarithm."""
     alpha_start: float = number(0.1, above=0)
     """Where a learned temperature begins."""

@@ -70,8 +70,8 @@ class IQL(ClonedPolicy):
     def learn(self, seed: int) -> OffPolicyLearn:
         config, model, target = self.config, self.model(seed), self.model(seed)
         critic = critic_phase(config, TargetSchedule(config.target_period_updates, config.target_tau))
-        phases = [Phase("value", "adam", config.value_lr, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm),
-                  replace(actor_phase(config), lr_final=config.actor_lr_final), critic]
+        phases = [Phase("value", "adam", lambda: config.value_lr, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm),
+                  replace(actor_phase(config), lr_final=lambda: config.actor_lr_final), critic]
         return OffPolicyLearn(config, model, target, phases, ImplicitObjective(config, model.net, target.net))
 
 

@@ -79,8 +79,8 @@ class MARWIL(ClonedPolicy):
 
     def learn(self, seed: int) -> OffPolicyLearn:
         config, model = self.config, self.model(seed)
-        value = Phase("value", "adam", config.value_lr, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm)
-        phases = [Phase("scale", "sgd", config.scale_rate), actor_phase(config), value]
+        value = Phase("value", "adam", lambda: config.value_lr, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm)
+        phases = [Phase("scale", "sgd", lambda: config.scale_rate), actor_phase(config), value]
         return OffPolicyLearn(config, model, None, phases, WeightedObjective(config, model))
 
 

@@ -86,11 +86,11 @@ class Config(Options):
     """How many updates the second target net is behind the first one (paper: about 6,000)."""
     lag_snapshot_updates: int = number(20, at_least=1)
     """Updates between two snapshots of the target net."""
-    epsilon: float = number(0.1, at_least=0, at_most=1)
+    epsilon: float = number(0.1, at_least=0, at_most=1, live=True)
     """Share of uniformly random actions in training."""
-    lr: float = number(1e-3, above=0)
+    lr: float = number(1e-3, above=0, live=True)
     """Learning rate."""
-    lr_final: float | None = number(None, at_least=0)
+    lr_final: float | None = number(None, at_least=0, live=True)
     """Learning rate at the end of the env_steps budget (offline: of the updates); none keeps it constant."""
     optimiser: ValueOptimiserName = "adam"
     """adam, rmsprop, rmsprop_centred (epsilon inside the root), adagrad or sgd."""
@@ -203,7 +203,8 @@ class QTLearn(ItemLearn[QTModel]):
 
     def __init__(self, config: Config, plan: AlgorithmPlan, seed: int) -> None:
         follow = TargetSchedule(tau=config.target_tau, lag=Lag(config.lag_updates, config.lag_snapshot_updates))
-        phase = Phase("all", config.optimiser, config.lr, config.lr_final, config.optimiser_epsilon, config.grad_norm,
+        phase = Phase("all", config.optimiser, lambda: config.lr, lambda: config.lr_final,
+                      config.optimiser_epsilon, config.grad_norm,
                       target=follow)
         first, self._second = QTModel(config, plan, seed), QTModel(config, plan, seed)
         super().__init__(QTModel(config, plan, seed), (phase,), target=first)

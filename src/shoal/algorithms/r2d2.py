@@ -69,9 +69,9 @@ class Config(QLearningConfig):
     rescale: bool = True
     importance: float = number(0.6, at_least=0, at_most=1)
     exploration: Literal["schedule", "ladder"] = "ladder"
-    epsilon: float = number(0.4, at_least=0, at_most=1)
+    epsilon: float = number(0.4, at_least=0, at_most=1, live=True)
     target_period_updates: int = number(2500, at_least=0)
-    lr: float = number(1e-4, above=0)
+    lr: float = number(1e-4, above=0, live=True)
     optimiser_epsilon: float = number(1e-3, above=0)
     diagnose: bool = False
     """Keep q-values and state of every step in the items, and measure how wrong the states are that training begins from."""

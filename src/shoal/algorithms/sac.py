@@ -60,7 +60,7 @@ class Config(OffPolicyOptions):
     """Temperature: what a nat of entropy is worth; auto learns it."""
     alpha_start: float = number(1.0, above=0)
     """Where a learned temperature begins."""
-    alpha_lr: float = number(3e-4, above=0)
+    alpha_lr: float = number(3e-4, above=0, live=True)
     """Learning rate of the temperature's logarithm."""
     target_entropy: float | Literal["auto"] = "auto"
     """Entropy in nats that a learned temperature keeps the policy at. auto: minus the number of dimensions of the action, whose
@@ -97,7 +97,7 @@ class SAC(OffPolicyActorCritic):
         phases = critic_phase(config, TargetSchedule(config.target_period_updates, config.target_tau)), actor_phase(config)
         if config.alpha != "auto":
             return phases
-        return *phases, Phase("temperature", "adam", config.alpha_lr, epsilon=config.optimiser_epsilon)
+        return *phases, Phase("temperature", "adam", lambda: config.alpha_lr, epsilon=config.optimiser_epsilon)
 
     def learn(self, seed: int) -> OffPolicyLearn:
         config, model, target = self.config, self.model(seed), self.model(seed)

@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "device": "shoal.architectures.device:Device",
     "qtopt": "shoal.architectures.qtopt:QTOptGraph",
     "representation": "shoal.architectures.representation:RepresentationGraph",
+    "evolution": "shoal.architectures.evolution:Evolution",
 }
 """Name -> module:class of a learning.Architecture."""
 

@@ -14,6 +14,8 @@ __all__ = ["check_fit", "fits"]
 
 def fits(algorithm: type[Algorithm], architecture: Architecture, options: Any) -> bool:
     """Whether the algorithm can learn from what the architecture delivers with these options."""
+    if algorithm.evolves:
+        return architecture.takes_scores
     if algorithm.from_replay:
         able = (algorithm.relabels or not architecture.needs_relabel) and (algorithm.represents or not architecture.needs_encoder)
         return architecture.takes_replay and able
@@ -26,11 +28,14 @@ def check_fit(names: Names, algorithm: type[Algorithm], architecture: Architectu
     if demos:
         _check_demos(names, algorithm, architecture)
     if not algorithm.from_replay and replay_options:
-        raise ConfigError(f"--replay.* does not fit --algorithm {names.algorithm}, which learns from unrolls as they come and has "
+        what = "the returns of whole episodes" if algorithm.evolves else "unrolls as they come"
+        raise ConfigError(f"--replay.* does not fit --algorithm {names.algorithm}, which learns from {what} and has "
                           "no replay table; leave it out")
     if fits(algorithm, architecture, options):
         return
     pair = f"--algorithm {names.algorithm} does not fit --architecture {names.architecture}"
+    if algorithm.evolves or (architecture.takes_scores and not architecture.takes_unrolls):
+        raise ConfigError(f"{pair}: {_scores(names, algorithm)}")
     if algorithm.from_replay and architecture.needs_relabel:
         able = [name for name in algorithms.ALGORITHMS if algorithms.named(name).relabels]
         raise ConfigError(f"{pair}: its updaters compute items anew between two tables, and {names.algorithm} has nothing to "
@@ -50,9 +55,19 @@ def check_fit(names: Names, algorithm: type[Algorithm], architecture: Architectu
                           f"tables; use --architecture {' or '.join(able)}")
     delivery, words = architecture.delivers(options), Tolerance.NAMES
     classes = {name: algorithms.named(name) for name in algorithms.ALGORITHMS}
-    able = [name for name, one in classes.items() if one.tolerates >= delivery.needs and not one.from_replay]
+    able = [name for name, one in classes.items() if one.tolerates >= delivery.needs and not (one.from_replay or one.evolves)]
     raise ConfigError(f"{pair}: {names.algorithm} tolerates {words[algorithm.tolerates]}, but {delivery.why} (needs: "
                       f"{words[delivery.needs]}); use --algorithm {' or '.join(able) or 'another'}, or --architecture synchronous")
+
+
+def _scores(names: Names, algorithm: type[Algorithm]) -> str:
+    if algorithm.evolves:
+        able = [name for name in architectures.ARCHITECTURES if architectures.named(name).takes_scores]
+        return (f"{names.algorithm} learns from the returns of perturbed policies and has no gradient of a loss to hand over; use "
+                f"--architecture {' or '.join(able)}")
+    able = [name for name in algorithms.ALGORITHMS if algorithms.named(name).evolves]
+    return (f"its workers play perturbed policies and tell each other only their returns, and {names.algorithm} learns from single "
+            f"steps; use --algorithm {' or '.join(able)}, or --architecture synchronous")
 
 
 def _check_demos(names: Names, algorithm: type[Algorithm], architecture: Architecture) -> None:

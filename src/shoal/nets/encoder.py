@@ -74,9 +74,16 @@ class Encoder(nn.Module):
                 image = image.unsqueeze(1)
             parts.append(cnn(image.permute(0, 3, 1, 2) if channels_last else image))
         if mlp is not None:
-            floats = [floats(_pick(observation, path)) for path, floats in self._vectors]
-            parts.append(mlp(floats[0] if len(floats) == 1 else torch.cat(floats, 1)))
+            parts.append(mlp(self.vector(observation)))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def vector(self, observation: Observation) -> Tensor:
+        """What the MLP reads: all leaves but images, as one float32 vector [N, width]."""
+        if self._plain:
+            only: Tensor = observation  # one vector of float32
+            return only
+        floats = [floats(_pick(observation, path)) for path, floats in self._vectors]
+        return floats[0] if len(floats) == 1 else torch.cat(floats, 1)
 
 
 class _Floats:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["adopt", "flat_grad", "flatten"]
+__all__ = ["adopt", "flat_grad", "flatten", "parameter_views"]
 
 
 @torch.no_grad()
@@ -51,6 +51,15 @@ def flat_grad(module: nn.Module) -> Tensor:
     return flat
 
 
+def parameter_views(module: nn.Module, rows: Tensor) -> dict[str, Tensor]:
+    """By name the parameters of several copies of the module, [R, ...] each: views of their flat vectors, ``rows`` [R, P]."""
+    views, start = {}, 0
+    for name, p in module.named_parameters():
+        views[name] = _shaped(rows[:, start : start + p.numel()], p)
+        start += p.numel()
+    return views
+
+
 def _size(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
@@ -63,12 +72,15 @@ def _views(module: nn.Module, flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]
     """Each parameter with its piece of the vector, in the order of ``module.parameters()``."""
     views, start = [], 0
     for p in module.parameters():
-        piece = flat[start : start + p.numel()]
-        if p.dim() == 4:
-            out, inner, height, width = p.shape
-            view = piece.view(out, height, width, inner).permute(0, 3, 1, 2)
-        else:
-            view = piece.view(p.shape)
-        views.append((p, view))
+        views.append((p, _shaped(flat[start : start + p.numel()], p)))
         start += p.numel()
     return views
+
+
+def _shaped(pieces: Tensor, p: nn.Parameter) -> Tensor:
+    """Pieces [..., numel] of flat vectors in the shape of a parameter; convolution weights lie channels-last in them."""
+    lead = pieces.shape[:-1]
+    if p.dim() == 4:
+        out, inner, height, width = p.shape
+        return pieces.view(*lead, out, height, width, inner).movedim(-1, -3)
+    return pieces.view(*lead, *p.shape)

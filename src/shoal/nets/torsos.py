@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor  # nothing public says it
 
 from shoal.errors import ConfigError
 
@@ -80,7 +81,9 @@ def orthogonal(layer: Layer, gain: float = math.sqrt(2)) -> Layer:
 
 
 def to_channels_last(image: Tensor) -> Tensor:
-    """float32 channels-last images; bytes become [0, 1]."""
+    """float32 channels-last images; bytes become [0, 1]. Under torch.func.vmap, which knows no memory formats, as they lie."""
+    if is_batchedtensor(image):
+        return image.float() * (1 / 255) if image.dtype == torch.uint8 else image.float()
     x = image.to(dtype=torch.float32, memory_format=torch.channels_last)
     return x.mul_(1 / 255) if image.dtype == torch.uint8 else x
 
@@ -118,11 +121,11 @@ class MLP(nn.Module):
         self._layers = [orthogonal(nn.Linear(i, o)) for i, o in pairwise(widths)]  # faster to walk than a ModuleList, when acting
         self.layers = nn.ModuleList(self._layers)
         self.features = widths[-1]
-        self._activation = ACTIVATIONS[activation]
+        self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:  # [N, inputs] -> [N, features]
         for layer in self._layers:
-            x = self._activation(F.linear(x, layer.weight, layer.bias))
+            x = self.activation(F.linear(x, layer.weight, layer.bias))
         return x
 
 

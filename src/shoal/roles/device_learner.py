@@ -106,6 +106,10 @@ class DeviceLearner:
             self._update()
         self.graph = graph
 
+    def capture_anew(self) -> None:
+        """Constants of the graph have changed: run kernel by kernel, and capture again."""
+        self.graph, self.made = None, 0
+
     def _update(self) -> None:
         """An unroll, and what the algorithm makes of it: the loop of every learner, in tensors."""
         learn = self.learn

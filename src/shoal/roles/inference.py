@@ -123,7 +123,7 @@ class InferenceServer:
         parts = parts.on(me.index)
         self.me, self.parts, self.steps, self.weights, self.handoff = me, parts, steps, weights, handoff
         self.sink = producer_end(me, parts, experience)
-        self.algorithm, self.record = parts.algorithm, parts.algorithm.record
+        self.algorithm, self.record = parts.algorithm, parts.record
         self.policy = self.algorithm.policy()
         self.published = self.algorithm.published_layout().empty()
         self.rng = torch.Generator(parts.hardware.device).manual_seed(int(me.rng("actions").integers(2**31)))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 
 from shoal.core import Group, GroupMember, Me
-from shoal.learning import Learn
+from shoal.learning import Updater
 from shoal.roles.learner_state import LearnerState, learner_arrays
 from shoal.roles.parts import Parts
 from shoal.runtime import Program
@@ -13,16 +15,16 @@ from shoal.runtime.device_group import DeviceGroup
 from shoal.runtime.wires import Port
 from shoal.slots import Layout
 
-__all__ = ["agree", "group_on", "learner_group"]
+__all__ = ["agree", "agree_again", "group_on", "learner_group", "state_bytes"]
+
+U = TypeVar("U", bound=Updater)
 
 
 def learner_group(program: Program, parts: Parts) -> Port | None:
     """The port through which several learners share gradients, and their whole state when one has died; None for one."""
     if parts.learners == 1:
         return None
-    learn = parts.algorithm.learn(parts.seed)
-    nbytes = Layout.of(learner_arrays(learn, np.zeros(2, np.int64))).nbytes
-    return program.group("gradients", nbytes).port("member")
+    return program.group("gradients", state_bytes(parts.algorithm.learn(parts.seed))).port("member")
 
 
 def group_on(me: Me, parts: Parts, group: GroupMember | None) -> Group | None:
@@ -30,11 +32,29 @@ def group_on(me: Me, parts: Parts, group: GroupMember | None) -> Group | None:
     return group if group is None or not parts.hardware.on_gpu else DeviceGroup(group, parts.hardware.device, me.note)
 
 
-async def agree(state: LearnerState[Learn], group: Group) -> None:
+async def agree(state: LearnerState[U], group: Group) -> None:
     """Enter a group of learners, with the state of its senior member."""
+    layout, flat = _packed(state)
+    await group.sync(flat)
+    state.load(layout.views(flat))
+
+
+async def agree_again(state: LearnerState[U], group: Group) -> None:
+    """Take over the state of the senior member of a group that this learner is in. All members call it together."""
+    layout, flat = _packed(state)
+    senior = await group.sum(flat if group.leader else np.zeros_like(flat))
+    state.load(layout.views(senior))
+
+
+def state_bytes(learn: Updater) -> int:
+    """What a group wire must carry for members to agree."""
+    return Layout.of(learner_arrays(learn, np.zeros(2, np.int64))).nbytes
+
+
+def _packed(state: LearnerState[U]) -> tuple[Layout, np.ndarray]:
+    """A copy of the state in one piece, and where its arrays lie in it."""
     mine = state.arrays()
     layout = Layout.of(mine)
     flat = np.zeros(layout.nbytes, np.uint8)
     layout.copy(layout.views(flat), mine)
-    await group.sync(flat)
-    state.load(layout.views(flat))
+    return layout, flat

@@ -9,11 +9,16 @@ from typing import Any
 
 from shoal import envs
 from shoal.device.placement import Hardware
+from shoal.envs.multi_agent import GroupSpec
 from shoal.envs.opponent_env import OpponentEnv, OpponentMaker, built_in_opponent
 from shoal.errors import ConfigError
+from shoal.league.matchmaking import LeaguePlan
 from shoal.learning import Algorithm, DeviceLearn, ItemRecord, Learn, StoredItems, UnrollRecord
 from shoal.offline.data_config import DataConfig
+from shoal.options import number
+from shoal.population import ScoreRecord
 from shoal.roles.goals import Goal
+from shoal.roles.policies import NamedPolicies
 from shoal.roles.replay_config import ReplayConfig
 
 __all__ = ["EnvSource", "EvalPlan", "Parts", "learner_places"]
@@ -48,6 +53,13 @@ class EnvSource:
             opponent = built_in_opponent(opponent, envs.interface.env_name(self.env), self.kwargs)
         return replace(self, opponent=opponent)
 
+    def make_multi_agent(self, num_envs: int) -> envs.MultiAgentEnv:
+        """The same with every agent's own spaces."""
+        return envs.make_multi_agent(self.env, num_envs, backend=self.backend, **self.kwargs)
+
+    def describe_multi_agent(self) -> tuple[GroupSpec, ...]:
+        return envs.describe_multi_agent(self.env, backend=self.backend, **self.kwargs)
+
     def tensors(self, num_envs: int, device: Any) -> Any:
         """The same environments as tensor code on a device: a shoal.envs.device.TensorEnv."""
         from shoal.envs.device import make_tensor_env
@@ -64,7 +76,7 @@ class EvalPlan:
 
     enabled: bool = True
     episodes: int = 100
-    every_env_steps: int = 20_000
+    every_env_steps: int = number(20_000, live=True)
     every_learner_steps: int | None = None
     """Count updates instead: without actors there are no env_steps."""
     greedy: bool = True
@@ -114,6 +126,10 @@ class Parts:
     """How they are read where they are all there is."""
     offline: bool = False
     """No actors run: the demonstrations are all there is to learn from."""
+    policies: NamedPolicies | None = None
+    """Several policies, each with Parts of its own; none: `algorithm` plays for all agents."""
+    league: LeaguePlan | None = None
+    """Who takes part in a league; its players are `policies`."""
     hardware: Hardware = field(default_factory=Hardware)
     """Where learners and inference servers compute; actors and evaluators use the CPU."""
 
@@ -140,9 +156,18 @@ class Parts:
         return self.hardware.on_gpu and self.hardware.gpu.together and self.learners == 1
 
     @property
+    def record(self) -> UnrollRecord | ItemRecord:
+        """What actors write down of their steps."""
+        record = self.algorithm.record
+        if isinstance(record, ScoreRecord):
+            raise ConfigError(f"--algorithm {self.algorithm.name} learns from the returns of whole episodes, and actors write down "
+                              "single steps; use --architecture evolution")
+        return record
+
+    @property
     def step_record(self) -> UnrollRecord:
         """The record of single steps, as a wire carries them: of an item record's steps, or of the unrolls themselves."""
-        record = self.algorithm.record
+        record = self.record
         return record.steps if isinstance(record, ItemRecord) else record
 
     @property

@@ -33,7 +33,7 @@ class Player:
         seeds = me.rng("actor").integers(2**31, size=2)
         self.env = parts.env.of(me.index).make(parts.envs_per_actor)
         self.policy = self.algorithm.policy()
-        record, turns = self.algorithm.record, self.env.takes_turns
+        record, turns = parts.record, self.env.takes_turns
         self.recorder: UnrollRecorder | ItemRecorder | SeatRecorder
         self.play: Callable[[Tree], int]
         """Fill memory of the record's layout; returns how many decisions that took."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.core import Adjustable, Closable, Drainable, KeepsTurn, Role, Settles, SharesState, Stateful, Wait
+from shoal.core import Adjustable, Captures, Closable, Drainable, KeepsTurn, Role, Settles, SharesState, Stateful, Wait
 from shoal.errors import CheckpointError, ProgramError, ShoalError
 from shoal.runtime.background_saving import Saving, in_pieces, let_go
 from shoal.runtime.control import ControlHandle
@@ -40,7 +40,7 @@ class RoleContext:
     def __init__(self, program: Program, node: str, index: int, incarnation: int, emit: Emit,
                  control: ControlHandle | None = None) -> None:
         self.name, self.index, self.incarnation = node, index, incarnation
-        self.replicas = program.nodes[node].most
+        self.replicas, self.folder = program.nodes[node].most, program.folder
         self.stats = program.stats(node, index)
         self._emit, self._seed = emit, program.seed
         self._lives = program.resumed * 1_000_003 + incarnation
@@ -74,7 +74,7 @@ class RoleContext:
 class Instance:
     """Drives one role: `advance()` runs it to its next wait or to the end of its step.
 
-    `kept_settings` is what a coordinator has set on earlier incarnations: {"paused": ..., "values": {...}}.
+    `kept_settings` is what has been set on earlier incarnations, and for all: {"paused": ..., "values": {...}, "settings": {...}}.
     """
 
     def __init__(self, program: Program, node: str, index: int, incarnation: int, emit: Emit, control: ControlHandle,
@@ -95,6 +95,8 @@ class Instance:
         self._saving: tuple[Saving, dict[str, Any]] | None = None  # and the reply to the command
         self._since = 0.0
         self._stepped = False
+        if kept_settings and kept_settings["settings"]:
+            self._change(kept_settings["settings"])  # before the role reads any of them
         arguments = {key: self._bind(value, incarnation, control) for key, value in program.nodes[node].arguments.items()}
         self.role: Role = program.nodes[node].role(self.me, **arguments)
         self._keeper = self.role if isinstance(self.role, KeepsTurn) else None  # asked once: a protocol takes tens of microseconds
@@ -108,6 +110,8 @@ class Instance:
     def _bind(self, value: Any, incarnation: int, control: ControlHandle) -> Any:
         if isinstance(value, Port):
             return self._program.endpoint(value, self.node, self.index, incarnation)
+        if isinstance(value, Mapping) and any(isinstance(port, Port) for port in value.values()):
+            return {key: self._bind(port, incarnation, control) for key, port in value.items()}
         return control if isinstance(value, ControlPort) else value
 
     # ------------------------------------------------------------------ running
@@ -180,7 +184,7 @@ class Instance:
         """Carry out commands if this is the moment; returns whether any was carried out."""
         orders: dict[str, Callable[..., str | Saving | None]] = {
             "checkpoint": self._do_checkpoint, "load": self._do_load, "pause": self._do_pause, "resume": self._do_resume,
-            "set": self._do_set, "drain": self._do_drain}
+            "set": self._do_set, "change": self._do_change, "drain": self._do_drain}
         done = False
         while self.commands and (self.settled() or self._at_once(self.commands[0])):
             command = self.commands.popleft()
@@ -266,6 +270,15 @@ class Instance:
             self.role.set(**values)
         except (TypeError, ValueError, KeyError, AttributeError) as error:  # a mistake of the request, not of the role
             raise ProgramError(f"set({', '.join(f'{k}={v!r}' for k, v in values.items())}) failed: {error!r}") from error
+
+    def _do_change(self, values: dict[str, Any]) -> None:
+        self._change(values)
+        if isinstance(self.role, Captures):
+            self.role.capture_anew()
+
+    def _change(self, values: Mapping[str, Any]) -> None:
+        if self._program.settings is not None:
+            self._program.settings.change(values)
 
     def _do_drain(self, patience_seconds: float) -> None:
         if isinstance(self.role, Drainable):

@@ -7,7 +7,7 @@ import math
 import tempfile
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -60,6 +60,7 @@ class Supervisor(ABC):
         self.stateful: set[str] = set()
         self.sharing: dict[str, bool] = {}  # node -> whether its replicas share one state, once one of them has said so
         self._heard: set[str] = set()  # instances that have said that they are ready
+        self._finished: set[str] = set()  # instances that have reached their goal
         self._members: set[tuple[str, int]] = set()  # the instances that wires count as alive
         self._stats = {instance_name(n, i): program.stats(n, i) for n, i in program.instances()}
         self._events: deque[dict[str, Any]] = deque()
@@ -70,6 +71,7 @@ class Supervisor(ABC):
         first = [instance_name(n, i) for n, i in program.instances()] if program.starts_paused else []
         self._paused = set(first)  # these two outlive an instance's incarnations
         self._values: dict[str, dict[str, Any]] = {}
+        self._settings: dict[str, Any] = {}  # what `change` has changed
         self._identity = itertools.count(1)
         self.permits = Permits(program.limit)
 
@@ -189,6 +191,14 @@ class Supervisor(ABC):
 
         self._tell(self._named(role), "set", done, keep, values=values)
 
+    def change(self, values: Mapping[str, Any], done: OnReply | None = None) -> None:
+        """Change shared settings (`Program.settings`) in all places; later incarnations begin with them."""
+        if self.program.settings is None:
+            raise ProgramError("the program has no settings that could be changed")
+        self.program.settings.change(values)
+        self._settings.update(values)
+        self._tell(list(self.running), "change", done, lambda name: None, values=dict(values))
+
     def _tell(self, names: list[str], op: str, done: OnReply | None, keep: Callable[[str], object], **arguments: Any) -> None:
         """Send a setting to several instances; one that is just being restarted will start with it."""
         all_done = after_all(len(names), done or (lambda result, error: None))
@@ -207,7 +217,7 @@ class Supervisor(ABC):
 
     def kept_settings(self, instance: str) -> dict[str, Any]:
         """The settings that an instance starts with."""
-        return {"paused": instance in self._paused, "values": self._values.get(instance, {})}
+        return {"paused": instance in self._paused, "values": self._values.get(instance, {}), "settings": dict(self._settings)}
 
     def copy_state(self, source: str, target: str, done: OnReply | None = None) -> None:
         """The target takes over the source's state (parameters, optimiser moments, everything in `state()`)."""
@@ -298,7 +308,9 @@ class Supervisor(ABC):
             for done in self._awaiting_start.pop(instance, []):
                 done(None, None)
         elif kind == "finish":
-            self.stop(message["reason"])
+            self._finished.add(instance)
+            if len(self._finished) >= self.program.finishers:
+                self.stop(message["reason"])
         elif kind == "fatal":
             if not self.ending:  # it may repeat this while the run ends
                 raise RoleFailed(f"{instance}: {message['text']}")

@@ -83,6 +83,8 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("learner_steps", "counter", "updates", "Optimiser steps; of a group of learners only the first one counts."),
     Metric("updates_skipped", "counter", "updates", "Updates left out because a loss or a gradient was not finite."),
     Metric("group_discarded", "counter", "updates", "Updates discarded because the group of learners changed."),
+    Metric("replicas_resynchronised", "counter", "times", "Workers that had drifted from the first one, and "
+           "took over its state."),
     Metric("samples_consumed", "counter", "decisions", "Decisions that entered a batch, counted once per batch."),
     Metric("samples_masked", "counter", "decisions", "Decisions left out of a batch because their weights were too old."),
     Metric("gradients_stale", "counter", "gradients", "Gradients that a parameter server refused: too old, or of a version that "
@@ -103,6 +105,11 @@ REGISTRY: tuple[Metric, ...] = (
            measured_by="representation"),
     Metric("encoder_lag", "histogram", "versions", "Versions that the encoder in a learner's update is behind the newest one when "
            "the update is made.", LAGS, measured_by="representation"),
+    # a league
+    Metric("league_games", "counter", "games", "Games that actors have played to their end.", measured_by="league"),
+    Metric("league_reports", "counter", "games", "Results that the coordinator has entered into the payoff table.",
+           measured_by="league"),
+    Metric("league_snapshots", "counter", "snapshots", "Snapshots that were taken of players.", measured_by="league"),
     # replaying
     Metric("replay_inserts", "counter", "items", "Items that the replay table has taken in."),
     Metric("replay_samples", "counter", "items", "Items that it has handed out; the same one may be drawn often."),

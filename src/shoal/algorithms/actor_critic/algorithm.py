@@ -41,9 +41,9 @@ class ActorCriticConfig(Options):
     """Discount."""
     lambda_: float = number(0.95, at_least=0, at_most=1)
     """Decay of the traces in the advantages (GAE)."""
-    lr: float = number(1e-3, above=0)
+    lr: float = number(1e-3, above=0, live=True)
     """Learning rate."""
-    lr_final: float | None = number(None, at_least=0)
+    lr_final: float | None = number(None, at_least=0, live=True)
     """Learning rate at the end of the env_steps budget; none keeps it constant."""
     optimiser: OptimiserName = "adam"
     """adam, rmsprop (epsilon inside the root) or sgd."""
@@ -53,9 +53,9 @@ class ActorCriticConfig(Options):
     """Longest gradient; longer ones are scaled down. 0 does not clip."""
     value_weight: float = number(0.5, at_least=0)
     """Weight of the value loss."""
-    entropy: float = number(0.01, at_least=0)
+    entropy: float = number(0.01, at_least=0, live=True)
     """Weight of the entropy bonus."""
-    entropy_final: float | None = number(None, at_least=0)
+    entropy_final: float | None = number(None, at_least=0, live=True)
     """Entropy weight at the end of the env_steps budget; none keeps it constant."""
     normalise_observations: bool = False
     """Scale floating-point observations by their running mean and deviation; pixels are scaled anyway."""

@@ -64,7 +64,8 @@ class ActorCriticLearn(PhasedLearn[ActorCriticModel]):
 
     def __init__(self, config: ActorCriticConfig, model: ActorCriticModel, record: Unroll,
                  objective: Callable[[ActorCriticLearn], ActorCriticObjective]) -> None:
-        phase = Phase("all", config.optimiser, config.lr, config.lr_final, config.optimiser_epsilon, config.grad_norm)
+        phase = Phase("all", config.optimiser, lambda: config.lr, lambda: config.lr_final,
+                      config.optimiser_epsilon, config.grad_norm)
         super().__init__(model, (phase,), normalise_returns=config.normalise_returns)
         self._seats, self._final_rows = record.seats, record.final_capacity
         self.objective = objective(self)

@@ -14,7 +14,7 @@ register.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,8 +52,9 @@ class Phase:
     name: str
     """Of a part of the network, where there are several phases."""
     optimiser: OptimiserName | ValueOptimiserName
-    lr: float
-    lr_final: float | None = None
+    lr: float | Callable[[], float]
+    """A number, or what gives it at every update: then it may change while a run goes on."""
+    lr_final: float | Callable[[], float | None] | None = None
     """At the end of the env_steps budget; None keeps it constant."""
     epsilon: float = 1e-8
     grad_norm: float = 0.0
@@ -71,7 +72,9 @@ class Phase:
     """A phase whose parameters this loss has a gradient for too: it comes later, and adds that gradient to its own."""
 
     def rate(self, progress: Progress) -> float:
-        return annealed(progress, self.lr, self.lr_final)
+        first, last = (rate() if callable(rate) else rate for rate in (self.lr, self.lr_final))
+        assert first is not None
+        return annealed(progress, first, last)
 
 
 @dataclass

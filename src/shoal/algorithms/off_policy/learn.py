@@ -134,11 +134,12 @@ class ActorOptions(Protocol):
 
 
 def critic_phase(config: OffPolicyOptions, target: TargetSchedule) -> Phase:
-    return Phase("critic", "adam", config.critic_lr, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm, target=target)
+    return Phase("critic", "adam", lambda: config.critic_lr, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm,
+                 target=target)
 
 
 def actor_phase(config: ActorOptions, **more: Any) -> Phase:
-    return Phase("actor", "adam", config.actor_lr, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm, **more)
+    return Phase("actor", "adam", lambda: config.actor_lr, epsilon=config.optimiser_epsilon, grad_norm=config.grad_norm, **more)
 
 
 class OffPolicyLearn(ItemLearn[Model[Any]]):

@@ -26,9 +26,9 @@ class OffPolicyOptions(Options):
     """What is added to rewards then (-1 for AntMaze)."""
     random_steps: int = number(1_000, at_least=0)
     """Environment steps at the beginning whose actions are uniformly random."""
-    actor_lr: float = number(3e-4, above=0)
+    actor_lr: float = number(3e-4, above=0, live=True)
     """Learning rate of the actor."""
-    critic_lr: float = number(3e-4, above=0)
+    critic_lr: float = number(3e-4, above=0, live=True)
     """Learning rate of the critics."""
     optimiser_epsilon: float = number(1e-8, above=0)
     """Epsilon of Adam."""
@@ -54,7 +54,7 @@ class NoiseOptions(OffPolicyOptions):
 
     noise: Literal["gaussian", "ou"] = "gaussian"
     """Noise that explores: gaussian, or ou (Ornstein-Uhlenbeck), which goes on from step to step of an episode."""
-    noise_std: float = number(0.1, at_least=0)
+    noise_std: float = number(0.1, at_least=0, live=True)
     """Deviation of the noise, where actions lie in [-1, 1]; of ou that of each of its steps."""
     noise_theta: float = number(0.15, at_least=0, at_most=1)
     """How fast ou noise returns to 0."""

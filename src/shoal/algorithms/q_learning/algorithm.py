@@ -57,11 +57,11 @@ class QLearningConfig(Options):
     """Beta at the end of the env_steps budget; none keeps it constant."""
     exploration: Literal["schedule", "ladder"] = "schedule"
     """schedule: one epsilon for all, falling; ladder: every environment its own for the whole run (Ape-X)."""
-    epsilon: float = number(1.0, at_least=0, at_most=1)
+    epsilon: float = number(1.0, at_least=0, at_most=1, live=True)
     """Share of random actions at the beginning, or on the first rung of the ladder (Ape-X: 0.4)."""
-    epsilon_final: float = number(0.05, at_least=0, at_most=1)
+    epsilon_final: float = number(0.05, at_least=0, at_most=1, live=True)
     """Share of random actions in the end (schedule)."""
-    epsilon_steps: int = number(10_000, at_least=0)
+    epsilon_steps: int = number(10_000, at_least=0, live=True)
     """Environment steps over which epsilon falls (schedule)."""
     ladder_alpha: float = number(7.0, at_least=0)
     """How far the ladder reaches: its last rung is epsilon^(1 + alpha)."""
@@ -69,9 +69,9 @@ class QLearningConfig(Options):
     """Updates between two copies of the net to the target net; 0 never copies, 1 uses no target net."""
     target_tau: float = number(0.0, at_least=0, at_most=1)
     """More than 0 moves the target net by this share of the way at every update, instead of copying."""
-    lr: float = number(5e-4, above=0)
+    lr: float = number(5e-4, above=0, live=True)
     """Learning rate."""
-    lr_final: float | None = number(None, at_least=0)
+    lr_final: float | None = number(None, at_least=0, live=True)
     """Learning rate at the end of the env_steps budget; none keeps it constant."""
     optimiser: ValueOptimiserName = "adam"
     """adam, rmsprop, rmsprop_centred (epsilon inside the root), adagrad or sgd."""

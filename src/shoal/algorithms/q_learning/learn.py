@@ -86,7 +86,8 @@ class QLearn(ItemLearn[QModel]):
         """`seed` is that of the noise."""
         follows = TargetSchedule(tau=config.target_tau) if config.target_tau else TargetSchedule(config.target_period_updates)
         name = "all" if contrast is None else "head"
-        phase = Phase(name, config.optimiser, config.lr, config.lr_final, config.optimiser_epsilon, config.grad_norm,
+        phase = Phase(name, config.optimiser, lambda: config.lr, lambda: config.lr_final,
+                      config.optimiser_epsilon, config.grad_norm,
                       decay=config.rmsprop_decay, start=config.adagrad_start, target=follows)
         super().__init__(model, (phase,), target=target, contrast=contrast)
         self.config, self._errors, self._target, self._seed = config, errors, target, seed

@@ -1,0 +1,1 @@
+"""What evolution strategies share: a table of noise, perturbed copies of a policy, an update from their returns."""

@@ -1,0 +1,80 @@
+"""The policy of an evolution strategy: a net without randomness or memory, alone or in perturbed copies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from shoal.algorithms.common.model import Model
+from shoal.algorithms.common.plan import AlgorithmPlan
+from shoal.algorithms.common.policy import ModelPolicy
+from shoal.algorithms.evolution.actions import ActionReader
+from shoal.algorithms.evolution.noise import NoiseTable, draw_indices
+from shoal.core import Tree
+from shoal.learning import StepView
+from shoal.nets import PolicyNetwork, build_policy
+from shoal.nets.batched import BatchedPolicy
+from shoal.slots import map_tree
+
+if TYPE_CHECKING:
+    from shoal.algorithms.es import Config
+
+__all__ = ["EvolutionModel", "EvolutionPolicy", "PerturbedMembers"]
+
+
+class EvolutionModel(Model[PolicyNetwork]):
+    """A policy net and how its outputs are read."""
+
+    def __init__(self, plan: AlgorithmPlan, seed: int) -> None:
+        spec = plan.spec
+        self.actions = ActionReader(spec.action_space, spec.name)
+        super().__init__(build_policy(spec.observation_space, self.actions.outputs, plan.net, seed), spec.observation_space,
+                         plan.norm_size)
+
+    def seen(self, view: StepView) -> tuple[Tree, torch.Tensor | None]:
+        """What the net is shown, and the action mask."""
+        mask = None if view.action_mask is None else self.tensor(view.action_mask)
+        return self.see(map_tree(self.tensor, view.observation)), mask
+
+
+class EvolutionPolicy(ModelPolicy[EvolutionModel]):
+    """Acts with the parameters themselves; `explore` is the deviation of noise on Box actions, in units of half their range."""
+
+    def act(self, view: StepView, state: Tree, explore: np.ndarray | None, rng: torch.Generator) -> tuple[Tree, Tree, Tree]:
+        with torch.inference_mode():
+            observation, mask = self.model.seen(view)
+            outputs = self.model.net(observation)
+            noise = None
+            if explore is not None and explore.any():
+                noise = torch.randn(outputs.shape, generator=rng) * torch.from_numpy(explore)[:, None]
+            return self.model.actions.read(outputs, mask, noise).numpy(), state, {}
+
+
+class PerturbedMembers:
+    """A learning.Members: theta + sigma eps or theta - sigma eps on every row, eps a slice of the noise table."""
+
+    def __init__(self, config: Config, model: EvolutionModel, rows: int, table: NoiseTable, seed: int) -> None:
+        self.config, self.model, self.table, self.seed = config, model, table, seed
+        self.draws = config.population // 2 if config.mirrored else config.population
+        self.action_noise = config.action_noise if model.actions.box is not None else 0.0
+        self.copies = BatchedPolicy(model.net, rows)
+        self._policy = EvolutionPolicy(model)
+
+    def load(self, published: Tree) -> None:
+        self._policy.load(published)
+
+    def perturb(self, iteration: int, numbers: np.ndarray) -> None:
+        indices = draw_indices(self.seed, iteration, self.draws, self.table)
+        for row, number in zip(self.copies.params, numbers.tolist(), strict=True):
+            draw, opposite = divmod(number, 2) if self.config.mirrored else (number, 0)
+            sigma = -self.config.sigma if opposite else self.config.sigma
+            torch.add(self.model.params, self.table.slice(int(indices[draw])), alpha=sigma, out=row)
+
+    def act(self, view: StepView, rng: torch.Generator) -> Tree:
+        with torch.inference_mode():
+            observation, mask = self.model.seen(view)
+            outputs = self.copies(observation)
+            noise = self.action_noise * torch.randn(outputs.shape, generator=rng) if self.action_noise else None
+            return self.model.actions.read(outputs, mask, noise).numpy()

@@ -1,0 +1,58 @@
+"""Values that may change while a run goes on: which there are, whether a change makes sense, and where it arrives.
+
+A field is live if its Config declares it (`number(..., live=True)`): whoever needs it reads it from the options at every use, so a
+change in place reaches an actor with its next weights and a learner with its next update, also where updates are CUDA graphs (the
+learning rate and the weight of the entropy are inputs of the graph). All else was used to lay out memory, wires and networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import is_dataclass, replace
+from typing import Any
+
+from shoal.errors import ConfigError
+from shoal.experiment.config import Plan
+from shoal.experiment.values import keys, with_values
+from shoal.options import is_live
+
+__all__ = ["changed_plan", "live_keys"]
+
+
+def live_keys(plan: Plan) -> list[str]:
+    """All that may change in a run of this plan, as `shoal set` names it."""
+    experiment = plan.experiment
+    return [key for key in keys(experiment) if _declared(experiment, key)]
+
+
+def _declared(experiment: Any, key: str) -> bool:
+    *path, name = key.split(".")
+    options = experiment
+    for part in path:
+        options = getattr(options, part)
+    return is_dataclass(options) and is_live(options, name)
+
+
+def changed_plan(plan: Plan, values: Mapping[str, Any], running: bool = True) -> Plan:
+    """The plan with these values; ConfigError where one of them cannot change, perhaps only while the run is running, or makes no
+    sense."""
+    experiment = with_values(plan.experiment, values, "")  # says it where there is no such value, or another kind is needed
+    live = live_keys(plan)
+    for key in values:
+        if key not in live:
+            raise ConfigError(f"{key} cannot change while a run goes on: networks, wires or stored data were made with it; start "
+                              f"another run. What can change: {', '.join(live)}")
+        if running and key.startswith("algorithm.") and _in_group(plan):
+            raise ConfigError(f"{key} cannot change while several learners make one update: one of them would use it sooner than "
+                              "the others, and they would drift apart; stop the run, set it, and resume")
+    if "actors" in values:
+        if not isinstance(values["actors"], int):
+            raise ConfigError(f"actors={values['actors']} is not possible while a run goes on: give a number")
+        experiment = replace(experiment, autoscale=replace(experiment.autoscale, start=None, most=None))
+    changed = replace(plan, experiment=experiment)
+    changed.validate()
+    return changed
+
+
+def _in_group(plan: Plan) -> bool:
+    return plan.experiment.learners > 1 or (plan.architecture.takes_scores and plan.actor_count > 1)

@@ -1,0 +1,97 @@
+"""Whole episodes of perturbed policies, side by side: a row of the environment for each episode, one forward pass for all rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from shoal.algorithms.records.moments import MomentSums
+from shoal.algorithms.records.spaces import float_paths
+from shoal.core import Me, Tree
+from shoal.envs import BatchedEnv, Step
+from shoal.population import Members, ScoreRecord
+
+__all__ = ["MemberRollout", "rows_of"]
+
+
+def rows_of(envs: int, record: ScoreRecord) -> int:
+    """How many episodes are played at once: as many as there are environments, in whole members."""
+    most = min(envs, record.members * record.episodes)
+    return max(1, most // record.episodes) * record.episodes
+
+
+class MemberRollout:
+    """Plays the members of an iteration chunk by chunk. All chunks have the same number of rows; a chunk's environments and noise
+    follow from (seed, iteration, chunk): every worker would find the same returns, to the bit."""
+
+    def __init__(self, me: Me, env: BatchedEnv, members: Members, record: ScoreRecord, seed: int) -> None:
+        self.me, self.env, self.members, self.record, self.seed = me, env, members, record, seed
+        self.rows = env.num_seats
+        self.chunks = -(-record.members * record.episodes // self.rows)
+        self._viewer, self._floats = record.viewer(self.rows), float_paths(env.observation_space)
+
+    def play(self, iteration: int, chunk: int, longest: int, into: Tree) -> int:
+        """Add what a chunk's members did to a record of this iteration; returns how many decisions that took. Episodes are cut off
+        after `longest` of them."""
+        record, rows = self.record, self.rows
+        episode = chunk * rows + np.arange(rows)
+        playing = episode < record.members * record.episodes
+        number = np.minimum(episode, record.members * record.episodes - 1) // record.episodes
+        env_seed, noise_seed = np.random.SeedSequence([self.seed, iteration, chunk]).generate_state(2)
+        with self.me.stats.phase("prepare"):
+            self.members.perturb(iteration, number)
+        # One chunk's observations count in each iteration, in turns: a sum of several would depend on who adds it up.
+        counted = MomentSums(into["observation_moments"]["sum"].shape[1]) \
+            if "observation_moments" in into and iteration % self.chunks == chunk else None
+        score, length = self._episodes(int(env_seed >> 1), int(noise_seed), playing, longest, counted)
+        np.add.at(into["score"], number[playing], score[playing] / record.episodes)
+        np.add.at(into["decisions"], number[playing], length[playing])
+        if counted is not None:
+            counted.take(into["observation_moments"])
+        stats = self.me.stats
+        stats.add("episodes", int(playing.sum()))
+        stats.observe("episode_return", score[playing])
+        stats.observe("episode_length", length[playing])
+        return int(length.sum())
+
+    def _episodes(self, env_seed: int, noise_seed: int, playing: np.ndarray, longest: int,
+                  counted: MomentSums | None) -> tuple[np.ndarray, np.ndarray]:
+        """Returns and lengths [R] of one episode on each row that is `playing`. Rows that are not only fill the batch."""
+        stats, env, members, viewer = self.me.stats, self.env, self.members, self._viewer
+        inference, world = stats.phase("inference"), stats.phase("env")
+        rng = torch.Generator().manual_seed(noise_seed)
+        playing = playing.copy()
+        score, length = np.zeros(self.rows), np.zeros(self.rows, np.int64)
+        now = env.reset(env_seed)
+        while playing.any():
+            if counted is not None:
+                counted.add(self._numbers(now)[playing])
+            with inference:
+                action = members.act(viewer.of(now), rng)
+            with world:
+                now = env.step(action)
+            moved = playing & now.valid
+            score[moved] += now.reward[moved]
+            length[moved] += 1
+            ended = moved & now.last
+            if ended.any():
+                score[ended] = now.episode_return[ended[now.last & now.valid]]  # from unclipped rewards
+            playing &= ~ended & (length < longest)
+            decisions = int(np.count_nonzero(moved))
+            stats.add("env_steps", decisions)
+            stats.add("env_frames", decisions * env.frame_skip)
+            self.me.beat()  # a slow environment is not one that hangs
+        return score, length
+
+    def _numbers(self, now: Step) -> np.ndarray:
+        """The floating-point numbers of all rows' observations, [R, size]."""
+        parts = []
+        for path in self._floats:
+            leaf: Tree = now.observation
+            for key in path:
+                leaf = leaf[key]
+            parts.append(leaf.reshape(self.rows, -1))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
+
+    def close(self) -> None:
+        self.env.close()

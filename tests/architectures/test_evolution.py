@@ -1,0 +1,148 @@
+"""Evolution strategies: any number of workers is one, replicas stay alike, drift is mended, kills and resumes leave no trace."""
+
+import numpy as np
+import pytest
+
+from shoal import cli
+from shoal.algorithms import es
+from shoal.errors import ConfigError, RoleFailed
+from shoal.experiment.checkpoints import TensorFiles
+from shoal.nets import NetConfig
+from shoal.roles.parts import EnvSource
+from tests.architectures.graphs import Weights, draw, go, train
+from tests.runtime.harness import kill
+
+QUICK = es.Config(population=8, sigma=0.1, lr=0.05, episode_limit=10, limit_growth=1.01, noise_size=50_000)
+NET = NetConfig(hidden=(8,))
+FIT = {"net": NET, "envs_per_actor": 2}  # four chunks
+
+
+def test_any_number_of_workers_is_one_worker(tmp_path):
+    """Chunks do not depend on who plays them, so the parameters are the same to the bit; on the local runtime too."""
+    alone = train(tmp_path, QUICK, "evolution", "CartPole-v1", "inline", **FIT)
+    assert alone.reason == "counted" and np.isfinite(alone.published["params"]).all()
+    for kind, workers in (("inline", 2), ("inline", 3), ("local", 2)):
+        run = train(tmp_path, QUICK, "evolution", "CartPole-v1", kind, actors=workers, **FIT)
+        assert run.hash == alone.hash, (kind, workers)
+        np.testing.assert_array_equal(run.published["norm"]["mean"], alone.published["norm"]["mean"])
+    other = train(tmp_path, QUICK, "evolution", "CartPole-v1", "inline", seed=8, **FIT)
+    assert other.hash != alone.hash
+
+
+@pytest.mark.parametrize("env", ["Pendulum-v1", "FrozenLake-v1"])
+def test_other_spaces_run(env, tmp_path):
+    config = es.Config(population=4, episodes=2, action_noise=0.01, episode_limit=5, noise_size=50_000)
+    runs = [train(tmp_path, config, "evolution", env, "inline", updates=3, actors=n, net=NET, envs_per_actor=3) for n in (1, 2)]
+    assert runs[0].hash == runs[1].hash
+
+
+def kept(program):
+    """The roles that a program makes, inline."""
+    roles, node = [], program.nodes["worker"]
+    make = node.role
+
+    def made(me, **arguments):
+        roles.append(make(me, **arguments))
+        return roles[-1]
+
+    node.role = made
+    return roles
+
+
+def test_replicas_are_equal_after_100_iterations(tmp_path):
+    program, _ = draw(QUICK, "evolution", "CartPole-v1", actors=3, **FIT)
+    roles = kept(program)
+    run = go(program, "inline", tmp_path, Weights(until=lambda control: control.total("learner_steps") >= 100))
+    assert run.reason == "until" and len(roles) == 3
+    least = min(role.iteration for role in roles)
+    assert least >= 99 and all(role.iteration - least <= 1 for role in roles)
+    assert len({role.checksum() for role in roles if role.iteration == least}) == 1
+    assert run.final["worker-1"]["replicas_resynchronised"] == 0
+
+
+def test_what_travels_does_not_depend_on_the_number_of_parameters(tmp_path):
+    moved = []
+    for hidden in ((), (64, 64)):
+        run = train(tmp_path, QUICK, "evolution", "CartPole-v1", "inline", updates=5, actors=2, net=NetConfig(hidden=hidden),
+                    envs_per_actor=4)
+        wire = run.wires["scores"]
+        first = train(tmp_path, QUICK, "evolution", "CartPole-v1", "inline", updates=2, actors=2, net=NetConfig(hidden=hidden),
+                      envs_per_actor=4).wires["scores"]
+        moved.append(wire["bytes_moved"] - first["bytes_moved"])  # without the state that they agree on at first
+    assert moved[0] == moved[1] > 0
+
+
+def test_a_worker_that_has_drifted_is_resynchronised(tmp_path):
+    clean = train(tmp_path, QUICK, "evolution", "CartPole-v1", "inline", updates=6, actors=2, **FIT)
+    program, _ = draw(QUICK, "evolution", "CartPole-v1", actors=2, **FIT)
+    roles = kept(program)
+
+    def act(control):
+        if len(roles) == 2 and roles[1].iteration == 3 and not drifted:
+            drifted.append(True)
+            roles[1].learn.model.params[0] += 1e-3
+
+    drifted = []
+    run = go(program, "inline", tmp_path, Weights(act=act, until=lambda control: drifted and control.total("learner_steps") >= 8))
+    assert run.final["worker-1"]["replicas_resynchronised"] == 1 and run.final["worker-0"]["replicas_resynchronised"] == 0
+    assert any("had drifted" in text for text in run.texts("note"))
+    again = train(tmp_path, QUICK, "evolution", "CartPole-v1", "inline", updates=roles[0].iteration, actors=2, **FIT)
+    assert again.published["params"].tobytes() == roles[0].learn.model.params.numpy().tobytes() and clean.hash != again.hash
+
+
+def test_another_noise_table_ends_the_run(tmp_path):
+    program, _ = draw(QUICK, "evolution", "CartPole-v1", actors=2, **FIT)
+    roles = kept(program)
+    with pytest.raises(RoleFailed, match="noise table of this machine differs"):
+        go(program, "inline", tmp_path, Weights(act=lambda control: roles[1].learn.table.__dict__.update(fingerprint=1)))
+
+
+def test_a_killed_worker_leaves_no_trace_in_the_parameters(tmp_path):
+    left, mark = ["worker-1", "worker-0"], [3.0]
+
+    def act(control):
+        if left and control.total("learner_steps") > mark[0]:
+            kill(control, left.pop(0))
+            mark[0] = control.total("learner_steps") + 3
+
+    watch = Weights(until=lambda c: not left and c.total("restarts") >= 2 and c.total("learner_steps") > mark[0], act=act)
+    run = train(tmp_path, QUICK, "evolution", "CartPole-v1", "local", actors=2, updates=None, watch=watch, **FIT)
+    assert run.reason == "until"
+    iterations = int(run.published["progress"][1])
+    alone = train(tmp_path, QUICK, "evolution", "CartPole-v1", "inline", updates=iterations, **FIT)
+    assert alone.hash == run.hash
+
+
+def newest(run):
+    return max((run / "checkpoints").iterdir(), key=lambda folder: folder.stat().st_mtime)
+
+
+SMALL = ["--runtime", "inline", "--console.mode", "none", "--no-tensorboard", "--eval.episodes", "2", "--algorithm.population", "8",
+         "--algorithm.noise-size", "50000", "--architecture.envs-per-actor", "4", "--eval.every-env-steps", "1000000"]
+
+
+def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path, monkeypatch, capsys):
+    """Nothing random depends on how often a run was resumed."""
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "es", "CartPole-v1", *SMALL]
+    assert cli.main([*words, "--max-learner-steps", "6", "--run-dir", "whole"]) == 0
+    assert cli.main([*words, "--max-learner-steps", "3", "--run-dir", "parts"]) == 0
+    assert cli.main(["resume", "parts", "--max-learner-steps", "6", "--console.mode", "none"]) == 0
+    whole, parts = (TensorFiles().load(newest(tmp_path / name) / "worker-0.safetensors") for name in ("whole", "parts"))
+    for name in whole:
+        np.testing.assert_array_equal(whole[name], parts[name])
+    assert cli.main(["eval", "parts", "--episodes", "2"]) == 0
+    capsys.readouterr()
+
+
+def test_it_fits_its_own_algorithm_only(capsys):
+    for words, fix in ((["--algorithm", "es", "--architecture", "synchronous"], "use --architecture evolution"),
+                       (["--algorithm", "ppo", "--architecture", "evolution"], "use --algorithm es"),
+                       (["--algorithm", "dqn", "--architecture", "evolution"], "use --algorithm es"),
+                       (["es", "--learners", "2"], "use --actors 2"),
+                       (["es", "--replay.capacity", "5000"], "returns of whole episodes"),
+                       (["es", "--algorithm.population", "7"], "is odd")):
+        assert cli.main(["show", *words, "CartPole-v1"]) == 2
+        assert fix in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="vary from actor to actor"):
+        draw(QUICK, "evolution", EnvSource("CartPole-v1", varied={"a": (1, 2)}))

@@ -1,0 +1,153 @@
+"""Values that change while a run goes on: they arrive, are events, survive kills and resumes; others are refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+import shoal
+from shoal import cli
+from shoal.experiment.config import Names, default_plan
+from shoal.experiment.live_values import changed_plan, live_keys
+from shoal.experiment.mailbox import Mailbox
+from shoal.experiment.references import EnvRef
+from shoal.experiment.rundir import RunDir
+from shoal.telemetry.outputs import read_lines
+from tests.runtime.harness import PATIENCE
+
+
+def eventually(condition):
+    until = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return found
+
+
+def events(run, kind):
+    return [row for row in read_lines(run / "metrics.jsonl") if row.get("event") == kind]
+
+
+class Running:
+    """A run in processes of its own that is told something from here."""
+
+    def __init__(self, run, *words):
+        command = [sys.executable, "-m", "shoal.cli", "train", *words, "--run-dir", str(run), "--console.mode", "none",
+                   "--no-tensorboard"]
+        self.run, self.process = run, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        eventually(lambda: self.process.poll() is not None or (run / "summary.json").exists())
+        assert self.process.poll() is None, self.process.stderr.read()
+
+    def shoal(self, command, *words):
+        return cli.main([command, str(self.run), *words])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.process.stderr.close()
+
+    def snapshots(self):
+        return [row for row in read_lines(self.run / "metrics.jsonl") if row.get("kind") == "snapshot"]
+
+    def rates(self):
+        return [row["losses"]["learning_rate"] for row in self.snapshots() if row["losses"].get("learning_rate") is not None]
+
+
+def plan(preset="ppo", **overrides):
+    loaded = shoal.experiment.presets.load_preset(preset)
+    return default_plan(Names(loaded.algorithm, loaded.architecture, preset), EnvRef("CartPole-v1"), loaded, overrides)
+
+
+def test_configs_declare_what_is_live():
+    ppo = {"algorithm.lr", "algorithm.entropy", "eval.every_env_steps", "checkpoint.every_seconds", "actors"}
+    assert ppo <= set(live_keys(plan()))
+    assert {"algorithm.epsilon", "algorithm.lr"} <= set(live_keys(plan("dqn")))
+    assert {"algorithm.actor_lr", "algorithm.alpha_lr"} <= set(live_keys(plan("sac")))
+    assert {"algorithm.sigma", "algorithm.weight_decay"} <= set(live_keys(plan("es")))
+    assert not {"algorithm.gamma", "net.hidden", "seed", "runtime"} & set(live_keys(plan()))
+
+
+@pytest.mark.parametrize(("values", "words"), [
+    ({"algorithm.gamma": 0.5}, "algorithm.gamma cannot change while a run goes on"), ({"algorithm.lr": -1.0}, "lr is -1"),
+    ({"algorithm.lr": "fast"}, "is not possible"), ({"algorithm.speed": 1}, "there is no setting"),
+    ({"actors": "auto"}, "give a number"),
+])
+def test_what_cannot_change_is_refused(values, words):
+    with pytest.raises(shoal.ConfigError, match=words):
+        changed_plan(plan(), values)
+
+
+def test_learners_of_a_group_do_not_change_one_after_the_other():
+    with pytest.raises(shoal.ConfigError, match="drift apart"):
+        changed_plan(plan(learners=2), {"algorithm.lr": 1e-4})
+    assert changed_plan(plan(learners=2), {"algorithm.lr": 1e-4}, running=False).experiment.algorithm.lr == 1e-4
+
+
+def test_a_value_reaches_the_learner_and_survives_kills(tmp_path, capsys):
+    run = tmp_path / "run"
+    with Running(run, "a2c", "shoal/Catch-v0", "--actors", "2") as running:
+        assert running.shoal("set", "algorithm.lr=0.00025", "algorithm.entropy=0.5") == 0
+        eventually(lambda: 0.00025 in running.rates())
+        (event,) = events(run, "change")
+        assert event["values"] == {"algorithm.lr": 0.00025, "algorithm.entropy": 0.5} and event["env_steps"] >= 0 and event["time"]
+        assert running.shoal("set", "algorithm.gamma=0.5") == 2 and len(events(run, "change")) == 1
+        before = running.snapshots()[-1]
+        os.kill(place(running.process.pid, "learner"), signal.SIGKILL)
+        eventually(lambda: running.snapshots()[-1]["restarts"] > before["restarts"])
+        after = running.snapshots()[-1]["learner_steps"]
+        eventually(lambda: running.snapshots()[-1]["learner_steps"] > after + 100)
+        assert running.rates()[-1] == 0.00025
+        running.process.send_signal(signal.SIGKILL)
+    capsys.readouterr()
+    assert json.loads((run / "config.json").read_text())["algorithm"]["lr"] == 0.00025
+    further = str(RunDir(run).last_snapshot()["env_steps"] + 2000)
+    assert cli.main(["resume", str(run), "--max-env-steps", further, "--console.mode", "none", "--runtime", "inline"]) == 0
+    assert running.rates()[-1] == 0.00025
+
+
+def place(driver, name):
+    """The process of a place of this driver."""
+    titles = {" ".join(child.cmdline()): child.pid for child in psutil.Process(driver).children(recursive=True)}
+    return next(pid for title, pid in titles.items() if name in title)
+
+
+def test_stop_pause_and_checkpoint(tmp_path, capsys):
+    run = tmp_path / "run"
+    with Running(run, "impala", "shoal/Catch-v0", "--actors", "2") as running:
+        assert running.shoal("checkpoint") == 0 and "written" in capsys.readouterr().out
+        assert running.shoal("set", "actors=1") == 0 and running.shoal("set", "actors=3") == 2
+        assert "laid out for 1 to 2" in capsys.readouterr().err
+        assert running.shoal("pause") == 0 and running.shoal("pause") == 0 and "already" in capsys.readouterr().out
+        assert running.shoal("unpause") == 0
+        assert running.shoal("stop") == 0 and running.process.wait(PATIENCE) == 0
+    assert json.loads((run / "summary.json").read_text())["stopped_by"] == "stop"
+    texts = [event["text"] for event in events(run, "change")]
+    assert [text.split(" at ")[0] for text in texts] == ["actors 2 -> 1", "paused", "unpaused"]
+    assert cli.main(["stop", str(run)]) == 2 and "is not running" in capsys.readouterr().err
+    assert cli.main(["set", str(run), "algorithm.lr=0.5"]) == 0
+    assert json.loads((run / "config.json").read_text())["algorithm"]["lr"] == 0.5
+    assert cli.main(["set", str(run), "algorithm.gamma=0.5"]) == 2
+
+
+def test_letters_are_whole_ordered_and_answered_once(tmp_path):
+    box = Mailbox(tmp_path)
+    assert box.take() == [] and box.answer("x") is None
+    names = [box.post({"command": "set", "number": n}) for n in range(5)]
+    (box.folder / "0-broken.letter").write_text("{")
+    assert box.withdraw(names[0]) and not box.withdraw(names[0])
+    letters = box.take()
+    assert [letter.content["number"] for letter in letters] == [1, 2, 3, 4] and box.take() == []
+    threading.Thread(target=box.reply, args=(names[1],), kwargs={"text": "done"}).start()
+    assert eventually(lambda: box.answer(names[1])) == {"error": "", "text": "done"} and box.answer(names[1]) is None
+    box.clear()
+    assert not any(box.folder.iterdir())
