@@ -53,8 +53,9 @@ class JoinedRecordings:
 
 def _alike(one: RecordingInfo, other: RecordingInfo) -> bool:
     """Whether both were made in the same environment."""
+    names = [(info.env, json_arguments(info.kwargs), info.mask_size) for info in (one, other)]
     spaces = difference(one.observation_space, other.observation_space) or difference(one.action_space, other.action_space)
-    return (one.env, json_arguments(one.kwargs), one.mask_size) == (other.env, json_arguments(other.kwargs), other.mask_size) and not spaces
+    return names[0] == names[1] and not spaces
 
 
 def _together(infos: list[RecordingInfo]) -> RecordingInfo:
