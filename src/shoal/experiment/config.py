@@ -44,6 +44,7 @@ __all__ = [
     "Experiment",
     "Names",
     "Plan",
+    "RayOptions",
     "check_ray",
     "default_plan",
     "experiment_type",
@@ -136,6 +137,18 @@ class ConsoleConfig(Options):
 
 
 @dataclass(frozen=True)
+class RayOptions(RayConfig):
+    """The cluster of --runtime ray."""
+
+    gpus_per_learner: float = number(1.0, at_least=0)
+    """GPUs that each learner and each inference server asks for, where the run computes on GPUs."""
+
+    @property
+    def gpus_per_place(self) -> float:
+        return self.gpus_per_learner
+
+
+@dataclass(frozen=True)
 class Experiment(Options, Generic[A, R]):
     """Every value of a run."""
 
@@ -165,7 +178,7 @@ class Experiment(Options, Generic[A, R]):
     """What is shown while it runs."""
     league: LeagueOptions = field(default_factory=LeagueOptions)
     """Players, matches and snapshots of --policies league."""
-    ray: RayConfig = field(default_factory=RayConfig)
+    ray: RayOptions = field(default_factory=RayOptions)
     """The cluster of --runtime ray."""
     runtime: Literal["local", "inline", "ray"] = "local"
     """Where roles live: local has a process each, inline runs them in one thread, bit-exact for a seed, ray has a cluster."""
@@ -178,7 +191,7 @@ class Experiment(Options, Generic[A, R]):
     device: DeviceName = "auto"
     """Where learners and inference servers compute; auto takes a GPU for images and for the device architecture."""
     cores: int | None = number(None, at_least=1)
-    """How many of this machine's cores the run may use; all of them without it."""
+    """How many of this machine's cores the run may use; all of them by default."""
     values: Literal["tuned", "paper"] = "tuned"
     """Whose values a preset takes where both give one: those found by trying, or the publication's."""
     seed: int = number(0, at_least=0, below=2**53)
@@ -232,7 +245,7 @@ class Experiment(Options, Generic[A, R]):
 
     @property
     def against(self) -> str | None:
-        """Whom evaluations are played against; none: the policies of the run sit on all seats themselves."""
+        """The opponent in evaluations; none: the policies of the run play all seats themselves."""
         if self.policies not in ("self-play", "league"):
             return None
         return (self.goal.opponent if self.goal is not None else None) or "random"
@@ -269,6 +282,9 @@ class Experiment(Options, Generic[A, R]):
                               "self-play")
         if not self.several:
             self._validate_alone()
+        if self.league != LeagueOptions() and self.policies != "league":
+            raise ConfigError(f"--league.* speaks of a league, but --policies is {self.policies}; give --policies league, or leave "
+                              "it out")
 
     def _validate_alone(self) -> None:
         """What is said of several policies needs several."""
@@ -292,7 +308,7 @@ class Experiment(Options, Generic[A, R]):
 
 @dataclass(frozen=True)
 class AutoChoice:
-    """What `--actors auto` has come to."""
+    """The layout that `--actors auto` chose."""
 
     chosen: str
     """The layout in words."""
@@ -375,9 +391,9 @@ def experiment_type(plan: Plan) -> Any:
     return generic[plan.algorithm.config_class, plan.architecture.config_class]
 
 
-def check_ray(experiment: Experiment[Any, Any], before: RayConfig | None = None) -> None:
+def check_ray(experiment: Experiment[Any, Any], before: RayOptions | None = None) -> None:
     """Refuse --ray.* (other than `before`) without --runtime ray; a run that was on a cluster may go on elsewhere."""
-    before = before or RayConfig()
+    before = before or RayOptions()
     if experiment.runtime == "ray" or experiment.ray == before:
         return
     name, value = next((entry.name, value) for entry in fields(before)

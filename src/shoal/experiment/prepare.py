@@ -48,7 +48,7 @@ from shoal.telemetry import Metric
 __all__ = ["OPTIONS", "Prepared", "plan_from_json", "plan_to_json", "prepare", "remade"]
 
 OPTIONS = ScaleOptions(senders=("--actors",), members=("--actors", "--learners"), threads="fewer --learner-threads",
-                       no_gpu="--device cpu")
+                       no_gpu="--device cpu", fewer_gpus="a lower --ray.gpus-per-learner")
 """What to lower where a cluster is too small."""
 EVALUATING = SideWork("eval_env_steps", free=1_000, share=10)
 """Evaluations of an inline run: an episode that never ends must not keep it from training."""

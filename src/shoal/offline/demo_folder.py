@@ -121,6 +121,15 @@ class DemoFolder:
             for number in range(len(inside)) if order is None else order.permutation(len(inside)).tolist():
                 yield inside[number]
 
+    def episode(self, number: int) -> Episode:
+        """One of them; only the file that it lies in is read."""
+        ends = np.cumsum([file["episodes"] for file in self.files])
+        if not 0 <= number < self.info.episodes:
+            raise IndexError(f"there is no episode {number} of {self.info.episodes}")
+        at = int(np.searchsorted(ends, number, side="right"))
+        first = int(ends[at]) - int(self.files[at]["episodes"])
+        return self._read(self.files[at], first)[number - first]
+
     @property
     def shard_steps(self) -> list[int]:
         """Decisions in each file."""
@@ -234,7 +243,7 @@ class DemoWriter:
                overwrite: bool = False) -> DemoWriter:
         """A writer for a new folder. If the folder has a recording already, give `append` or `overwrite`."""
         if not (path / META).exists():
-            if path.exists() and (not path.is_dir() or any(one.suffix != ".new" for one in path.iterdir())):
+            if path.exists() and (not path.is_dir() or any(not _draft(one.name) for one in path.iterdir())):
                 what = "is a file" if not path.is_dir() else "holds other files"
                 raise ConfigError(f"--out {path} {what}; give a folder that is empty or does not exist")
             try:
@@ -327,6 +336,11 @@ class DemoWriter:
 
     def __exit__(self, *_: object) -> None:
         self.flush()
+
+
+def _draft(name: str) -> bool:
+    """Whether it is a file of a recording that was killed before its first demos.json."""
+    return name.endswith(".new") or _number(name) >= 0
 
 
 def _number(name: str) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from shoal.envs.interface import EnvSpec
 from shoal.errors import ConfigError
 from shoal.offline.demo_folder import META, DemoFolder
+from shoal.offline.joined_recordings import JoinedRecordings, recordings_in
 from shoal.offline.minari import MINARI, MinariDataset, is_minari, minari_folder
 from shoal.offline.recorded_episodes import Demos, OneShard, RecordingInfo, ShardedDemos, json_arguments
 from shoal.offline.space_json import difference, shape_difference
@@ -25,7 +26,8 @@ def found_at(place: str | Path) -> Path:
 
 
 def open_demos(place: str | Path) -> Demos:
-    """Open a folder that `shoal data record` made, a Minari dataset (its folder, or minari:ID), or a file of steps."""
+    """Open a folder that `shoal data record` made, a folder of such folders, a Minari dataset (its folder, or minari:ID), or a file
+    of steps."""
     path = found_at(place) if str(place).startswith(MINARI) else Path(place)
     if not path.exists():
         raise ConfigError(f"there are no demonstrations at {path}: it does not exist; record some with "
@@ -37,6 +39,8 @@ def open_demos(place: str | Path) -> Demos:
         demos = DemoFolder(path)
     elif is_minari(path):
         demos = MinariDataset(path)
+    elif recordings_in(path):
+        demos = JoinedRecordings(path)
     else:
         raise ConfigError(f"{path} holds no demonstrations: it has neither {META} (from `shoal data record`) nor "
                           "data/metadata.json (from Minari); give the folder of a recording, or a file of steps "
@@ -49,7 +53,7 @@ def open_demos(place: str | Path) -> Demos:
 def open_shards(place: str | Path) -> ShardedDemos:
     """The same, to be read in pieces: the files of a folder, or all of it."""
     demos = open_demos(place)
-    return demos if isinstance(demos, DemoFolder) else OneShard(demos)
+    return demos if isinstance(demos, DemoFolder | JoinedRecordings) else OneShard(demos)
 
 
 def check_recording(info: RecordingInfo, path: str, spec: EnvSpec, env: str, kwargs: Mapping[str, Any],

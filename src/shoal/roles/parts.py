@@ -111,7 +111,7 @@ class Parts:
     max_learner_steps: int | None = None
     eval: EvalPlan = field(default_factory=EvalPlan)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
-    """Of use where the algorithm learns from replay."""
+    """Replay algorithms only."""
     spread: bool = False
     """Whether the shards of a replay table may be on different machines."""
     table: str = "replay"

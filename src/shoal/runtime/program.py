@@ -72,6 +72,7 @@ class ScaleOptions:
     """Options that set the number of the members of a group, where nothing else can be lowered."""
     threads: str = "fewer compute_threads"
     no_gpu: str = "no GPU"
+    fewer_gpus: str = "fewer gpus_per_place"
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ class EpisodeItems(ItemRecord):
 
     def recorder(self, seats: int | None = None) -> EpisodeRecorder:
         if seats not in (None, self.seats):
-            raise ConfigError(f"this record was made for {self.seats} seats, not {seats}; make the algorithm anew")
+            raise ConfigError(f"this record was made for {self.seats} seats, not {seats}; create the algorithm for that many")
         return EpisodeRecorder(self)
 
     def viewer(self, seats: int) -> StepViewer:
