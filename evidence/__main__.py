@@ -23,6 +23,7 @@ from evidence import (
     gorila,
     hosts,
     layouts,
+    league,
     learning,
     many_seeds,
     mechanisms,
@@ -43,7 +44,7 @@ LINES: list[Line] = [*learning.LINES, *many_seeds.LINES, *mechanisms.LINES, *act
                      *staleness.LINES, *sleepers.LINES, *central.LINES, *faults.LINES, *chaos.LINES, *replay.LINES,
                      *replay_kills.LINES, *chaos_presets.LINES, *fuzz.LINES, *hosts.LINES, *values.LINES, *off_policy.LINES,
                      *off_policy_mechanisms.LINES, *sac_speed.LINES, *demos.LINES, *qtopt.LINES, *curl.LINES, *gorila.LINES,
-                     *evolution.LINES, *bench.LINES, *atari.LINES, *autoscale.LINES, *scaling.LINES, *cluster.LINES]
+                     *evolution.LINES, *league.LINES, *bench.LINES, *atari.LINES, *autoscale.LINES, *scaling.LINES, *cluster.LINES]
 
 
 def main() -> int:

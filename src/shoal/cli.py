@@ -32,6 +32,8 @@ shoal: distributed reinforcement learning
   shoal data info PATH                  what is in a recording
   shoal calibrate ENV [PRESET]          measure once what --actors auto would try at every start, and keep it
   shoal plan PRESET ENV --actors 2000   what more actors, learners and machines would do, by measuring and simulating
+  shoal tune PRESET ENV --vary NAME=RANGE ...   a population of runs whose values are searched while they train (PBT)
+  shoal tune resume|show STUDY          go on with a study; its members, their fitness, values and ancestors
   shoal bench SUITE [--suite quick]     the unified benchmark: throughput, learning, scaling, faults, replay, ray
   shoal bench compare A B               two results: ratios, and which differences are noise
 
@@ -48,8 +50,10 @@ Options of train (all of them: shoal train PRESET ENV --help)
   --max-learner-steps N      stop after N updates
   --max-seconds S            stop after S seconds
   --demos PATH               learn from recorded episodes too; with --offline from nothing else   (algorithms with replay)
+  --policies WORD            several agents: shared, self-play, independent, league or module:function   (shared)
   --run-dir DIR              where the run is written            (runs/<time>-<preset>-<env>-<seed>)
-  --SECTION.FIELD VALUE      algorithm, architecture, net, replay, envs, eval, checkpoint, gpu, faults, autoscale, console, ray
+  --SECTION.FIELD VALUE      algorithm, architecture, net, replay, envs, eval, checkpoint, gpu, faults, autoscale, console,
+                             league, ray
 
 Exit codes: 0 done, 2 something you gave makes no sense, 3 a role kept failing, 130 stopped with Ctrl-C.
 """
@@ -61,6 +65,7 @@ COMMANDS = {
     **dict.fromkeys(("set", "stop", "pause", "unpause", "checkpoint"), "shoal.experiment.control_commands"),
     "calibrate": "shoal.experiment.auto_layout",
     "data": "shoal.experiment.data_commands",
+    "tune": "shoal.tuning.command",
     "bench": "shoal.bench.command",
     "plan": "shoal.planning.command",
 }

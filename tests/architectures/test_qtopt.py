@@ -14,11 +14,14 @@ import shoal
 from shoal import algorithms, cli, envs
 from shoal.algorithms import qtopt
 from shoal.envs.experts import explore_grasps
+from shoal.errors import ConfigError
 from shoal.learning import Progress
 from shoal.nets import NetConfig
+from shoal.offline import open_demos
 from shoal.roles.learner import Learner
 from shoal.roles.log_reader import LogReader
 from shoal.roles.parts import EnvSource, Parts
+from shoal.roles.recorded_env import check_log
 from shoal.roles.relabel import Relabel, ShareRamp
 from shoal.roles.replay import Replay
 from shoal.roles.replay_config import ReplayConfig
@@ -215,6 +218,29 @@ def test_transitions_stay_in_their_episode(logs):
         now, following = items["observation"][goes_on], items["next_observation"][goes_on]
         assert np.array_equal(now[:, 2:4], following[:, 2:4]), "the object stays where it is within an episode"
         assert np.allclose(following[:, 4], now[:, 4] + 0.1)
+
+
+# ---------------------------------------------------------------------------------------------- collectors that write logs
+def test_what_a_killed_collector_has_logged_can_be_read_and_its_successor_adds_to_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("shoal.offline.demo_folder.FLUSH_SECONDS", 0.0)  # a file for every few episodes
+    logs, killer, known = tmp_path / "collected", Killer(("actor-0",), 1, progress="recorded_episodes", every=40), []
+
+    def act(control):
+        if killer.kills and not known:
+            known.append(open_demos(logs).info.episodes)
+        killer(control)
+
+    watch = go(drawn(record=str(logs)), "local", tmp_path, Weights(killer.done, act, seconds=240))
+    assert watch.reason == "until" and killer.kills == 1
+    demos = open_demos(logs)
+    whole = list(demos.episodes())
+    assert len(whole) == demos.info.episodes > known[0] > 0
+    assert [made["incarnation"] for made in demos.info.made] == [0, 1]
+    for number in (0, known[0], len(whole) - 1):
+        assert np.array_equal(demos.episode(number).observation, whole[number].observation)
+    assert len(stream_of(str(logs), 1)) == 64, "a log reader plays it"
+    with pytest.raises(ConfigError, match="holds recordings of shoal/PointGrasp-v0, not of Pendulum-v1; give another folder"):
+        check_log(str(logs), EnvSource("Pendulum-v1"))
 
 
 # ---------------------------------------------------------------------------------------------- kills

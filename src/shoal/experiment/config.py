@@ -277,6 +277,9 @@ class Experiment(Options, Generic[A, R]):
                               "self-play")
         if not self.several:
             self._validate_alone()
+        if self.league != LeagueOptions() and self.policies != "league":
+            raise ConfigError(f"--league.* speaks of a league, but --policies is {self.policies}; give --policies league, or leave "
+                              "it out")
 
     def _validate_alone(self) -> None:
         """What is said of several policies needs several."""

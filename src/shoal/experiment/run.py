@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from shoal.experiment.sizing import kept_to, sizing_lines
 from shoal.experiment.values import with_values
 from shoal.learning import Algorithm
 from shoal.options import flag
+from shoal.telemetry.callbacks import Callback, CallbackOutput
 from shoal.telemetry.console import console
 from shoal.telemetry.outputs import JsonLines, Output
 from shoal.telemetry.snapshot import COUNTERS
@@ -54,16 +55,16 @@ IMPORT_SECONDS = 0.05  # between two looks whether an import is over
 
 
 def train(preset: str | None = None, env: Any = None, *, algorithm: Any = None, architecture: Any = None,
-          **overrides: Any) -> Run:
+          callbacks: Sequence[Callback] = (), **overrides: Any) -> Run:
     """Train, and return when it is done. Raises ConfigError for what makes no sense, RoleFailed for what kept failing.
 
     `env` is an id, a gymnasium.Env class or a callable. Give a preset (a name, or the path of a TOML file), or an algorithm and an
     architecture: their names, import paths (module:Class), classes, instances or Configs. Everything else overrides a value:
     `actors=2`, `net={"hidden": (32,)}`, `**{"algorithm.lr": 1e-3}`. Several policies:
     `policies={"walker": None, "rival": "random"}` (values of its own, None, or what acts without learning),
-    `policy_of=lambda agent, episode: "walker"`, `train=["walker"]`.
+    `policy_of=lambda agent, episode: "walker"`, `train=["walker"]`. `callbacks` are told what happens (shoal.Callback).
     """
-    return launch(plan_of(preset, env, algorithm, architecture, overrides))
+    return launch(plan_of(preset, env, algorithm, architecture, overrides), callbacks=callbacks)
 
 
 def plan_of(preset: str | None, env: Any, algorithm: Any, architecture: Any, overrides: Mapping[str, Any]) -> Plan:
@@ -98,11 +99,11 @@ def load(run: str | Path, *, env: Any = None, trust: bool = False, **overrides: 
     return Run(rundir.path, rundir.summary(), prepared)
 
 
-def resume(run: str | Path, *, env: Any = None, trust: bool = False, **overrides: Any) -> Run:
+def resume(run: str | Path, *, env: Any = None, trust: bool = False, callbacks: Sequence[Callback] = (), **overrides: Any) -> Run:
     """Go on from the newest checkpoint. New stop conditions (until_return, max_env_steps, max_learner_steps, max_seconds) may
     be given."""
     rundir = RunDir.open(Path(run))
-    return launch(resume_plan(rundir, overrides, env, trust), rundir)
+    return launch(resume_plan(rundir, overrides, env, trust), rundir, callbacks=callbacks)
 
 
 def resume_plan(rundir: RunDir, overrides: Mapping[str, Any], env: Any = None, trust: bool = False) -> Plan:
@@ -176,17 +177,18 @@ def base_of(rundir: RunDir) -> Base:
     return Base(totals, seconds, summary.get("peak_memory_mb", 0.0), summary.get("cpu_seconds", 0.0), last)
 
 
-def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = None) -> Run:
+def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = None, callbacks: Sequence[Callback] = ()) -> Run:
     """Check, create or continue the run directory, run, and return the finished run."""
     started = time.monotonic()
     with contextlib.ExitStack() as held:
         held.enter_context(kept_to(plan.experiment.cores))
         if rundir is not None:
             held.enter_context(alone(rundir.path))
-        return _launched(plan, rundir, stream or sys.stdout, started, held)
+        return _launched(plan, rundir, stream or sys.stdout, started, held, callbacks)
 
 
-def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float, held: contextlib.ExitStack) -> Run:
+def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float, held: contextlib.ExitStack,
+              callbacks: Sequence[Callback]) -> Run:
     """`held` keeps the run directory to this process until the run is over."""
     if rundir is None and plan.experiment.run_dir:
         RunDir.check_free(Path(plan.experiment.run_dir))
@@ -219,7 +221,7 @@ def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float
     _limit(program, plan.experiment.max_env_steps, base)
     session = None
     try:
-        session = _session(prepared, program, rundir, base, stream, started)
+        session = _session(prepared, program, rundir, base, stream, started, callbacks)
         _run(program, session, prepared)
     except BaseException:
         if session is None or not session.begun:  # refused (no such cluster, no room in it) or stopped: all is as it was before
@@ -299,7 +301,8 @@ def _speaker(plan: Plan, stream: IO[str]) -> Callable[[str], None]:
     return lambda line: print(line, file=stream, flush=True)
 
 
-def _session(prepared: Prepared, program: Program, rundir: RunDir, base: Base, stream: IO[str], started: float) -> RunSession:
+def _session(prepared: Prepared, program: Program, rundir: RunDir, base: Base, stream: IO[str], started: float,
+             callbacks: Sequence[Callback]) -> RunSession:
     names, experiment, env = prepared.plan.names, prepared.plan.experiment, prepared.plan.env
     goals = Goals(experiment.until_return, experiment.max_env_steps, experiment.max_learner_steps, experiment.max_seconds,
                   experiment.until)
@@ -311,6 +314,7 @@ def _session(prepared: Prepared, program: Program, rundir: RunDir, base: Base, s
         console(experiment.console.mode, stream, title, vars(goals), experiment.console.every_seconds),
         JsonLines(rundir.metrics_file),
         TensorBoard(rundir.path / "tensorboard") if experiment.tensorboard else None,
+        *(CallbackOutput(callback) for callback in callbacks),
     ]
     learning = prepared.metrics
     labels = {"preset": names.preset, "algorithm": names.algorithm, "architecture": names.architecture, "env": env.name,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
 
-from shoal.envs.opponent_env import OPPONENTS, OpponentMaker
+from shoal.envs.opponent_env import OPPONENTS, OpponentMaker, built_in_opponent
 from shoal.errors import ConfigError, EnvironmentError_, RoleFailed, ShoalError
 from shoal.experiment.config import ConsoleConfig, RayOptions
 from shoal.experiment.parse import parse_options, parse_train, split_positionals
@@ -177,7 +177,18 @@ def eval_command(arguments: list[str]) -> int:
     return 0
 
 
-def _opponent(home: Run, options: Eval) -> str | OpponentMaker | None:
+def _maker(home: Run, options: Play) -> OpponentMaker | None:
+    """What --against of `shoal play` names."""
+    from shoal.experiment.match_play import human_opponent
+
+    if options.against == "human":
+        return human_opponent(home, sys.stdout)
+    found = _opponent(home, options)
+    source = home.prepared.source
+    return built_in_opponent(found, source.env, source.kwargs) if isinstance(found, str) else found
+
+
+def _opponent(home: Run, options: Eval | Play) -> str | OpponentMaker | None:
     """What --against names: a built-in opponent, a run or one of its policies, or a function."""
     word = options.against
     if word is None or word in OPPONENTS:
@@ -188,7 +199,7 @@ def _opponent(home: Run, options: Eval) -> str | OpponentMaker | None:
     if policy and path:
         return script_opponent(find(word), word)
     raise ConfigError(f"--against {word} is no opponent; use one of {', '.join(OPPONENTS)}, or give the directory of a run "
-                      "or module:function")
+                      "or module:function (or human, to play yourself: `shoal play`)")
 
 
 @dataclass(frozen=True)
@@ -199,8 +210,12 @@ class Play(Options):
     """How many episodes."""
     seed: int = number(0, at_least=0, below=2**53)
     """Of the environment."""
+    against: str | None = None
+    """In games: on every side in turn against random, perfect, human (you), RUN, RUN:POLICY or module:function; without it the
+    run's policies play for all agents."""
     policy: str | None = None
-    """best of all evaluated versions, or last; by default the run's own --policy."""
+    """best of all evaluated versions, or last; by default the run's own --policy. Of several policies NAME, or NAME:last; by default the
+    first."""
     video: str | None = None
     """Write a GIF instead of showing it."""
     trust: bool = False
@@ -208,14 +223,22 @@ class Play(Options):
 
 
 def play_command(arguments: list[str]) -> int:
+    from shoal.experiment.match_play import has_several_agents, show_matches
     from shoal.experiment.playing import show, write_gif
 
     rundir, options = _run_and_options(arguments, Play, "shoal play RUN")
     if options.video is not None and not options.video.endswith(".gif"):
         raise ConfigError(f"--video is {options.video}; it must end in .gif")
     _say_modules(rundir, options.trust)
-    run, _ = _load_and_say(rundir, options)
-    if options.video is not None:
+    run, name = _load_and_say(rundir, options)
+    if has_several_agents(run):
+        if options.video is not None:
+            raise ConfigError(f"--video {options.video}: {run.prepared.plan.env.name} has several agents, and its games are shown "
+                              "as text; leave --video out")
+        show_matches(run, name, _maker(run, options), options.episodes, options.seed, sys.stdout)
+    elif options.against is not None:
+        raise ConfigError(f"--against {options.against} needs a game, and {run.prepared.plan.env.name} has one agent; leave it out")
+    elif options.video is not None:
         write_gif(run, options.episodes, options.seed, Path(options.video), sys.stdout)
     else:
         show(run, options.episodes, options.seed, sys.stdout)

@@ -121,6 +121,15 @@ class DemoFolder:
             for number in range(len(inside)) if order is None else order.permutation(len(inside)).tolist():
                 yield inside[number]
 
+    def episode(self, number: int) -> Episode:
+        """One of them; only the file that it lies in is read."""
+        ends = np.cumsum([file["episodes"] for file in self.files])
+        if not 0 <= number < self.info.episodes:
+            raise IndexError(f"there is no episode {number} of {self.info.episodes}")
+        at = int(np.searchsorted(ends, number, side="right"))
+        first = int(ends[at]) - int(self.files[at]["episodes"])
+        return self._read(self.files[at], first)[number - first]
+
     def _read(self, file: Mapping[str, Any], first: int) -> list[Episode]:
         """The episodes of a file, numbered from `first` on, all checked. Its checksum comes last: other faults say more."""
         path = self.path / file["name"]
@@ -226,7 +235,7 @@ class DemoWriter:
                overwrite: bool = False) -> DemoWriter:
         """A writer for a new folder. If the folder has a recording already, give `append` or `overwrite`."""
         if not (path / META).exists():
-            if path.exists() and (not path.is_dir() or any(one.suffix != ".new" for one in path.iterdir())):
+            if path.exists() and (not path.is_dir() or any(not _draft(one.name) for one in path.iterdir())):
                 what = "is a file" if not path.is_dir() else "holds other files"
                 raise ConfigError(f"--out {path} {what}; give a folder that is empty or does not exist")
             try:
@@ -319,6 +328,11 @@ class DemoWriter:
 
     def __exit__(self, *_: object) -> None:
         self.flush()
+
+
+def _draft(name: str) -> bool:
+    """Whether it is a file of a recording that was killed before its first demos.json."""
+    return name.endswith(".new") or _number(name) >= 0
 
 
 def _number(name: str) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from shoal.envs.interface import EnvSpec
 from shoal.errors import ConfigError
 from shoal.offline.demo_folder import META, DemoFolder
+from shoal.offline.joined_recordings import JoinedRecordings, recordings_in
 from shoal.offline.minari import MinariDataset, is_minari
 from shoal.offline.recorded_episodes import Demos, RecordingInfo, json_arguments
 from shoal.offline.space_json import difference
@@ -17,7 +18,7 @@ __all__ = ["check_recording", "open_demos"]
 
 
 def open_demos(path: str | Path) -> Demos:
-    """Open a folder that `shoal data record` made, or the folder of a Minari dataset."""
+    """Open a folder that `shoal data record` made, a folder of such folders, or the folder of a Minari dataset."""
     path = Path(path)
     if not path.exists():
         raise ConfigError(f"there are no demonstrations at {path}: it does not exist; record some with "
@@ -27,6 +28,8 @@ def open_demos(path: str | Path) -> Demos:
         demos = DemoFolder(path)
     elif is_minari(path):
         demos = MinariDataset(path)
+    elif recordings_in(path):
+        demos = JoinedRecordings(path)
     else:
         raise ConfigError(f"{path} holds no demonstrations: it has neither {META} (from `shoal data record`) nor "
                           "data/metadata.json (from Minari); give the folder of a recording")

@@ -133,6 +133,8 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("demo_priority_updates", "counter", "items", "Priorities of demonstrations that a learner changed."),
     Metric("log_episodes", "counter", "episodes", "Recorded episodes that log readers have put into a table; each again and "
            "again.", measured_by="log readers"),
+    Metric("recorded_episodes", "counter", "episodes", "Episodes that actors have written to a folder of logs "
+           "(--architecture.record).", measured_by="actors that record"),
     # evaluating
     Metric("eval_return", "gauge", "reward", "Mean return of the last evaluation, of one published version."),
     Metric("eval_std", "gauge", "reward", "Standard deviation of the returns of the last evaluation."),
