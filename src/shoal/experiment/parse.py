@@ -30,7 +30,7 @@ def is_option(token: str) -> bool:
 
 
 @dataclass
-class Choice:
+class ChosenNames:
     """What stands before the options: which preset or pair, and which environment."""
 
     algorithm: str | None
@@ -39,7 +39,7 @@ class Choice:
     rest: list[str]
 
 
-def choose_names(arguments: Sequence[str]) -> Choice:
+def choose_names(arguments: Sequence[str]) -> ChosenNames:
     """Take --algorithm A and --architecture B (names without a dot) and the positionals out of the arguments."""
     chosen: dict[str, str] = {}
     tokens = list(arguments)
@@ -56,7 +56,7 @@ def choose_names(arguments: Sequence[str]) -> Choice:
                 del tokens[i]
                 break
     positionals, rest = split_positionals(tokens, 1 if chosen else 2)
-    return Choice(chosen.get("--algorithm"), chosen.get("--architecture"), positionals, rest)
+    return ChosenNames(chosen.get("--algorithm"), chosen.get("--architecture"), positionals, rest)
 
 
 def split_positionals(tokens: Sequence[str], wanted: int) -> tuple[list[str], list[str]]:
@@ -91,7 +91,7 @@ def parse_train(arguments: Sequence[str]) -> Plan:
     return replace(sized, experiment=parse_options(experiment_type(sized), sized.experiment, choice.rest, USAGE))
 
 
-def _what(choice: Choice) -> tuple[Names, str, Preset | None]:
+def _what(choice: ChosenNames) -> tuple[Names, str, Preset | None]:
     given, there = choice.positionals, ", ".join(preset_names())
     if choice.algorithm or choice.architecture:
         if not (choice.algorithm and choice.architecture):

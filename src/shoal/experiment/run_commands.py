@@ -214,8 +214,8 @@ class Play(Options):
     """In games: on every side in turn against random, perfect, human (you), RUN, RUN:POLICY or module:function; without it the
     run's policies play for all agents."""
     policy: str | None = None
-    """best of all evaluated versions, or last; by default the run's own --policy. Of several policies NAME, or NAME:last; by default the
-    first."""
+    """best of all evaluated versions, or last; by default the run's own --policy. Of several policies NAME, or NAME:last; by
+    default the first."""
     video: str | None = None
     """Write a GIF instead of showing it."""
     trust: bool = False

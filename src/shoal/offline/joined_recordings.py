@@ -53,8 +53,10 @@ class JoinedRecordings:
 
 def _alike(one: RecordingInfo, other: RecordingInfo) -> bool:
     """Whether both were made in the same environment."""
-    spaces = difference(one.observation_space, other.observation_space) or difference(one.action_space, other.action_space)
-    return (one.env, json_arguments(one.kwargs), one.mask_size) == (other.env, json_arguments(other.kwargs), other.mask_size) and not spaces
+    if difference(one.observation_space, other.observation_space) or difference(one.action_space, other.action_space):
+        return False
+    made = [(info.env, json_arguments(info.kwargs), info.mask_size) for info in (one, other)]
+    return made[0] == made[1]
 
 
 def _together(infos: list[RecordingInfo]) -> RecordingInfo:
