@@ -29,14 +29,15 @@ def logs(tmp_path, monkeypatch):
     return recorded(Path("logs"), CARTPOLE, 4, expert=balance)
 
 
-def test_bc_clones_an_expert_and_is_evaluated_in_the_simulator(logs):
+def test_bc_clones_an_expert(logs):
+    """Bc clones an expert and is evaluated in the simulator."""
     assert cli.main(["train", "bc", "logs", "--env", CARTPOLE, "--run-dir", "run", "--max-learner-steps", "300",
                      "--eval.every-learner-steps", "100", *SMALL, *QUICK]) == 0
     found = summary()
     assert found["eval_return"] > 200 and found["env_steps"] == 0 and found["stopped_by"] == "learner_steps"
 
 
-def test_without_a_simulator_a_run_ends_and_hands_back_a_policy_then_goes_online(logs, capsys):
+def test_run_without_a_simulator(logs, capsys):
     """The recording may be gone by the time that it acts; the environment's spaces are in config.json."""
     assert cli.main(["train", "iql", "logs", "--run-dir", "run", "--max-learner-steps", "20", *SMALL, *QUICK]) == 0
     assert summary()["learner_steps"] >= 20 and summary()["eval_return"] is None

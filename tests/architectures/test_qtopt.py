@@ -21,7 +21,7 @@ from shoal.offline import open_demos
 from shoal.roles.learner import Learner
 from shoal.roles.log_reader import LogReader
 from shoal.roles.parts import EnvSource, Parts
-from shoal.roles.recorded_env import check_log
+from shoal.roles.recording_env import check_log
 from shoal.roles.relabel import Relabel, ShareRamp
 from shoal.roles.replay import Replay
 from shoal.roles.replay_config import ReplayConfig
