@@ -37,6 +37,8 @@ DERIVED = {
                         "seconds.",
     "carried_mb_per_second": "--runtime ray: megabytes that came to places from other ones, over the network or through an object "
                              "store; what stays within a place is not in it.",
+    "policies": "Several policies: of each one that learns its learner_steps, weights_version, evaluation, train_return and "
+                "losses; eval_return and losses at the top are those of the first one.",
     "role_metrics": "Gauges and means that roles declare through `program.metrics`; in TensorBoard as `role/NAME`.",
     "roles": "Per role: living instances, busy share, shares of wall time by phase and by wire waited for.",
     "wires": "Per wire: time-weighted occupancy of a stream (1 is full), growth of its counters per second.",

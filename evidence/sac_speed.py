@@ -5,18 +5,21 @@ slower for a while is slower for all; rates are env steps/s once updates have be
 
     shoal    `shoal train sac ENV`: actor, table and learner take turns in one process
     apart    the same in processes of their own, at work at the same time; the table's limiter keeps one update per step
-    sb3      its SAC in an environment of its own under .peers/ (benchmarks/peers), with one thread and with two: the faster counts
+    sb3      its SAC, with one thread and with two: the faster counts. It runs from a folder that SHOAL_SB3 names (pip install
+             --target, beside shoal's own packages: for machines without a network), else in an environment of its own under .peers/
     bare     whole updates on one batch that never moves: no environment, no table, nothing is published
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_sac import LAYOUTS
@@ -30,6 +33,7 @@ __all__ = ["LINES"]
 SB3 = PeerLibrary("sb3_sac", "stable-baselines3", ("stable-baselines3>=2.7", "gymnasium[mujoco]==1.4.0", "mujoco<4"),
                   beside=("torch", "gymnasium", "numpy", "mujoco"))
 TURNS, SECONDS, WARM_SECONDS, START = 5, 4.0, 2.0, 300
+FOLDER = "SHOAL_SB3"  # the environment variable
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,10 @@ def theirs(case: UpdateCase, seed: int, threads: int) -> float:
     """Env steps/s of SB3."""
     order = {"env": case.env, "hidden": case.hidden, "batch": case.batch, "lr": case.lr, "seed": seed, "threads": threads,
              "seconds": SECONDS}
-    done = subprocess.run(SB3.command(order), check=True, capture_output=True, text=True, cwd=DRIVERS, env=driver_environment(),
-                          timeout=300)
+    command, environment = SB3.command(order), driver_environment()
+    if folder := os.environ.get(FOLDER):
+        command[0], environment["PYTHONPATH"] = sys.executable, f"{DRIVERS}{os.pathsep}{Path(folder).resolve()}"
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=DRIVERS, env=environment, timeout=300)
     (began, first), (ended, last) = json.loads(done.stdout.splitlines()[-1])["marks"]
     return (last - first) / (ended - began)
 
@@ -96,9 +102,11 @@ def bare_here(env: str, hidden: tuple[int, ...], batch: int, seconds: float) -> 
 
 
 def compared(case: UpdateCase) -> dict[str, Any]:
-    able, words = install(SB3, print)
-    if not able:
-        raise RuntimeError(words)
+    words = f"Stable-Baselines3 from {FOLDER}"
+    if not os.environ.get(FOLDER):
+        able, words = install(SB3, print)
+        if not able:
+            raise RuntimeError(words)
     ways: dict[str, Callable[[int], float]] = {
         "shoal": lambda seed: ours(case, seed, False), "apart": lambda seed: ours(case, seed, True),
         "sb3, 1 thread": lambda seed: theirs(case, seed, 1), "sb3, 2 threads": lambda seed: theirs(case, seed, 2),

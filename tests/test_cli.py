@@ -102,7 +102,8 @@ def test_nothing_heavy_is_imported_before_it_is_needed():
 
 def test_the_public_face_is_frozen():
     assert shoal.__all__ == ["CheckpointError", "ConfigError", "EnvironmentError_", "ProgramError", "ReplayError",
-                             "RoleFailed", "Run", "ShoalError", "WireError", "__version__", "load", "resume", "train"]
+                             "RoleFailed", "Run", "ShoalError", "Study", "WireError", "__version__", "choice", "load",
+                             "loguniform", "resume", "train", "tune", "uniform"]
     assert dir(shoal) == sorted(shoal.__all__)
     for name in shoal.__all__:
         getattr(shoal, name)

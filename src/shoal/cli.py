@@ -20,6 +20,7 @@ shoal: distributed reinforcement learning
   shoal resume RUN [options]            go on from the newest checkpoint of a run directory
   shoal eval RUN [--episodes N]         mean return of fresh episodes, played greedily
   shoal play RUN [--video FILE.gif]     watch it play
+  shoal league RUN                      payoff table, lineage and exploitability of a league
   shoal show PRESET [ENV] [options]     the graph of places, roles and wires, and the preset's values
   shoal list                            presets, algorithms, architectures, and which pairs fit
   shoal runs [DIR]                      the runs under DIR (runs/)
@@ -58,6 +59,7 @@ Exit codes: 0 done, 2 something you gave makes no sense, 3 a role kept failing, 
 COMMANDS = {
     **dict.fromkeys(("train", "resume", "eval", "play"), "shoal.experiment.run_commands"),
     **dict.fromkeys(("show", "list", "runs", "doctor", "replay"), "shoal.experiment.inspect_commands"),
+    "league": "shoal.experiment.league_command",
     **dict.fromkeys(("set", "stop", "pause", "unpause", "checkpoint"), "shoal.experiment.control_commands"),
     "calibrate": "shoal.experiment.auto_layout",
     "data": "shoal.experiment.data_commands",
@@ -66,7 +68,7 @@ COMMANDS = {
     "plan": "shoal.planning.command",
 }
 """Command -> the module with its function COMMAND_command(arguments)."""
-BRIEF = {("set",), ("list",), ("runs",), ("show",), ("replay",), ("data",), ("data", "info"), ("bench", "compare")}
+BRIEF = {("set",), ("list",), ("runs",), ("league",), ("show",), ("replay",), ("data",), ("data", "info"), ("bench", "compare")}
 """What has no options of its own: its lines of HELP say all."""
 
 

@@ -22,6 +22,8 @@ import numpy as np
 from shoal.slots import Wait, any_of  # `await any_of(a, b, timeout=1.0)` gives False when the time is over
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from shoal.telemetry import Stats
 
 __all__ = ["Adjustable", "Call", "Captures", "Closable", "Control", "DirectCopy", "Draft", "Drainable", "Group", "GroupMember",
@@ -40,6 +42,7 @@ class Me(Protocol):
     index: int              # 0 .. replicas - 1
     replicas: int           # the most there can be
     incarnation: int        # grows with every restart and every resume
+    folder: Path | None     # where the program keeps files that outlive it; None: nowhere
     stats: Stats            # add(counter, n), set(gauge, x), observe(histogram, values), phase(name)
 
     def rng(self, salt: str = "") -> np.random.Generator: ...  # its own, from (seed, role, index, incarnation, salt)

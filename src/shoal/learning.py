@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from shoal.telemetry.metrics import Metric
 
 __all__ = ["ActionProbabilities", "Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn", "Delivery", "DeviceLearn",
-           "DevicePolicy", "EncodedLearn", "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record",
-           "Relabeller", "Relabels", "ReplayLearn", "Represents", "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView",
+           "DevicePolicy", "EncodedLearn", "HasModule", "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress",
+           "Record", "Relabeller", "Relabels", "ReplayLearn", "Represents", "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView",
            "StoredItems", "Tolerance", "UnrollRecord",
            "UnrollRecorder", "Updater", "UpdaterSlice", "Viewer", "phases_due"]
 
@@ -98,6 +98,14 @@ class DevicePolicy(Policy, Protocol):
     """A policy that can also compute on a GPU."""
 
     def to(self, hardware: Hardware) -> None: ...
+
+
+@runtime_checkable
+class HasModule(Policy, Protocol):
+    """A policy whose network can be had as a torch module."""
+
+    @property
+    def module(self) -> torch.nn.Module: ...
 
 
 @runtime_checkable
@@ -474,6 +482,7 @@ class Architecture(ABC):
     has_actors: ClassVar[bool] = True       # roles other than the learner act: --actors
     one_place: ClassVar[bool] = False       # has the option one_place: actors in their learner's process
     takes_turns: ClassVar[bool] = False     # its actors may play games in which seats take turns
+    takes_policies: ClassVar[bool] = False  # its graph may have several named policies, each with a learner of its own
     batch_slots: ClassVar[bool] = False     # has the option batch_slots: unrolls in a batch; otherwise one of every actor
     spreads: ClassVar[Literal["", "actors", "rows"]] = ""  # over more cores with the same batch: more actors; its rows over more
     process_options: ClassVar[tuple[str, ...]] = ()  # options that are numbers of processes or threads

@@ -74,7 +74,7 @@ def test_refused_by_architecture(tmp_path, capsys):
     (["data", "record", "random", "shoal/TicTacToe-v0", "--out", "OUT"], "its agents take turns, and recordings hold"),
     (["train", "ppo", "shoal/Kuhnn-v0", "--run-dir", "OUT"], "did you mean shoal/Kuhn-v0"),
     (["train", "ppo", "pettingzoo:pettingzoo.mpe.simple_v3", "--run-dir", "OUT"], "cannot be imported"),
-    (["train", "ppo", "shoal/Kuhn-v0", "--policies", "independent", "--run-dir", "OUT"], "give 'shared' or 'self-play'"),
+    (["train", "ppo", "shoal/Kuhn-v0", "--policies", "independant", "--run-dir", "OUT"], "give shared, self-play, league"),
 ])
 def test_said_in_a_sentence(words, said, tmp_path, capsys):
     out = tmp_path / "out"

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal.architectures.league import draw_league
+from shoal.architectures.several_policies import draw_policies
 from shoal.errors import ConfigError
 from shoal.learning import Architecture, ArchitectureOptions, Delivery, Tolerance
 from shoal.options import number
@@ -78,7 +80,7 @@ class ActorLearner(Architecture):
 
     name = "actor_learner"
     config_class = Config
-    takes_replay = takes_demos = takes_turns = runs_on_gpu = one_place = batch_slots = True
+    takes_replay = takes_demos = takes_turns = takes_policies = runs_on_gpu = one_place = batch_slots = True
     spreads = "actors"
     size_options = ("batch_slots", "buffer_slots", "envs_per_actor")
 
@@ -98,6 +100,13 @@ class ActorLearner(Architecture):
 
     def draw(self, program: Program, parts: Parts, config: Config) -> None:
         self._check(parts, config)
+        if parts.league is not None:
+            draw_league(program, parts, depth=config.slots_per_actor, intake=config.intake)
+            return
+        if parts.policies is not None:
+            draw_policies(program, parts, depth=config.slots_per_actor, intake=config.intake, per_version=int(config.lockstep),
+                          one_place=config.one_place)
+            return
         place = learner_places(parts) if config.one_place else None
         path = data_path(program, parts, depth=config.slots_per_actor, paired=config.one_place)
         weights = program.broadcast("weights", parts.algorithm.published_layout())
@@ -117,6 +126,9 @@ class ActorLearner(Architecture):
             raise ConfigError(f"--architecture.{'buffer-slots' if config.buffer_slots else 'lockstep'} with --algorithm "
                               f"{parts.algorithm.name} does not fit: it learns from a replay table; leave it out (lock step with "
                               "replay is --architecture synchronous)")
+        if parts.league is not None and (config.lockstep or config.one_place):
+            raise ConfigError(f"--architecture.{'lockstep' if config.lockstep else 'one-place'} with --policies league does not "
+                              "fit: players learn at their own pace, in processes of their own; leave it out")
         if config.lockstep and config.batch_slots * parts.learners != parts.actors:
             raise ConfigError(f"--architecture.lockstep needs one unroll of each actor per update, but {parts.learners} learners x "
                               f"--architecture.batch-slots {config.batch_slots} is not --actors {parts.actors}; make them equal")

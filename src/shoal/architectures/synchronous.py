@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal.architectures.several_policies import draw_policies
 from shoal.errors import ConfigError
 from shoal.learning import Architecture, ArchitectureOptions, Delivery, Tolerance
 from shoal.options import number
 from shoal.roles.actor import Actor
+from shoal.roles.batches import Intake
 from shoal.roles.data_path import data_path
 from shoal.roles.evaluator import add_evaluator
 from shoal.roles.learner import Learner
@@ -44,7 +46,7 @@ class Synchronous(Architecture):
 
     name = "synchronous"
     config_class = Config
-    takes_replay = takes_demos = takes_turns = runs_on_gpu = one_place = True
+    takes_replay = takes_demos = takes_turns = takes_policies = runs_on_gpu = one_place = True
     spreads = "rows"
 
     def delivers(self, config: Config) -> Delivery:
@@ -54,6 +56,10 @@ class Synchronous(Architecture):
         if parts.algorithm.from_replay and parts.replay.samples_per_insert is None:
             raise ConfigError("--replay.samples-per-insert none with --architecture synchronous does not fit: actors and learner "
                               "take turns by it; give a number, or use --architecture actor_learner")
+        if parts.policies is not None:
+            draw_policies(program, parts, depth=1, intake=Intake(), per_version=1 if config.one_place else parts.learners,
+                          one_place=config.one_place, actor="worker", learner="trainer")
+            return
         place = learner_places(parts) if config.one_place else None
         path = data_path(program, parts, depth=1, paired=config.one_place, turns=True)
         weights = program.broadcast("weights", parts.algorithm.published_layout())

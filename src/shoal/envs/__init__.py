@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from shoal.envs.builtin import catalog as _catalog
 from shoal.envs.doctor import Finding, diagnose
-from shoal.envs.factory import BACKENDS, describe, make, make_multi_agent
+from shoal.envs.factory import BACKENDS, describe, describe_multi_agent, make, make_multi_agent
 from shoal.envs.interface import BatchedEnv, EnvSpec, Step, Tree
 from shoal.envs.multi_agent import MultiAgentEnv, MultiAgentStep
 
 __all__ = ["BACKENDS", "BatchedEnv", "EnvSpec", "Finding", "MultiAgentEnv", "MultiAgentStep", "Step", "Tree", "describe",
-           "diagnose", "make", "make_multi_agent"]
+           "describe_multi_agent", "diagnose", "make", "make_multi_agent"]
 
 _catalog.register()

@@ -26,7 +26,7 @@ from shoal.envs.builtin.compiled_games import CompiledGames
 from shoal.envs.builtin.games import GAMES, game_spec
 from shoal.envs.envpool_env import EnvPoolAdapter
 from shoal.envs.interface import BatchedEnv, EnvSpec, env_name
-from shoal.envs.multi_agent import GroupEnv, MultiAgentEnv, PlainGroup
+from shoal.envs.multi_agent import GroupEnv, GroupSpec, MultiAgentEnv, PlainGroup
 from shoal.envs.parallel_env import ParallelEnvs, is_parallel
 from shoal.envs.pettingzoo_module import PETTINGZOO, pettingzoo_maker
 from shoal.envs.seat_rows import AgentEnvs
@@ -35,7 +35,7 @@ from shoal.envs.turn_env import TurnEnvs, is_turn_based
 from shoal.envs.vector_env import VectorEnvAdapter
 from shoal.errors import ConfigError, EnvironmentError_, ShoalError
 
-__all__ = ["BACKENDS", "describe", "make", "make_multi_agent"]
+__all__ = ["BACKENDS", "describe", "describe_multi_agent", "make", "make_multi_agent"]
 
 BACKENDS = ("auto", "compiled", "vector", "loop", "ale", "envpool")
 EnvLike = str | type | Callable[..., Any]
@@ -119,6 +119,36 @@ def describe(env: EnvLike, **kwargs: Any) -> EnvSpec:
             mask_size=made.mask_size,
             has_executed_action=made.has_executed_action,
             takes_turns=made.takes_turns,
+        )
+    finally:
+        made.close()
+
+
+def describe_multi_agent(env: EnvLike, **kwargs: Any) -> tuple[GroupSpec, ...]:
+    """What make_multi_agent(env, ...) would give: every group of agents with equal spaces."""
+    made = make_multi_agent(env, 1, **kwargs)
+    try:
+        steps = made.reset(seed=0).groups
+        return tuple(
+            GroupSpec(
+                group.agents,
+                EnvSpec(
+                    name=made.name,
+                    observation_space=group.observation_space,
+                    action_space=group.action_space,
+                    max_episode_steps=made.max_episode_steps,
+                    frame_skip=1,
+                    seats_per_env=len(group.agents),
+                    has_action_mask=step.action_mask is not None,
+                    backend=made.backend,
+                    backend_reason=made.backend_reason,
+                    mask_size=group.mask_size,
+                    takes_turns=made.takes_turns,
+                ),
+                group.raw_observation_space,
+                group.raw_action_space,
+            )
+            for group, step in zip(made.groups, steps, strict=True)
         )
     finally:
         made.close()

@@ -27,9 +27,9 @@ from typing import Any, Protocol
 import gymnasium as gym
 import numpy as np
 
-from shoal.envs.interface import BatchedEnv, Step, Tree
+from shoal.envs.interface import BatchedEnv, EnvSpec, Step, Tree
 
-__all__ = ["AgentGroup", "GameTotals", "GroupEnv", "MultiAgentEnv", "MultiAgentStep", "PlainGroup"]
+__all__ = ["AgentGroup", "GameTotals", "GroupEnv", "GroupSpec", "MultiAgentEnv", "MultiAgentStep", "PlainGroup"]
 
 NO_ENVS = np.zeros(0, np.int64)
 
@@ -56,6 +56,16 @@ class AgentGroup(Protocol):
     mask_size: int
     env_id: np.ndarray  # [B] int64
     agent_id: np.ndarray  # [B] int64: place in MultiAgentEnv.agents
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """What you must know about agents with equal spaces to build a network and a recorder for them."""
+
+    agents: tuple[str, ...]
+    spec: EnvSpec
+    raw_observation_space: gym.Space[Any]
+    raw_action_space: gym.Space[Any]
 
 
 class MultiAgentEnv(Protocol):

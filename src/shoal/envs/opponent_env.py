@@ -10,8 +10,9 @@ matches with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
+import gymnasium as gym
 import numpy as np
 
 from shoal.envs.builtin.game_trees import BoardTree, tree_of
@@ -21,12 +22,21 @@ from shoal.envs.random_policy import RandomPolicy
 from shoal.errors import ConfigError
 from shoal.slots import map_tree
 
-__all__ = ["OPPONENTS", "Opponent", "OpponentEnv", "OpponentMaker", "built_in_opponent", "perfect_opponent", "random_opponent"]
+__all__ = ["OPPONENTS", "Opponent", "OpponentEnv", "OpponentMaker", "Seats", "built_in_opponent", "perfect_opponent",
+           "random_opponent"]
+
+class Seats(Protocol):
+    """What an opponent knows of the seats that it may be asked for: those of a BatchedEnv, or of an AgentGroup."""
+
+    num_seats: int
+    action_space: gym.Space[Any]
+    raw_action_space: gym.Space[Any]
+
 
 Opponent = Callable[[Step, np.ndarray], np.ndarray]
 """(step of all seats, which of them are its own and asked) -> actions of all seats; only those count."""
-OpponentMaker = Callable[[BatchedEnv, int], Opponent]
-"""(environment of all seats, seed) -> an opponent that plays there from a reset on."""
+OpponentMaker = Callable[[Seats, int], Opponent]
+"""(all seats, seed) -> an opponent that plays there from a reset on."""
 
 
 class OpponentEnv:
@@ -91,7 +101,7 @@ class OpponentEnv:
         self._env.close()
 
 
-def random_opponent(env: BatchedEnv, seed: int) -> Opponent:
+def random_opponent(env: Seats, seed: int) -> Opponent:
     """Legal actions, uniformly."""
     choose = RandomPolicy(env.action_space, np.random.default_rng(seed))
     return lambda step, rows: choose(step)
@@ -104,7 +114,7 @@ def perfect_opponent(name: str, options: Mapping[str, Any]) -> OpponentMaker:
         raise ConfigError(f"there is no perfect player of {name}: not everything is seen there; use --against random")
     moves = perfect_moves(tree)
 
-    def make(env: BatchedEnv, seed: int) -> Opponent:
+    def make(env: Seats, seed: int) -> Opponent:
         rng = np.random.default_rng(seed)
 
         def choose(step: Step, rows: np.ndarray) -> np.ndarray:

@@ -82,6 +82,8 @@ def _fixed(plan: Plan) -> str:
     names, experiment = plan.names, plan.experiment
     if experiment.runtime == "inline":
         return "--runtime inline runs all roles in one thread"
+    if experiment.several or experiment.policies == "league":
+        return "several policies share the actors"
     if plan.algorithm.from_replay:
         return f"--algorithm {names.algorithm} learns from a replay table, whose rate is chosen"
     return plan.architecture.fixed_actors(experiment.architecture)

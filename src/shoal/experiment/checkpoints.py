@@ -309,12 +309,12 @@ class Slices:
     cut: bool = False
 
 
-def saved_slices(folder: Path) -> Slices:
-    """Of the parameters in a checkpoint."""
+def saved_slices(folder: Path, scope: str = "") -> Slices:
+    """Of the parameters in a checkpoint, of the roles whose names begin with `scope`."""
     from safetensors import SafetensorError, safe_open
 
     sizes, cut = [], False
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(folder.glob(f"{scope}*.safetensors")):
         try:
             with safe_open(path, "numpy") as file:
                 names = list(file.keys())

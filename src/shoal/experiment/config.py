@@ -25,6 +25,7 @@ from shoal.experiment.presets import Preset
 from shoal.experiment.references import EnvRef
 from shoal.experiment.sizing import Sizing, check_cores, sized
 from shoal.experiment.values import with_values
+from shoal.league.matchmaking import LeagueOptions
 from shoal.learning import Algorithm, Architecture
 from shoal.nets.net_config import NetConfig
 from shoal.options import Options, flag, number
@@ -157,6 +158,8 @@ class Experiment(Options, Generic[A, R]):
     """With --actors auto: how the number of actors moves during the run."""
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     """What is shown while it runs."""
+    league: LeagueOptions = field(default_factory=LeagueOptions)
+    """Players, matches and snapshots of --policies league."""
     ray: RayConfig = field(default_factory=RayConfig)
     """The cluster of --runtime ray."""
     runtime: Literal["local", "inline", "ray"] = "local"
@@ -180,8 +183,18 @@ class Experiment(Options, Generic[A, R]):
     until: str | None = None
     """Stop when an evaluation's METRIC[(OPPONENT)] >= (or <=) NUMBER, confirmed by a second one: return, win_rate, loss_rate,
     exploitability."""
-    policies: Literal["shared", "self-play"] = "shared"
-    """Environments with several agents: one policy for all of them, or for all sides of a game, evaluated against random play."""
+    policies: str = "shared"
+    """Environments with several agents: shared is one policy for all of them, self-play one for all sides of a game, evaluated
+    against random play, independent one for each agent, league a league of players; or
+    module:function, which says (agent, episode) -> name of a policy."""
+    names: tuple[str, ...] = ()
+    """Names of the policies; without it one is called main, and several as --policies says."""
+    train: tuple[str, ...] = ()
+    """Which of several policies learn; without it all that are not --fixed."""
+    fixed: tuple[str, ...] = ()
+    """Policies that do not learn, as name=SOURCE pairs: random, RUN[:POLICY] or module:function (observation -> action)."""
+    each: tuple[str, ...] = ()
+    """Values of single policies, as name.option=value pairs: --each walker.algorithm.lr=1e-3"""
     max_env_steps: int | None = number(None, above=0)
     """Stop after this many agent decisions."""
     anneal_env_steps: int | None = number(None, above=0)
@@ -214,10 +227,15 @@ class Experiment(Options, Generic[A, R]):
 
     @property
     def against(self) -> str | None:
-        """Whom evaluations are played against; none: the policy sits on all seats itself."""
-        if self.policies == "shared":
+        """Whom evaluations are played against; none: the policies of the run sit on all seats themselves."""
+        if self.policies not in ("self-play", "league"):
             return None
         return (self.goal.opponent if self.goal is not None else None) or "random"
+
+    @property
+    def several(self) -> bool:
+        """Whether agents may have different policies."""
+        return self.policies not in ("shared", "self-play", "league")
 
     @property
     def moving(self) -> bool:
@@ -227,7 +245,7 @@ class Experiment(Options, Generic[A, R]):
     def validate(self) -> None:
         super().validate()
         sections: tuple[Any, ...] = (self.algorithm, self.architecture, self.net, self.replay, self.envs, self.eval,
-                                     self.checkpoint, self.gpu, self.console, self.faults, self.autoscale, self.ray)
+                                     self.checkpoint, self.gpu, self.console, self.faults, self.autoscale, self.league, self.ray)
         for section in sections:
             section.validate()
         if self.actors != "auto" and (
@@ -240,9 +258,23 @@ class Experiment(Options, Generic[A, R]):
         if goal is not None and not self.eval.enabled:
             words = f"--until-return {self.until_return:g}" if self.until is None else f'--until "{self.until}"'
             raise ConfigError(f"{words} needs evaluations, but --eval.enabled is false; turn it on with --eval.enabled")
-        if goal is not None and self.policies == "shared" and (goal.opponent is not None or goal.metric != "return"):
-            raise ConfigError(f'--until "{self.until}" needs matches against an opponent, but --policies is shared: one policy '
-                              "sits on all seats; give --policies self-play")
+        if goal is not None and self.against is None and (goal.opponent is not None or goal.metric != "return"):
+            why = "the policies of the run sit" if self.several else "--policies is shared: one policy sits"
+            raise ConfigError(f'--until "{self.until}" needs matches against an opponent, but {why} on all seats; give --policies '
+                              "self-play")
+        if not self.several:
+            self._validate_alone()
+
+    def _validate_alone(self) -> None:
+        """What is said of several policies needs several."""
+        for option in ("train", "fixed", "each"):
+            words = getattr(self, option)
+            if words and not (len(self.names) == 1 and option != "fixed" and words[0].partition(".")[0] == self.names[0]):
+                raise ConfigError(f"--{option} {words[0]} speaks of one policy among several, but --policies is {self.policies}; "
+                                  "give --policies independent or module:function")
+        if len(self.names) > 1:
+            raise ConfigError(f"--names {' '.join(self.names)} are {len(self.names)} policies, but --policies {self.policies} has "
+                              "one; give --policies independent or module:function")
 
     def _validate_offline(self) -> None:
         if self.demos is None:

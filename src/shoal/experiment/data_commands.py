@@ -222,7 +222,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _play(source: EpisodeSource, options: RecordOptions, stop: Callable[[], bool]) -> int:
-    from shoal.experiment.run import compute_threads
+    from shoal.experiment.loaded_run import compute_threads
     from shoal.offline import DemoWriter
     from shoal.offline.recording import RecordingOptions, record, recording_info
     from shoal.roles.parts import EnvSource

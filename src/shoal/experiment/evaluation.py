@@ -15,30 +15,30 @@ from shoal.core import Tree
 from shoal.envs import BatchedEnv
 from shoal.envs.builtin.games import GAMES
 from shoal.envs.pettingzoo_module import PETTINGZOO
-from shoal.envs.space_codecs import ActionCodec, ObservationCodec
 from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment.checkpoints import TensorFiles, holds_table
-from shoal.experiment.policy_choice import PolicyChoice
-from shoal.learning import Algorithm, Progress, StepView
+from shoal.experiment.policy_choice import PolicyChoice, policy_files
+from shoal.experiment.trained_policy import TrainedPolicy
+from shoal.learning import Algorithm, Progress
 from shoal.roles.episodes import EpisodePlay
 from shoal.roles.matches import match_rates, rate_interval
 from shoal.slots import leaves
 
-__all__ = ["Evaluation", "TrainedPolicy", "evaluate", "frames", "published_of"]
+__all__ = ["Evaluation", "evaluate", "frames", "published_of"]
 
 
-def published_of(algorithm: Algorithm, folder: Path, choice: PolicyChoice) -> Tree:
-    """The weights of a checkpoint to act with."""
+def published_of(algorithm: Algorithm, folder: Path, choice: PolicyChoice, scope: str = "") -> Tree:
+    """The weights of a checkpoint to act with; `scope` says whose, where it has several policies."""
     try:
-        return _published(algorithm, folder, choice)
+        return _published(algorithm, folder, choice, scope)
     except (KeyError, ValueError, RuntimeError, IndexError) as error:  # arrays of other names or shapes
         raise ConfigError(f"{folder} was saved with another network or environment than config.json describes ({error}); undo what "
                           "was changed there, or start anew with `shoal train`") from None
 
 
-def _published(algorithm: Algorithm, folder: Path, choice: PolicyChoice) -> Tree:
+def _published(algorithm: Algorithm, folder: Path, choice: PolicyChoice, scope: str) -> Tree:
     tensors = TensorFiles()
-    states = {path.name: tensors.load(path) for path in sorted(folder.glob("*.safetensors")) if not holds_table(path)}
+    states = {path.name: tensors.load(path) for path in policy_files(folder, scope) if not holds_table(path)}
     published = algorithm.published_layout().empty()
     for state in states.values():
         if choice.source != "learner" and f"{choice.source}_return" in state:
@@ -56,43 +56,6 @@ def _published(algorithm: Algorithm, folder: Path, choice: PolicyChoice) -> Tree
                 tensor.copy_(torch.from_numpy(whole))
         return learn.published(Progress(int(counts[0]), int(counts[1])))
     raise CheckpointError(f"{folder} holds no weights")
-
-
-class TrainedPolicy:
-    """A trained policy for one environment at a time: greedy, with its memory.
-
-        policy.reset()                          # at the start of an episode
-        action = policy.act(observation)        # as the environment's own step() takes it
-    """
-
-    def __init__(self, algorithm: Algorithm, published: Tree, observation_space: gym.Space[Any],
-                 action_space: gym.Space[Any]) -> None:
-        self._policy = algorithm.policy()
-        self._policy.load(published)
-        self._layout, self._codec = ObservationCodec(observation_space), ActionCodec(action_space)
-        self._wants_previous = "prev_action" in algorithm.record.layout.fields
-        self._rng = torch.Generator().manual_seed(0)
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the episode so far."""
-        self._state, self._first, self._previous = self._policy.initial_state(1), True, None
-
-    def act(self, observation: Any, *, mask: Any = None, reward: float = 0.0) -> Any:
-        """The likeliest action. `mask`: which actions are legal; `reward`: the last one, for nets that see it."""
-        buffers = self._layout.buffers(1)
-        self._layout.write(buffers, 0, observation)
-        if self._layout.masked and mask is None:
-            mask = observation["action_mask"]
-        view = StepView(self._layout.tree(buffers), np.array([self._first]),
-                        None if mask is None else self._codec.mask(mask)[None])
-        if self._wants_previous:
-            blank = np.zeros((1, *self._codec.shape), np.float32 if self._codec.kind == "box" else np.int64)
-            view.prev_action = blank if self._previous is None else self._previous
-            view.prev_reward = np.array([0.0 if self._first else reward], np.float32)
-        action, self._state, _ = self._policy.act(view, self._state, None, self._rng)
-        self._first, self._previous = False, action
-        return self._codec.rows(action, 1)[0]
 
 
 @dataclass(frozen=True)

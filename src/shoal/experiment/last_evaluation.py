@@ -11,6 +11,7 @@ have ended count.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,55 +28,61 @@ SAVE_SECONDS = 30.0
 
 
 class LastEvaluation:
-    """One last evaluation, from the command to the evaluator until it is saved."""
+    """One last evaluation, from the command to the evaluators (one for each policy) until it is saved."""
 
     def __init__(self, control: Supervisor, interrupted: Callable[[], bool], show: Callable[[], None]) -> None:
         """`show` is called about ten times a second while it is played."""
         self._control, self._interrupted, self._show = control, interrupted, show
-        self._instance = f"{EVALUATOR}-0"
+        self._instances = [name for name in control.running if name == f"{EVALUATOR}-0" or name.endswith(f".{EVALUATOR}-0")]
         self._failure: str | None = None
-        self._begun = False
+        self._begun: set[str] = set()
 
     @property
     def possible(self) -> bool:
-        return self._instance in self._control.running
+        return bool(self._instances)
 
     def play(self, env_steps: int) -> str | None:
         """Evaluate the newest version for about `env_steps`; returns the reason where that was impossible."""
         control = self._control
-        for name in [name for name in control.running if name != self._instance]:
+        for name in [name for name in control.running if name not in self._instances]:
             control.pause(name)
-        control.set(self._instance, self._told, last_env_steps=max(1, env_steps))
+        self._tell(max(1, env_steps // len(self._instances)))
         while self._playing() and not self._interrupted():
             control.wait(self._over, LOOK_SECONDS)
             self._show()
         if self._playing():
-            control.set(self._instance, self._told, last_env_steps=0)
+            self._tell(0)
             control.wait(self._over, CUT_SECONDS)
-        if self._failure is None and not self._alive():
-            self._failure = f"{self._instance} died"
+        if self._failure is None and (dead := [name for name in self._instances if not self._alive(name)]):
+            self._failure = f"{dead[0]} died"
         return self._failure
 
+    def _tell(self, env_steps: int) -> None:
+        for name in self._instances:
+            self._control.set(name, partial(self._told, name), last_env_steps=env_steps)
+
     def save(self, folder: Path) -> bool:
-        """Let the evaluator write its file into `folder`; returns whether it has."""
+        """Let the evaluators write their files into `folder`; returns whether they have."""
         written: list[bool] = []
 
         def done(result: Any, error: str | None) -> None:
             written.append(bool(result) and not error)
 
-        self._control.command(self._instance, "checkpoint", done, folder=str(folder))
-        self._control.wait(lambda: bool(written), SAVE_SECONDS)
-        return written == [True]
+        for name in self._instances:
+            self._control.command(name, "checkpoint", done, folder=str(folder))
+        self._control.wait(lambda: len(written) == len(self._instances), SAVE_SECONDS)
+        return len(written) == len(self._instances) and all(written)
 
-    def _told(self, result: Any, error: str | None) -> None:
-        self._begun, self._failure = True, error
+    def _told(self, name: str, result: Any, error: str | None) -> None:
+        self._begun.add(name)
+        self._failure = self._failure or error
 
-    def _alive(self) -> bool:
-        return bool(self._control.snapshot()[self._instance]["alive"])
+    def _alive(self, name: str) -> bool:
+        return bool(self._control.snapshot()[name]["alive"])
 
     def _over(self) -> bool:
         """Asked after every step of an inline run, so it looks at one counter only."""
-        return self._begun and not self._control.total("eval_episodes_planned")
+        return len(self._begun) == len(self._instances) and not self._control.total("eval_episodes_planned")
 
     def _playing(self) -> bool:
-        return not self._over() and self._alive()
+        return not self._over() and all(self._alive(name) for name in self._instances)

@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal.errors import ConfigError
 from shoal.experiment.config import Experiment, Plan
-from shoal.experiment.prepare import Prepared, make_algorithm
+from shoal.experiment.prepare import Prepared, remade
 from shoal.experiment.values import with_values
 from shoal.options import flag
 from shoal.runtime import Program, start_checks
@@ -134,7 +134,7 @@ def _fits(prepared: Prepared, changes: Mapping[str, Any]) -> bool:
     plan = dataclasses.replace(prepared.plan, experiment=with_values(prepared.plan.experiment, changes, ""))
     if _at_least(plan):
         return False
-    other = dataclasses.replace(prepared, plan=plan, algorithm=make_algorithm(plan, prepared.spec))
+    other = remade(prepared, plan)
     try:
         return not shortage(_need(other.program(), plan.experiment))
     except ConfigError:  # the architecture wants this number together with another one

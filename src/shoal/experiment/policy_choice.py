@@ -21,7 +21,7 @@ from shoal.errors import CheckpointError
 from shoal.experiment.checkpoints import read_meta
 from shoal.experiment.rundir import numbers
 
-__all__ = ["PolicyChoice", "PolicyName", "choose_policy"]
+__all__ = ["PolicyChoice", "PolicyName", "choose_policy", "policy_files"]
 
 PolicyName = Literal["best", "last"]
 SCORES = ("win_rate", "loss_rate", "exploitability")
@@ -43,6 +43,8 @@ class PolicyChoice:
     eval_episodes: int = 0
     scores: Mapping[str, float] = field(default_factory=dict)
     """What matches found out about it, by SCORES."""
+    trained: tuple[int, int] | None = None
+    """Env steps and updates that the newest weights have learned from."""
 
     def sentence(self) -> str:
         known = [f"version {self.version:,}" if self.version is not None else "",
@@ -52,33 +54,43 @@ class PolicyChoice:
         return f"policy {self.name}: {', '.join(word for word in known if word)}"
 
 
-def choose_policy(folder: Path, wanted: PolicyName) -> PolicyChoice:
-    """The policy of a checkpoint that is wanted, or the last one where there is no choice."""
-    found, counts = _evaluations(folder)
+def policy_files(folder: Path, scope: str = "") -> list[Path]:
+    """The files of a checkpoint that belong to one policy: its roles' names begin with `scope`, or, empty, with none."""
+    return [path for path in sorted(folder.glob("*.safetensors")) if path.name.startswith(scope) and (scope or _unscoped(path))]
+
+
+def _unscoped(path: Path) -> bool:
+    return "." not in path.name.removesuffix(".safetensors")
+
+
+def choose_policy(folder: Path, wanted: PolicyName, scope: str = "") -> PolicyChoice:
+    """The version of a checkpoint's policy that is wanted, or the last one where there is no choice."""
+    found, counts = _evaluations(folder, scope)
     best_return = float(found.get("best_return", [math.nan])[0])
     compared = int(found.get("versions", [2])[0]) > 1 or bool(found.get("confirmed", [False])[0]) or "last_return" in found
+    trained = None if counts is None else (int(counts[0]), int(counts[1]))
     if wanted == "best" and math.isfinite(best_return) and compared:
-        return _evaluated("best", found)
+        return _evaluated("best", found, trained)
     if "last_return" in found:
-        return _evaluated("last", found)
+        return _evaluated("last", found, trained)
     meta = numbers(read_meta(folder))
     version = int(meta["weights_version"]) if "weights_version" in meta else None
-    return PolicyChoice("last", "learner", version, None if counts is None else int(counts[0]))
+    return PolicyChoice("last", "learner", version, None if trained is None else trained[0], trained=trained)
 
 
-def _evaluated(name: PolicyName, found: Mapping[str, np.ndarray]) -> PolicyChoice:
+def _evaluated(name: PolicyName, found: Mapping[str, np.ndarray], trained: tuple[int, int] | None) -> PolicyChoice:
     version, episodes = (found.get(f"{name}_{what}") for what in ("version", "episodes"))
     return PolicyChoice(name, name, None if version is None else int(version[0]), int(found[f"{name}/progress"][0]),
                         float(found[f"{name}_return"][0]), 0 if episodes is None else int(episodes[0]),
-                        {score: float(found[f"{name}_{score}"][0]) for score in SCORES if f"{name}_{score}" in found})
+                        {score: float(found[f"{name}_{score}"][0]) for score in SCORES if f"{name}_{score}" in found}, trained)
 
 
-def _evaluations(folder: Path) -> tuple[dict[str, Any], Any]:
+def _evaluations(folder: Path, scope: str) -> tuple[dict[str, Any], Any]:
     """What the evaluator has written down, and the counts of a learner; weights are not read."""
     from safetensors import SafetensorError, safe_open
 
     found, counts = {}, None
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in policy_files(folder, scope):
         try:
             with safe_open(path, "numpy") as file:
                 names = set(file.keys())

@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from traceback import walk_tb
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,24 +23,29 @@ from shoal.algorithms.records.spaces import leaf_tree
 from shoal.architectures.offline import draw_offline
 from shoal.device.placement import Hardware, choose_device
 from shoal.envs import EnvSpec
+from shoal.envs.opponent_env import OpponentMaker
 from shoal.errors import ConfigError, EnvironmentError_
 from shoal.experiment.checkpoints import TensorFiles
 from shoal.experiment.config import Experiment, Names, Plan, default_plan
 from shoal.experiment.live_settings import LiveValues
+from shoal.experiment.policies import PreparedPolicy, Seating, fixed_policy, own_values, pairs, seating_of, untrained_policy
 from shoal.experiment.preload import PRELOAD
 from shoal.experiment.references import EnvRef, find
 from shoal.experiment.values import json_values, with_values
+from shoal.league.matchmaking import LeaguePlan
 from shoal.learning import Algorithm, ItemRecord
 from shoal.nets.net_config import NetConfig
 from shoal.population import ScoreRecord
 from shoal.roles.matches import quick_tree
 from shoal.roles.parts import EnvSource, Parts
+from shoal.roles.policies import NamedPolicies, NamedPolicy
 from shoal.runtime import Program
 from shoal.runtime.program import ScaleOptions, SideWork
 from shoal.runtime.start_checks import most_memory
 from shoal.slots import leaves
+from shoal.telemetry import Metric
 
-__all__ = ["OPTIONS", "Prepared", "plan_from_json", "plan_to_json", "prepare"]
+__all__ = ["OPTIONS", "Prepared", "plan_from_json", "plan_to_json", "prepare", "remade"]
 
 OPTIONS = ScaleOptions(senders=("--actors",), members=("--actors", "--learners"), threads="fewer --learner-threads",
                        no_gpu="--device cpu")
@@ -59,7 +65,38 @@ class Prepared:
     plan: Plan
     source: EnvSource
     spec: EnvSpec
+    """Of the first policy that learns, as is `algorithm`."""
     algorithm: Algorithm
+    seating: Seating | None = None
+    """Who plays for whom; none: one policy plays for all agents."""
+    several: tuple[PreparedPolicy, ...] = ()
+    """The policies that learn, where there are several."""
+    name: str = "main"
+    """What the one policy is called."""
+
+    @property
+    def league(self) -> LeaguePlan | None:
+        """Who takes part, where the policies are those of a league."""
+        experiment = self.plan.experiment
+        return LeaguePlan.of(experiment.league) if experiment.policies == "league" else None
+
+    @cached_property
+    def policies(self) -> dict[str, PreparedPolicy]:
+        """Those that learn, by name."""
+        if self.several:
+            return {policy.name: policy for policy in self.several}
+        return {self.name: PreparedPolicy(self.name, "", self.spec, self.algorithm, *self.raw_spaces())}
+
+    @property
+    def scopes(self) -> dict[str, str]:
+        """What the roles and files of each policy that learns begin with."""
+        return {policy.name: policy.scope for policy in self.several} or {self.name: ""}
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """That the algorithms declare."""
+        return tuple(dict.fromkeys(one for algorithm in (self.algorithm, *(policy.algorithm for policy in self.several))
+                                   for one in algorithm.metrics))
 
     def raw_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         """Observations and actions as the environment itself has them, not as a Step stores them."""
@@ -68,6 +105,25 @@ class Prepared:
             return env.raw_observation_space, env.raw_action_space
         finally:
             env.close()
+
+    def named(self, parts: Parts | None = None) -> NamedPolicies:
+        """The policies of a program with several; those that learn with the parts of their roles, where these are given."""
+        learning = [NamedPolicy(policy.name, policy.group, None if parts is None else dataclasses.replace(
+            parts, algorithm=policy.algorithm)) for policy in self.several]
+        if self.seating is None:
+            return NamedPolicies(tuple(learning))
+        others = [name for name in self.seating.shares if name not in self.seating.learning]
+        return NamedPolicies((*learning, *(NamedPolicy(name, self.seating.shares[name][0], fixed=self._fixed(name))
+                                           for name in others)), self.seating.policy_of)
+
+    def _fixed(self, name: str) -> OpponentMaker:
+        """What acts for a policy that does not learn."""
+        assert self.seating is not None
+        group = self.seating.groups[self.seating.shares[name][0]]
+        words = pairs("fixed", self.plan.experiment.fixed)
+        if name in words:
+            return fixed_policy(words[name], name, group)
+        return untrained_policy(made_for(self.plan, name, self.seating).algorithm, self.plan.experiment.seed)
 
     def hardware(self) -> Hardware:
         """Where to compute: small networks over vectors learn faster on a CPU, where their data are."""
@@ -86,7 +142,7 @@ class Prepared:
         experiment = self.plan.experiment
         _check_threads(experiment)
         program = Program(self.plan.title, experiment.seed, TensorFiles(), work_counters=("env_steps", "learner_steps"),
-                          preload=PRELOAD, options=OPTIONS, metrics=self.algorithm.metrics)
+                          preload=PRELOAD, options=OPTIONS, metrics=self.metrics)
         program.resumed, program.side_work = resumed, EVALUATING
         parts = Parts(self.algorithm, self.source, experiment.architecture.envs_per_actor, seed=experiment.seed,
                       actors=self.plan.actor_count, most_actors=experiment.autoscale.most if experiment.moving else None,
@@ -97,6 +153,8 @@ class Prepared:
                       eval=experiment.eval.plan(experiment.goal, experiment.against, experiment.offline, *self._evaluation_cores()),
                       replay=experiment.replay, spread=experiment.runtime == "ray" and experiment.ray.joined is not None,
                       demos=experiment.demos, offline=experiment.offline, hardware=self.hardware())
+        if self.several:
+            parts = dataclasses.replace(parts, policies=self.named(parts), league=self.league)
         program.on_gpu = parts.hardware.on_gpu
         program.settings = LiveValues(algorithm=self.algorithm.config, eval=parts.eval)
         with making_networks():  # to know the size of the weights
@@ -110,8 +168,8 @@ class Prepared:
     def _evaluation_cores(self) -> tuple[int, int]:
         """Cores for an evaluation of slow environments: those beside actors and learners, and all of them at the end of a run."""
         experiment = self.plan.experiment
-        if experiment.runtime != "local":  # inline is one thread, and a node of a cluster has the cores that were asked for
-            return 1, 1
+        if experiment.runtime != "local" or self.several:  # inline is one thread, a node of a cluster has the cores that were asked
+            return 1, 1  # for, and the partners of a policy act in the evaluator's own process
         cores = len(os.sched_getaffinity(0))
         return max(1, cores - self.plan.actor_count - experiment.learners), cores
 
@@ -138,9 +196,20 @@ def prepare(plan: Plan) -> Prepared:
                               "make it inside the callable, or use runtime=\"inline\"") from None
     try:
         with patience(experiment.faults.start_seconds, plan.env.name):
-            spec = source.describe()
+            if experiment.several:
+                groups = source.describe_multi_agent()
+            else:
+                spec = source.describe()
     except (ConfigError, EnvironmentError_) as error:
         raise error if plan.env.name in str(error) else ConfigError(f"{plan.env.name}: {error}") from None
+    name = experiment.names[0] if experiment.names else "main"
+    if experiment.several:
+        seating = seating_of(experiment, groups)
+        if seating.alone is None:
+            return _prepare_several(plan, source, seating)
+        spec, name = source.describe(), seating.alone
+    if experiment.each:
+        plan = own_values(plan, name)
     if spec.takes_turns and not plan.architecture.takes_turns:
         raise ConfigError(f"{plan.env.name}: its agents take turns, and --architecture {plan.names.architecture} asks all of them "
                           "at every step; use --architecture synchronous or actor_learner")
@@ -152,7 +221,58 @@ def prepare(plan: Plan) -> Prepared:
     algorithm = make_algorithm(plan, spec)
     _check_contract(algorithm)
     _check_matches(experiment, source, spec, algorithm)
-    return Prepared(plan, source, spec, algorithm)
+    if experiment.policies == "league":
+        return _prepare_league(plan, source, spec)
+    return Prepared(plan, source, spec, algorithm, name=name)
+
+
+def _prepare_league(plan: Plan, source: EnvSource, spec: EnvSpec) -> Prepared:
+    """Every player of a league has the same algorithm, for its share of an actor's games."""
+    experiment, architecture = plan.experiment, plan.architecture
+    if architecture.name != "actor_learner":
+        raise ConfigError(f"--policies league does not fit --architecture {plan.names.architecture}: players learn at their own "
+                          "pace; use --architecture actor_learner")
+    players = LeaguePlan.of(experiment.league).players
+    algorithm = make_algorithm(plan, spec, max(1, experiment.architecture.envs_per_actor // len(players)))
+    prepared = Prepared(plan, source, spec, algorithm)
+    spaces = prepared.raw_spaces()
+    learning = tuple(PreparedPolicy(name, f"{name}.", spec, algorithm, *spaces) for name in players)
+    return dataclasses.replace(prepared, several=learning)
+
+
+def _prepare_several(plan: Plan, source: EnvSource, seating: Seating) -> Prepared:
+    """Build an algorithm for every policy that learns."""
+    experiment = plan.experiment
+    if not plan.architecture.takes_policies:
+        raise ConfigError(f"--policies with several policies does not fit --architecture {plan.names.architecture}, which has one "
+                          "learner for all agents; use --architecture synchronous or actor_learner")
+    if experiment.demos is not None:
+        raise ConfigError("--demos with several policies does not fit: a recording does not say whose it is; leave one of them out")
+    made = tuple(made_for(plan, name, seating) for name in seating.learning)
+    return Prepared(plan, source, made[0].spec, made[0].algorithm, seating, made)
+
+
+def remade(prepared: Prepared, plan: Plan) -> Prepared:
+    """The same with other numbers of processes and environments."""
+    if prepared.league is not None:
+        return _prepare_league(plan, prepared.source, prepared.spec)
+    if prepared.seating is None:
+        return dataclasses.replace(prepared, plan=plan, algorithm=make_algorithm(plan, prepared.spec))
+    return _prepare_several(plan, prepared.source, prepared.seating)
+
+
+def made_for(plan: Plan, name: str, seating: Seating) -> PreparedPolicy:
+    """One of several policies, with its own values."""
+    plan = own_values(plan, name)
+    group, share = seating.shares[name]
+    described = seating.groups[group]
+    seats = max(1, round(plan.experiment.architecture.envs_per_actor * share))
+    _check_minibatches(plan, seats)
+    _check_net(plan.experiment.net, described.spec)
+    algorithm = make_algorithm(plan, described.spec, seats)
+    _check_contract(algorithm)
+    return PreparedPolicy(name, f"{name}.", described.spec, algorithm, described.raw_observation_space, described.raw_action_space,
+                          group)
 
 
 def _check_contract(algorithm: Algorithm) -> None:
@@ -175,8 +295,8 @@ def _check_contract(algorithm: Algorithm) -> None:
 
 def _check_matches(experiment: Experiment[Any, Any], source: EnvSource, spec: EnvSpec, algorithm: Algorithm) -> None:
     """Whether the environment and the policy allow the evaluations that are wanted."""
-    if experiment.policies == "self-play" and spec.seats_per_env == 1:
-        raise ConfigError(f"--policies self-play needs a game of several agents, but {spec.name} has one; leave it out")
+    if experiment.policies in ("self-play", "league") and spec.seats_per_env == 1:
+        raise ConfigError(f"--policies {experiment.policies} needs a game of several agents, but {spec.name} has one; leave it out")
     source.against(experiment.against)
     goal = experiment.goal
     if goal is not None and goal.metric == "exploitability" and quick_tree(algorithm.policy(), source) is None:
@@ -198,10 +318,10 @@ def _check_net(net: NetConfig, spec: EnvSpec) -> None:
                           "--net.lstm-size")
 
 
-def make_algorithm(plan: Plan, spec: EnvSpec) -> Algorithm:
-    """The algorithm for the seats of one actor."""
+def make_algorithm(plan: Plan, spec: EnvSpec, seats: int | None = None) -> Algorithm:
+    """The algorithm for the seats of one actor: all of them, or `seats`."""
     kind: Any = plan.algorithm  # made as (config, spec, net, seats)
-    seats = plan.experiment.architecture.envs_per_actor * spec.seats_per_env
+    seats = plan.experiment.architecture.envs_per_actor * spec.seats_per_env if seats is None else seats
     with making_networks():
         made: Algorithm = kind(plan.experiment.algorithm, spec, plan.experiment.net, seats)
     return made

@@ -98,6 +98,8 @@ def modules_of(config: Mapping[str, Any]) -> list[str]:
     env = config.get("env", {})
     names = [env.get("id"), *(config.get(section, {}).get("name") for section in ("algorithm", "architecture"))]
     paths = [env.get("import"), config.get("net", {}).get("module"), *(name for name in names if name and ":" in name)]
+    sources = [config.get("policies", ""), *(pair.partition("=")[2] for pair in config.get("fixed", ()))]
+    paths += [path for path in sources if ":" in path and not Path(path.partition(":")[0]).exists()]
     paths = [path.removeprefix(PETTINGZOO) for path in paths if path and not path.startswith("?")]
     return sorted({path.partition(":")[0].partition(".")[0] for path in paths})
 

@@ -14,21 +14,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from shoal.coordination.autoscale import Autoscaler, Rule
-from shoal.errors import CheckpointError, ConfigError
+from shoal.errors import ConfigError
 from shoal.experiment.auto_layout import laid_out
 from shoal.experiment.checkpoints import Slices, read_meta, saved_slices
 from shoal.experiment.components import Components
 from shoal.experiment.config import Experiment, Names, Plan, check_ray, default_plan
+from shoal.experiment.loaded_run import Run, compute_threads
 from shoal.experiment.lock import alone
 from shoal.experiment.machine_checks import drawn
-from shoal.experiment.policy_choice import PolicyChoice, choose_policy
+from shoal.experiment.policies import absolute, policies_given
 from shoal.experiment.prepare import Prepared, plan_from_json, plan_to_json, prepare
 from shoal.experiment.presets import load_preset
 from shoal.experiment.references import EnvRef, check_trust, modules_of
@@ -37,6 +38,7 @@ from shoal.experiment.rundir import RunDir, default_directory, numbers
 from shoal.experiment.session import Base, Goals, RunSession
 from shoal.experiment.sizing import kept_to, sizing_lines
 from shoal.experiment.values import with_values
+from shoal.learning import Algorithm
 from shoal.options import flag
 from shoal.telemetry.console import console
 from shoal.telemetry.outputs import JsonLines, Output
@@ -44,84 +46,11 @@ from shoal.telemetry.snapshot import COUNTERS
 from shoal.telemetry.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
-    from shoal.envs.opponent_env import OpponentMaker
-    from shoal.experiment.evaluation import Evaluation, TrainedPolicy
     from shoal.runtime import Program
 
 __all__ = ["Run", "launch", "load", "plan_of", "resume", "resume_plan", "train"]
 
 IMPORT_SECONDS = 0.05  # between two looks whether an import is over
-
-
-@dataclass(repr=False)
-class Run:
-    """A run that has ended (or that was loaded from its directory)."""
-
-    directory: Path
-    summary: dict[str, Any]
-    prepared: Prepared
-
-    def __repr__(self) -> str:
-        plan, summary = self.prepared.plan, self.summary
-        shown = [f"{name} {summary[name]:,.6g}" for name in ("env_steps", "eval_return") if summary.get(name) is not None]
-        return f"<Run {self.directory}: {', '.join([f'{plan.title} on {plan.env.name}', *shown])}>"
-
-    @cached_property
-    def _checkpoint(self) -> Path:
-        newest = RunDir(self.directory).checkpoints().sound(tables=False)
-        if newest is None:
-            raise CheckpointError(f"{self.directory} has no whole checkpoint; start the run again with `shoal train`")
-        return newest
-
-    @cached_property
-    def choice(self) -> PolicyChoice:
-        """Which policy of the newest checkpoint is used: the best of all evaluated versions, unless the run was trained or loaded
-        with policy="last"."""
-        return choose_policy(self._checkpoint, self.prepared.plan.experiment.policy)
-
-    @cached_property
-    def published(self) -> Any:
-        """The weights of that policy."""
-        from shoal.experiment.evaluation import published_of
-
-        return published_of(self.prepared.algorithm, self._checkpoint, self.choice)
-
-    @cached_property
-    def policy(self) -> TrainedPolicy:
-        """Acts greedily, one observation at a time; `policy.reset()` at the start of an episode."""
-        from shoal.experiment.evaluation import TrainedPolicy
-
-        return TrainedPolicy(self.prepared.algorithm, self.published, *self.prepared.raw_spaces())
-
-    @property
-    def policies(self) -> dict[str, TrainedPolicy]:
-        """By name; one policy for all agents is "main"."""
-        return {"main": self.policy}
-
-    def as_opponent(self, home: Run) -> OpponentMaker:
-        """This run's policy as an opponent of another run's."""
-        from shoal.roles.policy_opponent import policy_opponent
-
-        mine, theirs = self.prepared.spec, home.prepared.spec
-        if (mine.observation_space, mine.action_space) != (theirs.observation_space, theirs.action_space):
-            raise ConfigError(f"{self.directory} cannot play against {home.directory}: its policy is for {mine.name}, which has "
-                              f"other spaces than {theirs.name}; give a run of the same game")
-        return policy_opponent(self.prepared.algorithm, self.published)
-
-    def evaluate(self, episodes: int = 100, seed: int = 1_000_000, against: str | Run | None = None) -> Evaluation:
-        """Fresh greedy episodes; matches against an opponent (random, perfect, a run) where one is given or the run had one."""
-        from shoal.experiment.evaluation import evaluate
-
-        opponent = against or self.prepared.plan.experiment.against
-        source = self.prepared.source.against(opponent.as_opponent(self) if isinstance(opponent, Run) else opponent)
-        env = source.make(min(episodes, 100))
-        try:
-            with compute_threads(1):
-                longest = self.prepared.plan.experiment.eval.max_episode_steps
-                found = evaluate(self.prepared.algorithm, self.published, env, episodes, seed, longest)
-                return found if opponent is None else replace(found, matches=True)
-        finally:
-            env.close()
 
 
 def train(preset: str | None = None, env: Any = None, *, algorithm: Any = None, architecture: Any = None,
@@ -130,14 +59,16 @@ def train(preset: str | None = None, env: Any = None, *, algorithm: Any = None, 
 
     `env` is an id, a gymnasium.Env class or a callable. Give a preset (a name, or the path of a TOML file), or an algorithm and an
     architecture: their names, import paths (module:Class), classes, instances or Configs. Everything else overrides a value:
-    `actors=2`, `net={"hidden": (32,)}`, `**{"algorithm.lr": 1e-3}`.
+    `actors=2`, `net={"hidden": (32,)}`, `**{"algorithm.lr": 1e-3}`. Several policies:
+    `policies={"walker": None, "rival": "random"}` (values of its own, None, or what acts without learning),
+    `policy_of=lambda agent, episode: "walker"`, `train=["walker"]`.
     """
     return launch(plan_of(preset, env, algorithm, architecture, overrides))
 
 
 def plan_of(preset: str | None, env: Any, algorithm: Any, architecture: Any, overrides: Mapping[str, Any]) -> Plan:
     """A plan from Python's arguments; with a preset, `algorithm` and `architecture` are mappings of values."""
-    values = dict(overrides)
+    values = policies_given(dict(overrides))
     if preset is not None and env is None:
         raise ConfigError(f'which environment? Such as shoal.train("{preset}", "CartPole-v1")')
     if not isinstance(env, str) and not callable(env):
@@ -264,6 +195,7 @@ def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float
                           "give --demos PATH (make some with `shoal data record SOURCE ENV --out PATH`), or --replay.demo-ratio 0")
     if plan.experiment.demos is not None:  # as an absolute path: a resume may come from another folder
         plan = replace(plan, experiment=replace(plan.experiment, demos=os.path.abspath(plan.experiment.demos)))
+    plan = replace(plan, experiment=replace(plan.experiment, fixed=absolute(plan.experiment.fixed)))
     say = _speaker(plan, stream)
     for line in sizing_lines(plan):
         say(line)
@@ -282,6 +214,7 @@ def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float
         _check_slices(prepared, rundir)
         rundir.begin_again(plan_to_json(plan, resumed))
         undo = partial(rundir.save_config, before)
+    program.folder = rundir.path.resolve()
     program.go_on_above(int(base.snapshot.get("weights_version", 0)))
     _limit(program, plan.experiment.max_env_steps, base)
     session = None
@@ -331,8 +264,15 @@ def _take_back(session: RunSession | None, undo: Callable[[], None]) -> None:
 def _check_slices(prepared: Prepared, rundir: RunDir) -> None:
     """Parameters come back as they were saved: of the same net, and in as many slices."""
     newest = rundir.checkpoints().newest()
-    saved = Slices() if newest is None else saved_slices(newest)
-    params = prepared.algorithm.learn(0).state.get("params")
+    if newest is None:
+        return
+    learning = {policy.scope: policy.algorithm for policy in prepared.several} or {"": prepared.algorithm}
+    for scope, algorithm in learning.items():
+        _check_slices_of(prepared, rundir, algorithm, saved_slices(newest, scope))
+
+
+def _check_slices_of(prepared: Prepared, rundir: RunDir, algorithm: Algorithm, saved: Slices) -> None:
+    params = algorithm.learn(0).state.get("params")
     if not saved.sizes or params is None:
         return
     before, now = sum(saved.sizes) if saved.cut else max(saved.sizes), len(params)
@@ -372,7 +312,7 @@ def _session(prepared: Prepared, program: Program, rundir: RunDir, base: Base, s
         JsonLines(rundir.metrics_file),
         TensorBoard(rundir.path / "tensorboard") if experiment.tensorboard else None,
     ]
-    learning = prepared.algorithm.metrics
+    learning = prepared.metrics
     labels = {"preset": names.preset, "algorithm": names.algorithm, "architecture": names.architecture, "env": env.name,
               "runtime": experiment.runtime, "seed": experiment.seed, "actors": experiment.actors,
               "learners": experiment.learners, "layout": layout}
@@ -380,7 +320,7 @@ def _session(prepared: Prepared, program: Program, rundir: RunDir, base: Base, s
                       keep=experiment.checkpoint.keep, outputs=[output for output in outputs if output is not None], base=base,
                       started=started, autoscaler=_autoscaler(prepared), batch_slots=_batch_slots(prepared),
                       algorithm_metrics=learning, role_metrics=[one for one in program.metrics if one not in learning],
-                      policy=experiment.policy, last_env_steps=experiment.eval.last_env_steps,
+                      policy=experiment.policy, last_env_steps=experiment.eval.last_env_steps, scopes=prepared.scopes,
                       commands=RunControl(rundir, prepared.plan, program.resumed))
 
 
@@ -415,20 +355,6 @@ def _autoscaler(prepared: Prepared) -> Autoscaler | None:
     assert scale.most is not None
     return Autoscaler(Rule(1, scale.most, min(limits, default=None)), scale.every_seconds, role=plan.architecture.scaled_role,
                       learner=plan.architecture.learner_role)
-
-
-@contextlib.contextmanager
-def compute_threads(count: int) -> Iterator[None]:
-    """What torch may use in this process meanwhile: small nets are several times slower with threads that wait for
-    each other on busy cores, and an inline run must not depend on the number of cores."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
 
-from shoal.envs.opponent_env import OPPONENTS
+from shoal.envs.opponent_env import OPPONENTS, OpponentMaker
 from shoal.errors import ConfigError, EnvironmentError_, RoleFailed, ShoalError
 from shoal.experiment.config import ConsoleConfig
 from shoal.experiment.parse import parse_options, parse_train, split_positionals
-from shoal.experiment.policy_choice import PolicyChoice, PolicyName
-from shoal.experiment.references import check_trust, modules_of, outside
+from shoal.experiment.policy_choice import PolicyChoice
+from shoal.experiment.references import check_trust, find, modules_of, outside
 from shoal.experiment.run import Run, launch, load, resume_plan
 from shoal.experiment.rundir import RunDir
 from shoal.experiment.values import with_values
 from shoal.options import Options, number
+from shoal.roles.policy_opponent import script_opponent
 from shoal.runtime import RayConfig
 
 __all__ = ["eval_command", "play_command", "resume_command", "train_command"]
@@ -163,9 +164,11 @@ class Eval(Options):
     seed: int = number(1_000_000, at_least=0, below=2**53)
     """Of the environments."""
     against: str | None = None
-    """Play matches on every side against random, perfect or another run's policy; as the run was evaluated without it."""
-    policy: PolicyName | None = None
-    """The best of all evaluated versions, or the last one; what the run was trained with (--policy) without it."""
+    """Play matches on every side against random, perfect, another run's policy (RUN or RUN:POLICY) or module:function (observation
+    -> action); as the run was evaluated without it."""
+    policy: str | None = None
+    """best of all evaluated versions, or last; what the run was trained with (--policy) without it. Of several policies NAME, or
+    NAME:last; the first without it."""
     trust: bool = False
     """Import modules that the run names, also from outside the installed environment."""
 
@@ -173,21 +176,25 @@ class Eval(Options):
 def eval_command(arguments: list[str]) -> int:
     rundir, options = _run_and_options(arguments, Eval, "shoal eval RUN")
     _say_modules(rundir, options.trust)
-    run = _load_and_say(rundir, options)
-    result = run.evaluate(options.episodes, options.seed, _opponent(options))
+    run, name = _load_and_say(rundir, options)
+    result = run.evaluate(options.episodes, options.seed, _opponent(run, options), name)
     against = options.against or run.prepared.plan.experiment.against
     sys.stdout.write(f"{run.prepared.plan.env.name}{f' against {against}' if against else ''}: {result.sentence()}\n")
     return 0
 
 
-def _opponent(options: Eval) -> str | Run | None:
-    """What --against names: a built-in opponent, or a run."""
+def _opponent(home: Run, options: Eval) -> str | OpponentMaker | None:
+    """What --against names: a built-in opponent, a run or one of its policies, or a function."""
     word = options.against
     if word is None or word in OPPONENTS:
         return word
-    if not Path(word).exists():
-        raise ConfigError(f"--against {word} is no opponent; use one of {', '.join(OPPONENTS)}, or the directory of a run")
-    return load(RunDir.open(Path(word)).path, trust=options.trust)
+    path, _, policy = word.rpartition(":") if ":" in word and not Path(word).exists() else (word, "", "")
+    if Path(path).exists():
+        return load(RunDir.open(Path(path)).path, trust=options.trust).as_opponent(home, policy or None)
+    if policy and path:
+        return script_opponent(find(word), word)
+    raise ConfigError(f"--against {word} is no opponent; use one of {', '.join(OPPONENTS)}, or give the directory of a run "
+                      "or module:function")
 
 
 @dataclass(frozen=True)
@@ -198,8 +205,8 @@ class Play(Options):
     """How many episodes."""
     seed: int = number(0, at_least=0, below=2**53)
     """Of the environment."""
-    policy: PolicyName | None = None
-    """The best of all evaluated versions, or the last one; what the run was trained with (--policy) without it."""
+    policy: str | None = None
+    """best of all evaluated versions, or last; what the run was trained with (--policy) without it."""
     video: str | None = None
     """Write a GIF instead of showing it."""
     trust: bool = False
@@ -213,7 +220,7 @@ def play_command(arguments: list[str]) -> int:
     if options.video is not None and not options.video.endswith(".gif"):
         raise ConfigError(f"--video is {options.video}; it must end in .gif")
     _say_modules(rundir, options.trust)
-    run = _load_and_say(rundir, options)
+    run, _ = _load_and_say(rundir, options)
     if options.video is not None:
         write_gif(run, options.episodes, options.seed, Path(options.video), sys.stdout)
     else:
@@ -221,11 +228,17 @@ def play_command(arguments: list[str]) -> int:
     return 0
 
 
-def _load_and_say(rundir: RunDir, options: Eval | Play) -> Run:
-    """The run, and which of its policies is used."""
-    run = load(rundir.path, trust=options.trust, **({} if options.policy is None else {"policy": options.policy}))
-    sys.stdout.write(f"{run.choice.sentence()}\n")
-    return run
+def _load_and_say(rundir: RunDir, options: Eval | Play) -> tuple[Run, str | None]:
+    """The run, which of its policies is used, and in which version."""
+    words = [] if options.policy is None else options.policy.split(":")
+    versions = [word for word in words if word in ("best", "last")]
+    names = [word for word in words if word not in versions]
+    if len(versions) > 1 or len(names) > 1:
+        raise ConfigError(f"--policy {options.policy} is not possible: give best, last, the name of a policy, or NAME:last")
+    run = load(rundir.path, trust=options.trust, **({"policy": versions[0]} if versions else {}))
+    name = names[0] if names else None
+    sys.stdout.write(f"{f'{name}: ' if name else ''}{run.choice_of(name).sentence()}\n")
+    return run, name
 
 
 def _run_and_options(arguments: list[str], kind: type[Kind], usage: str,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.errors import CheckpointError
 from shoal.experiment.checkpoints import Checkpoints
 from shoal.experiment.last_evaluation import SHARE, LastEvaluation
-from shoal.experiment.policy_choice import PolicyName, choose_policy
+from shoal.experiment.policy_choice import PolicyChoice, PolicyName, choose_policy
 from shoal.experiment.process_usage import PeakMemory, cpu_seconds
 from shoal.experiment.rundir import RunDir
 from shoal.telemetry.outputs import Output, jsonable
@@ -43,6 +43,7 @@ LAST_CHECKPOINT_SECONDS = 30.0
 PAUSED_SECONDS = 2.0    # of these, until actors go on because a role may need them to end its step
 EVALUATED = ("eval_return", "eval_std", "eval_episodes", "eval_version", "best_return", "lowest_return", "win_rate", "loss_rate",
              "exploitability")
+LEARNED = ("env_steps", "learner_steps", "train_return")
 BATCH_SECONDS = 30.0    # without an update, until it is said that the first batch is not full yet
 
 
@@ -75,13 +76,16 @@ class RunSession:
                  outputs: Sequence[Output], base: Base | None = None, started: float | None = None,
                  autoscaler: Autoscaler | None = None, batch_slots: int = 0, algorithm_metrics: Sequence[Metric] = (),
                  role_metrics: Sequence[Metric] = (), policy: PolicyName = "best", last_env_steps: int | None = None,
-                 commands: RunControl | None = None) -> None:
+                 scopes: Mapping[str, str] | None = None, commands: RunControl | None = None) -> None:
+        """`scopes`: by the name of each policy that learns, what the names of its roles and files begin with."""
         self.rundir, self.labels, self.goals, self.base = rundir, dict(labels), goals, base or Base()
         self.checkpoints: Checkpoints = rundir.checkpoints(keep)
         self.summary: dict[str, Any] = {}
         self._checkpoint_seconds, self._outputs, self._batch_slots = checkpoint_seconds, list(outputs), batch_slots
         self._started = time.monotonic() if started is None else started
-        self._window = ReadingWindow(algorithm_metrics=algorithm_metrics, role_metrics=role_metrics)
+        self._scopes = dict(scopes or {"main": ""})
+        self._window = ReadingWindow(algorithm_metrics=algorithm_metrics, role_metrics=role_metrics,
+                                     policies=[name for name, scope in self._scopes.items() if scope])
         self._memory, self._autoscaler, self._commands = PeakMemory(), autoscaler, commands
         self._policy, self._last_env_steps = policy, last_env_steps
         self._first_step: float | None = None
@@ -374,11 +378,27 @@ class RunSession:
         kept = "the previous one stays" if self.checkpoints.newest() is not None else "there is none yet"
         self._event({"kind": "checkpoint failed", "text": f"{why}; {kept}"})
 
-    def _handed_back(self) -> dict[str, Any]:
-        """The policy that `run.policy`, `shoal eval` and `shoal play` take of the newest checkpoint, and its evaluation."""
-        newest, choice = self.checkpoints.newest(), None
+    def _policies(self, shot: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """How far every policy is that learns, and the version of it that is handed back."""
+        alone = {name: shot[name] for name in LEARNED}
+        return {name: {**(self._own(scope, shot["policies"][name]) if scope else alone), **self._handed_back(scope)}
+                for name, scope in self._scopes.items()}
+
+    def _own(self, scope: str, shown: Mapping[str, Any]) -> dict[str, Any]:
+        """What one of several policies has learned from, earlier parts included, as of the newest checkpoint."""
+        choice = self._choice(scope)
+        steps, updates = choice.trained if choice is not None and choice.trained is not None else (0, 0)
+        return {"env_steps": steps, "learner_steps": updates, "train_return": shown["train_return"]}
+
+    def _choice(self, scope: str) -> PolicyChoice | None:
+        newest = self.checkpoints.newest()
         with contextlib.suppress(CheckpointError):  # damaged meanwhile
-            choice = None if newest is None else choose_policy(newest, self._policy)
+            return None if newest is None else choose_policy(newest, self._policy, scope)
+        return None
+
+    def _handed_back(self, scope: str) -> dict[str, Any]:
+        """The version that `run.policy`, `shoal eval` and `shoal play` take of the newest checkpoint, and its evaluation."""
+        choice = self._choice(scope)
         if choice is None:  # nothing is handed back
             return {"policy": None, "policy_version": None, "policy_env_steps": None, "eval_return": None, "eval_episodes": 0,
                     "eval_version": 0}
@@ -392,7 +412,9 @@ class RunSession:
         now, (reason, error) = time.monotonic(), self._outcome
         shot = self._trained or self._measure(now, whole_run=True)
         lag, age = shot["policy_lag"], shot["data_age_seconds"]
-        started, handed_back = self._first_step if self._first_step is not None else now, self._handed_back()
+        started, policies = self._first_step if self._first_step is not None else now, self._policies(shot)
+        first = next(iter(policies.values()))
+        handed_back = {name: value for name, value in first.items() if name not in LEARNED}
         surroundings = self._control.surroundings() if self._control is not None else {}
         summary = {
             **self.labels, "stopped_by": reason, "seconds": shot["seconds"],
@@ -401,7 +423,7 @@ class RunSession:
             **{f"{name}_per_second": shot[name] / shot["seconds"] if shot["seconds"] else math.nan
                for name in ("env_steps", "learner_steps")},
             **{name: shot[name] for name in ("train_return", "learner_idle")}, **handed_back,
-            "policies": {"main": {**{name: shot[name] for name in ("env_steps", "learner_steps", "train_return")}, **handed_back}},
+            "policies": policies,
             "policy_lag": lag, "data_age_seconds": {"mean": age["mean"], "p95": age["p95"]},
             **{name: shot[name] for name in ("samples_per_insert", "bytes_per_env_step", "bytes_per_second", "restarts",
                                              "updates_skipped")}, **surroundings,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Iterator, Mapping
+from types import FunctionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from shoal.errors import ConfigError
@@ -60,6 +61,8 @@ def fit_type(hint: Any, value: Any, key: str, where: str = "") -> Any:
     """The value as its field wants it: 1 for a float becomes 1.0, a list becomes a tuple; anything else is an error."""
     if isinstance(value, type) and key.rpartition(".")[2] == "module":
         return value  # a class of the user's own stands for its import path
+    if callable(value) and key == "policies":
+        return value  # and so does a mapping
     ok, fitted = _fits(hint, value)
     if not ok:
         raise ConfigError(f"{f'in {where}: ' if where else ''}{key}={value!r} is not possible: give {words(hint)}")
@@ -122,8 +125,8 @@ def keys(config: Any, prefix: str = "") -> Iterator[str]:
 
 
 def json_values(config: Any) -> Any:
-    """A configuration as JSON values. A class becomes its import path, or ?Name if it cannot be imported."""
-    if isinstance(config, type):
+    """A configuration as JSON values. A class or a function becomes its import path, or ?Name if it cannot be imported."""
+    if isinstance(config, type | FunctionType):
         return import_path(config) or f"?{config.__name__}"
     if dataclasses.is_dataclass(config):
         return {entry.name: json_values(getattr(config, entry.name)) for entry in dataclasses.fields(config)}

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from shoal.envs.interface import BatchedEnv, Step, Tree
+from shoal.envs.opponent_env import Seats
 from shoal.envs.random_policy import RandomPolicy
 from shoal.envs.rollout import ActFunction, Played, Rollout
 from shoal.envs.space_codecs import ActionCodec, BadValue
@@ -60,7 +61,7 @@ class ScriptPolicy:
 
     OFFERS = ("memory", "first", "reward", "mask", "rng")
 
-    def __init__(self, function: Callable[..., Any], env: BatchedEnv, rng: np.random.Generator, name: str) -> None:
+    def __init__(self, function: Callable[..., Any], env: Seats, rng: np.random.Generator, name: str) -> None:
         self._function, self._rng, self._name = function, rng, name
         self._action_codec = ActionCodec(env.raw_action_space)
         self._memory: list[dict[str, Any]] = [{} for _ in range(env.num_seats)]
@@ -72,10 +73,13 @@ class ScriptPolicy:
         self._wants = [name for name in self.OFFERS if takes_any or name in [one.name for one in parameters[1:]]]
 
     def __call__(self, step: Step, previous: Any = None) -> np.ndarray:
-        rows = len(step.first)
-        for row in np.flatnonzero(step.first):
+        return self.of_rows(step, np.arange(len(step.first)))
+
+    def of_rows(self, step: Step, rows: np.ndarray) -> np.ndarray:
+        """The actions of these seats alone, [K, ...]."""
+        for row in rows[step.first[rows]]:
             self._memory[row] = {}
-        return np.stack([self._act(step, row) for row in range(rows)])
+        return np.stack([self._act(step, row) for row in rows])
 
     def _act(self, step: Step, row: int) -> np.ndarray:
         seen = map_tree(lambda x: x[row].copy(), step.observation)

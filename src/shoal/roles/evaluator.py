@@ -67,7 +67,7 @@ class Evaluator:
         self.rng = torch.Generator().manual_seed(int(self.seeds.integers(2**31)))
         self.explore = None if self.plan.greedy else parts.algorithm.explore
         self.rows, self.processes = min(self.plan.episodes, SIDE_BY_SIDE), 1
-        self.env: BatchedEnv = self.source.make(self.rows)
+        self.env: BatchedEnv = self._make(self.rows)
         self.env_seconds = 0.0  # for a step of one of them
         self.play: EpisodePlay | None = None
         self.tree = quick_tree(self.policy, parts.env) if parts.eval.against is not None else None
@@ -112,9 +112,16 @@ class Evaluator:
         done = progress.env_steps if period is None else progress.learner_steps
         if done >= self.due:
             self.due = done + (period or self.plan.every_env_steps)
-            self.policy.load(self.published)
+            self._load()
             self._remake(self.rows, self.plan.free_cores)
             self._begin()
+
+    def _make(self, rows: int) -> BatchedEnv:
+        return self.source.make(rows)
+
+    def _load(self) -> None:
+        """Play with the version that was pulled from now on."""
+        self.policy.load(self.published)
 
     def _remake(self, rows: int, cores: int) -> None:
         """Environments for the next evaluation: slow ones in several processes, where cores are free."""
@@ -123,7 +130,7 @@ class Evaluator:
             return
         self.env.close()
         self.rows, self.processes = rows, processes
-        self.env = self.source.make(rows) if processes == 1 else SplitEnv(self.source.make, rows, processes)
+        self.env = self._make(rows) if processes == 1 else SplitEnv(self.source.make, rows, processes)
 
     def _begin(self, env_steps: int | None = None) -> None:
         """Begin to evaluate the version that the policy has."""
@@ -204,7 +211,7 @@ class Evaluator:
             self.last = self.latest  # it has just been evaluated
         elif newest:
             self.version = self.weights.pull(self.published)
-            self.policy.load(self.published)
+            self._load()
             self._remake(max(1, min(self.rows, last_env_steps // STEPS_EACH)), self.plan.last_cores)
             self._begin(last_env_steps)
 

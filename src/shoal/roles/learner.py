@@ -22,7 +22,7 @@ from shoal.roles import random_state
 from shoal.roles.batches import Intake
 from shoal.roles.data_path import consumer_end
 from shoal.roles.learner_group import agree, group_on
-from shoal.roles.learner_state import LearnerState, SharedModel
+from shoal.roles.learner_state import LearnerState, SharedModel, learner_arrays
 from shoal.roles.parts import Parts
 
 __all__ = ["Learner"]
@@ -62,6 +62,7 @@ class Learner:
         self.metrics: list[Mapping[str, float]] = []  # of the last minibatch, by phase
         self.rng = me.rng("minibatches")
         self.settled = self.greeted = False
+        self.parts, self.resets = parts, 0
 
     @property
     def leader(self) -> bool:
@@ -197,11 +198,23 @@ class Learner:
             version = self.weights.publish(self.learn.published(progress) if published is None else published)
         self.me.stats.set("weights_version", version)
 
+    # ------------------------------------------------------------------ beginning anew
+    def set(self, *, resets: int) -> None:
+        """Begin with untrained parameters, for the `resets`-th time; what it has counted stays. Told again, it changes nothing."""
+        if resets <= self.resets:
+            return
+        self.resets = resets
+        counts = self.learner_state.counts.sum(0)
+        self.learner_state.load(learner_arrays(self.parts.algorithm.learn(self.parts.seed), counts))
+        if self.greeted:
+            self._publish()
+
     # ------------------------------------------------------------------ what a checkpoint holds
     def state(self) -> dict[str, np.ndarray] | None:
         if not self.leader:
             return None
-        return {**self.learner_state.arrays(), "rng": random_state.pack(self.rng)}
+        reset = {"resets": np.array([self.resets])} if self.resets else {}
+        return {**self.learner_state.arrays(), "rng": random_state.pack(self.rng), **reset}
 
     def load(self, state: dict[str, np.ndarray]) -> None:
         if self.model is not None:
@@ -209,3 +222,4 @@ class Learner:
         else:
             self.learner_state.load(state)
         random_state.unpack(self.rng, state["rng"])
+        self.resets = int(state["resets"][0]) if "resets" in state else 0

@@ -9,12 +9,15 @@ from typing import Any
 
 from shoal import envs
 from shoal.device.placement import Hardware
+from shoal.envs.multi_agent import GroupSpec
 from shoal.envs.opponent_env import OpponentEnv, OpponentMaker, built_in_opponent
 from shoal.errors import ConfigError
+from shoal.league.matchmaking import LeaguePlan
 from shoal.learning import Algorithm, DeviceLearn, ItemRecord, Learn, StoredItems, UnrollRecord
 from shoal.options import number
 from shoal.population import ScoreRecord
 from shoal.roles.goals import Goal
+from shoal.roles.policies import NamedPolicies
 from shoal.roles.replay_config import ReplayConfig
 
 __all__ = ["EnvSource", "EvalPlan", "Parts", "learner_places"]
@@ -48,6 +51,13 @@ class EnvSource:
         if isinstance(opponent, str):
             opponent = built_in_opponent(opponent, envs.interface.env_name(self.env), self.kwargs)
         return replace(self, opponent=opponent)
+
+    def make_multi_agent(self, num_envs: int) -> envs.MultiAgentEnv:
+        """The same with every agent's own spaces."""
+        return envs.make_multi_agent(self.env, num_envs, backend=self.backend, **self.kwargs)
+
+    def describe_multi_agent(self) -> tuple[GroupSpec, ...]:
+        return envs.describe_multi_agent(self.env, backend=self.backend, **self.kwargs)
 
     def tensors(self, num_envs: int, device: Any) -> Any:
         """The same environments as tensor code on a device: a shoal.envs.device.TensorEnv."""
@@ -113,6 +123,10 @@ class Parts:
     """Folder of demonstrations: a second table to draw from."""
     offline: bool = False
     """No actors run: the demonstrations are all there is to learn from."""
+    policies: NamedPolicies | None = None
+    """Several policies, each with Parts of its own; none: `algorithm` plays for all agents."""
+    league: LeaguePlan | None = None
+    """Who takes part in a league; its players are `policies`."""
     hardware: Hardware = field(default_factory=Hardware)
     """Where learners and inference servers compute; actors and evaluators use the CPU."""
 

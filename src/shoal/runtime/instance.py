@@ -40,7 +40,7 @@ class RoleContext:
     def __init__(self, program: Program, node: str, index: int, incarnation: int, emit: Emit,
                  control: ControlHandle | None = None) -> None:
         self.name, self.index, self.incarnation = node, index, incarnation
-        self.replicas = program.nodes[node].most
+        self.replicas, self.folder = program.nodes[node].most, program.folder
         self.stats = program.stats(node, index)
         self._emit, self._seed = emit, program.seed
         self._lives = program.resumed * 1_000_003 + incarnation
@@ -110,6 +110,8 @@ class Instance:
     def _bind(self, value: Any, incarnation: int, control: ControlHandle) -> Any:
         if isinstance(value, Port):
             return self._program.endpoint(value, self.node, self.index, incarnation)
+        if isinstance(value, Mapping) and any(isinstance(port, Port) for port in value.values()):
+            return {key: self._bind(port, incarnation, control) for key, port in value.items()}
         return control if isinstance(value, ControlPort) else value
 
     # ------------------------------------------------------------------ running

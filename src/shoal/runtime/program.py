@@ -6,13 +6,16 @@
     program.add("actor", Actor, unrolls=unrolls.sink, weights=weights.reader, replicas=(1, 2, 8))   # least, start, most
     program.add("learner", Learner, unrolls=unrolls.source, weights=weights.publisher)
 
-Each role is made in the process where it will live, as Role(me, **arguments), its ports replaced by endpoints.
+Each role is made in the process where it will live, as Role(me, **arguments), its ports replaced by endpoints; an argument may
+also be a dictionary of ports. What is drawn within `with program.scoped("walker")` has names that begin with "walker.".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Protocol, TypeVar
 
@@ -109,7 +112,12 @@ class RoleNode:
 
     @property
     def ports(self) -> dict[str, Port]:
-        return {key: value for key, value in self.arguments.items() if isinstance(value, Port)}
+        """By argument; a port in a dictionary is called argument.key."""
+        found = {key: value for key, value in self.arguments.items() if isinstance(value, Port)}
+        for key, value in self.arguments.items():
+            if isinstance(value, Mapping):
+                found |= {f"{key}.{inner}": port for inner, port in value.items() if isinstance(port, Port)}
+        return found
 
 
 class Program:
@@ -129,6 +137,8 @@ class Program:
         self.limit: CountLimit | None = None  # of a counter, for all roles together: those that ask for permits keep to it
         self.side_work: SideWork | None = None  # None: roles that keep their turn (core.KeepsTurn) keep it to the end of their work
         self.starts_paused = False  # whether no role begins its first step before `Supervisor.start_steps`
+        self.folder: Path | None = None  # where roles keep files that outlive the program (core.Me.folder)
+        self.finishers = 1  # how many instances have to call `me.finish` before the program stops
         self.settings: Settings | None = None  # `Supervisor.change` changes it, in every place
         self.on_gpu = False  # whether the roles that take from streams, serve or publish compute on one
         self.nodes: dict[str, RoleNode] = {}
@@ -136,12 +146,23 @@ class Program:
         self.places: dict[str, Place] = {}
         self.pages: MemoryBlock | None = None
         self.endpoint_factory: EndpointFactory | None = None  # None: the memory of the wires is enough
+        self._scope = ""
         self._homes: dict[tuple[str, int], Place] = {}
         self._page_numbers: dict[tuple[str, int], int] = {}
         self._page_names: list[str] = []
 
     # ------------------------------------------------------------------ drawing
+    @contextmanager
+    def scoped(self, name: str) -> Iterator[None]:
+        """Wires and roles that are added meanwhile are called `name`.wire and `name`.role: a graph has several such parts."""
+        before, self._scope = self._scope, f"{self._scope}{name}."
+        try:
+            yield
+        finally:
+            self._scope = before
+
     def _wire(self, wire: W) -> W:
+        wire.name = f"{self._scope}{wire.name}"
         if wire.name in self.wires:
             raise ProgramError(f"two wires are called {wire.name}; names are unique in a program")
         if wire.name in ("clock", "control"):
@@ -179,6 +200,7 @@ class Program:
         least, start, most = (replicas, replicas, replicas) if isinstance(replicas, int) else replicas
         if not 0 <= least <= start <= most or most < 1:
             raise ProgramError(f"role {name}: replicas must be 0 <= least <= start <= most, not {least}, {start}, {most}")
+        name = f"{self._scope}{name}"
         if name in self.nodes:
             raise ProgramError(f"two roles are called {name}; names are unique in a program")
         node = RoleNode(name, role, arguments, least, start, most, compute_threads, private_bytes)

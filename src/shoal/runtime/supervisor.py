@@ -60,6 +60,7 @@ class Supervisor(ABC):
         self.stateful: set[str] = set()
         self.sharing: dict[str, bool] = {}  # node -> whether its replicas share one state, once one of them has said so
         self._heard: set[str] = set()  # instances that have said that they are ready
+        self._finished: set[str] = set()  # instances that have reached their goal
         self._members: set[tuple[str, int]] = set()  # the instances that wires count as alive
         self._stats = {instance_name(n, i): program.stats(n, i) for n, i in program.instances()}
         self._events: deque[dict[str, Any]] = deque()
@@ -307,7 +308,9 @@ class Supervisor(ABC):
             for done in self._awaiting_start.pop(instance, []):
                 done(None, None)
         elif kind == "finish":
-            self.stop(message["reason"])
+            self._finished.add(instance)
+            if len(self._finished) >= self.program.finishers:
+                self.stop(message["reason"])
         elif kind == "fatal":
             if not self.ending:  # it may repeat this while the run ends
                 raise RoleFailed(f"{instance}: {message['text']}")

@@ -105,6 +105,11 @@ REGISTRY: tuple[Metric, ...] = (
            measured_by="representation"),
     Metric("encoder_lag", "histogram", "versions", "Versions that the encoder in a learner's update is behind the newest one when "
            "the update is made.", LAGS, measured_by="representation"),
+    # a league
+    Metric("league_games", "counter", "games", "Games that actors have played to their end.", measured_by="league"),
+    Metric("league_reports", "counter", "games", "Results that the coordinator has entered into the payoff table.",
+           measured_by="league"),
+    Metric("league_snapshots", "counter", "snapshots", "Snapshots that were taken of players.", measured_by="league"),
     # replaying
     Metric("replay_inserts", "counter", "items", "Items that the replay table has taken in."),
     Metric("replay_samples", "counter", "items", "Items that it has handed out; the same one may be drawn often."),

@@ -67,13 +67,15 @@ class Reading:
 class ReadingWindow:
     """Readings of the last `seconds`, the one at the first environment step, and the recent episodes' returns.
 
-    `algorithm_metrics` and `role_metrics` are what the program's algorithm and its roles declare beyond the registry.
+    `algorithm_metrics` and `role_metrics` are what the program's algorithm and its roles declare beyond the registry. `policies`
+    are the names of several policies: the roles of each are called policy.role.
     """
 
     def __init__(self, seconds: float = 60.0, rate_seconds: float = 10.0, *, algorithm_metrics: Sequence[Metric] = (),
-                 role_metrics: Sequence[Metric] = ()) -> None:
+                 role_metrics: Sequence[Metric] = (), policies: Sequence[str] = ()) -> None:
         self._seconds, self._rate_seconds = seconds, rate_seconds
         self._algorithm_metrics, self._role_metrics = tuple(algorithm_metrics), tuple(role_metrics)
+        self._policies = tuple(policies)
         self._registry = [metric for metric in REGISTRY if metric.name not in SHOWN_AS and metric.name not in LATEST]
         declared = (*self._registry, *self._algorithm_metrics, *self._role_metrics)
         self._counters = [metric for metric in declared if metric.kind == "counter"]
@@ -144,7 +146,20 @@ class ReadingWindow:
         shot["roles"] = {role: _role(now, before, elapsed, names) for role, names in _living(now.roles).items()}
         shot["wires"] = self._wires(now, before, elapsed, whole_run)
         shot["slots"] = _slots(now.wires)
+        if self._policies:
+            shot["policies"] = {name: self._policy(name, now, since) for name in self._policies}
         return shot
+
+    def _policy(self, name: str, now: Reading, since: Mapping[str, float] | None) -> dict[str, Any]:
+        """What the roles of one of several policies have written."""
+        pages = [page for role, page in now.roles.items() if role.startswith(f"{name}.")]
+        judged: Mapping[str, float] = next((page for page in pages if page.get("eval_episodes", 0.0) > 0), {})
+        learner: Mapping[str, float] = next((page for page in pages if page.get("learner_steps", 0.0) > 0), {})
+        losses = {metric.name: learner.get(metric.name, math.nan) for metric in self._algorithm_metrics if metric.kind == "gauge"}
+        return {"learner_steps": int(sum(page.get("learner_steps", 0.0) for page in pages)),
+                "weights_version": int(max((page.get("weights_version", 0.0) for page in pages), default=0)),
+                **{word: judged.get(word, math.nan) for word in ("eval_return", "eval_std", "eval_episodes", "eval_version")},
+                "train_return": mean(now.sums, since, f"{name}.episode_return"), "losses": losses}
 
     def _since(self, origin: Reading, seconds: float) -> Reading:
         """The reading `seconds` ago, but none from before the first environment step."""

@@ -72,6 +72,9 @@ def scalars(shot: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     named = {tag: shot.get(name) for name, tag in GROUPS.items()}
     named |= {f"loss/{name}": value for name, value in shot.get("losses", {}).items()}
     named |= {f"role/{name}": value for name, value in shot.get("role_metrics", {}).items()}
+    for policy, numbers in shot.get("policies", {}).items():
+        named |= {f"{policy}/{name}": numbers[name] for name in ("eval_return", "train_return", "learner_steps")}
+        named |= {f"{policy}/loss_{name}": value for name, value in numbers["losses"].items()}
     for name in ("policy_lag", "data_age_seconds", "publish_to_use_seconds"):
         named |= {f"data/{name}_{part}": value for part, value in shot.get(name, {}).items()}
     for role, numbers in shot.get("roles", {}).items():

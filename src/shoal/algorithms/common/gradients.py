@@ -11,7 +11,7 @@ import torch
 from shoal.core import Vector
 from shoal.device.transfer import to_host
 
-__all__ = ["Readings", "flat_gradient"]
+__all__ = ["Readings", "descend", "measured"]
 
 
 class Readings(Mapping[str, float]):
@@ -36,6 +36,16 @@ class Readings(Mapping[str, float]):
         other._names, other._values = self._names, self._values.clone()
         return other
 
+    def tensor(self, name: str) -> torch.Tensor:
+        """One of the numbers, where it lies."""
+        return self._values[self._names.index(name)]
+
+    def with_number(self, name: str, value: torch.Tensor) -> Readings:
+        """The same and one more."""
+        other = Readings.__new__(Readings)
+        other._names, other._values = (*self._names, name), torch.cat([self._values, value.unsqueeze(0)])
+        return other
+
     def send(self) -> None:
         """Start copying them to the host; see `to_host` for when they may be read."""
         self._values = to_host(self._values)
@@ -56,31 +66,36 @@ class Readings(Mapping[str, float]):
         return self.read().items()
 
 
-def flat_gradient(loss: torch.Tensor, metrics: Mapping[str, torch.Tensor], grad: torch.Tensor, lr: float | torch.Tensor,
-                  waits: bool, *, parameters: Sequence[torch.Tensor] | None = None, prefix: str = "", adds: bool = False,
-                  feeds: torch.Tensor | None = None) -> tuple[Vector, Mapping[str, float]]:
-    """The flat gradient of a loss, which is put into `grad`, and the metrics as numbers; "loss", "grad_norm" and "learning_rate"
-    are added, with a `prefix`. With `parameters`, only theirs is computed; those of them that another phase owns have theirs in
-    `feeds`. That phase `adds` its own gradient to what is there.
-
-    With `waits` these are an array and floats, otherwise a tensor and Readings. Where loss or gradient are not finite the gradient
-    becomes NaN, so that every learner of a group leaves the update out.
-    """
+def measured(loss: torch.Tensor, metrics: Mapping[str, torch.Tensor], grad: torch.Tensor, *,
+             parameters: Sequence[torch.Tensor] | None = None, prefix: str = "", adds: bool = False,
+             feeds: torch.Tensor | None = None) -> Readings:
+    """Put the flat gradient of a loss into `grad`. Its metrics stay where they are; "loss" and "grad_norm" are added, with a
+    `prefix`. With `parameters`, only theirs is computed; those of them that another phase owns have theirs in `feeds`. That phase
+    `adds` its own gradient to what is there."""
     if not adds:
         grad.zero_()
     if feeds is not None:
         feeds.zero_()
     loss.backward(inputs=parameters)
-    metrics = {f"{prefix}loss": loss, **metrics, f"{prefix}grad_norm": torch.linalg.vector_norm(grad)}
+    return Readings({f"{prefix}loss": loss, **metrics, f"{prefix}grad_norm": torch.linalg.vector_norm(grad)})
+
+
+def descend(found: Readings, grad: torch.Tensor, lr: float | torch.Tensor, waits: bool, *, prefix: str = "",
+            feeds: torch.Tensor | None = None) -> tuple[Vector, Mapping[str, float]]:
+    """The gradient that was `measured`, and the metrics as numbers, with "learning_rate".
+
+    With `waits` these are an array and floats, otherwise a tensor and Readings. Where loss or gradient are not finite the gradient
+    becomes NaN, so that every learner of a group leaves the update out.
+    """
     if not waits:
-        finite = torch.isfinite(loss.detach()) & torch.isfinite(metrics[f"{prefix}grad_norm"])
-        for found in (grad,) if feeds is None else (grad, feeds):
-            found.add_(torch.where(finite, 0.0, math.nan))
-        return grad, Readings({**metrics, f"{prefix}learning_rate": grad.new_zeros(()) + lr})
-    values = torch.stack([value.detach() for value in metrics.values()]).tolist()
-    numbers: dict[str, Any] = dict(zip(metrics, values, strict=True))
+        finite = torch.isfinite(found.tensor(f"{prefix}loss")) & torch.isfinite(found.tensor(f"{prefix}grad_norm"))
+        for one in (grad,) if feeds is None else (grad, feeds):
+            one.add_(torch.where(finite, 0.0, math.nan))
+        return grad, found.with_number(f"{prefix}learning_rate", grad.new_zeros(()) + lr)
+    numbers: dict[str, Any] = found.read()
     if not (math.isfinite(numbers[f"{prefix}loss"]) and math.isfinite(numbers[f"{prefix}grad_norm"])):
         grad.fill_(math.nan)
         if feeds is not None:
             feeds.fill_(math.nan)
-    return grad.numpy(), {**numbers, f"{prefix}learning_rate": float(lr)}
+    numbers[f"{prefix}learning_rate"] = float(lr)
+    return grad.numpy(), numbers

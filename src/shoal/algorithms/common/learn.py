@@ -22,12 +22,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from shoal.algorithms.common.gradients import Readings, flat_gradient
+from shoal.algorithms.common.gradients import Readings, descend, measured
 from shoal.algorithms.common.model import Model
 from shoal.algorithms.common.normaliser import LearnerNormalisers
 from shoal.algorithms.common.parameter_slice import ParameterSlice
 from shoal.algorithms.common.phases import Phase, PhasedParameters
 from shoal.core import Tree, Vector
+from shoal.device.cpu_graph import RecordedFunction
 from shoal.device.cuda_graph import CapturedFunction, LearnerGraphs
 from shoal.device.placement import Hardware
 from shoal.device.transfer import PinnedUploader
@@ -55,6 +56,8 @@ class PhasedLearn(ABC, Generic[M]):
 
     captures = True
     """Whether `loss` reads no number of a tensor, so that it can be captured as a CUDA graph."""
+    records = False
+    """Whether kernels are recorded and replayed on a CPU too: worth it where batches are small and of one shape."""
 
     def __init__(self, model: M, phases: Sequence[Phase], *, target: M | None = None, publishes: str | None = None,
                  normalise_returns: bool = False) -> None:
@@ -83,6 +86,8 @@ class PhasedLearn(ABC, Generic[M]):
         self._uploader: PinnedUploader | None = None
         self._graphs: dict[str, LearnerGraphs] = {}
         self._whole: CapturedFunction | None = None
+        self._recorded = RecordedFunction(self._measure)
+        self._measured: Callable[..., Any] = self._recorded if self.captures and self.records else self._measure
         self._exporter = WeightExporter(self._weights_of)
 
     # -------------------------------------------------------------------------------- what an algorithm says
@@ -139,18 +144,32 @@ class PhasedLearn(ABC, Generic[M]):
         return gradient, metrics
 
     def _descend(self, minibatch: Any, phase: str) -> tuple[Vector, Any, Any]:
-        found, optimiser = self.loss_of(minibatch, phase), self.parameters.optimiser(phase)
-        if not self._leaves:
-            gradient, metrics = flat_gradient(found.loss, found.metrics, self.model.grad, optimiser.lr, self._waits)
-        else:
-            grad, feeds = self.model.grad[self.span(phase)], self._feeds.get(phase)
-            gradient, metrics = flat_gradient(found.loss, found.metrics, grad, optimiser.lr, self._waits, prefix=f"{phase}_",
-                                              parameters=self._leaves[phase], adds=phase in self._fed,
-                                              feeds=None if feeds is None else self.model.grad[feeds])
-        if found.priorities is None:
+        found, judged = (self._measured if self.capturable(minibatch) else self._measure)(minibatch, phase)
+        grad, feeds = self._gradient(phase)
+        gradient, metrics = descend(found, grad, self.parameters.optimiser(phase).lr, self._waits, prefix=self._prefix(phase),
+                                    feeds=feeds)
+        if judged is None:
             return gradient, metrics, None
-        judged = found.priorities.detach().double()
         return gradient, metrics, (judged.numpy() if self._waits else judged) + priorities.FLOOR
+
+    def _measure(self, minibatch: Any, phase: str) -> tuple[Readings, torch.Tensor | None]:
+        """Loss and gradient, without reading a number: on a CPU the part of an update that is recorded."""
+        found = self.loss_of(minibatch, phase)
+        grad, feeds = self._gradient(phase)
+        readings = measured(found.loss, found.metrics, grad, parameters=self._leaves.get(phase), prefix=self._prefix(phase),
+                            adds=phase in self._fed, feeds=feeds)
+        return readings, None if found.priorities is None else found.priorities.detach().double()
+
+    def _gradient(self, phase: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Where the gradient of a phase lies, and that which it has for another phase's parameters."""
+        if not self._leaves:
+            return self.model.grad, None
+        feeds = self._feeds.get(phase)
+        return self.model.grad[self.span(phase)], None if feeds is None else self.model.grad[feeds]
+
+    def _prefix(self, phase: str) -> str:
+        """Of the names of its metrics."""
+        return f"{phase}_" if self._leaves else ""
 
     def update(self, minibatch: Any, phases: tuple[str, ...]) -> tuple[Mapping[str, float], torch.Tensor]:
         """All of these phases, one after the other; on a GPU as one graph: a launch for each of them would take longer."""
@@ -191,7 +210,7 @@ class PhasedLearn(ABC, Generic[M]):
     # -------------------------------------------------------------------------------- a device
     def to(self, hardware: Hardware) -> None:
         """Learn there from now on, in tensors."""
-        self._waits = False
+        self._waits, self._measured = False, self._measure
         if hardware.on_gpu:
             self._uploader = PinnedUploader(hardware.device) if hardware.gpu.pinned else None
             self._tensor = self.model.tensor if self._uploader is None else self._uploader.tensor
@@ -268,6 +287,7 @@ class PhasedLearn(ABC, Generic[M]):
 
     def _moved(self) -> None:
         """The parameters, or the statistics, lie elsewhere."""
+        self._recorded.forget()
         self.parameters.move(self.model.params, None if self.target is None else self.target.params)
         self._watch()
 

@@ -37,17 +37,17 @@ class Model(Generic[N]):
         """`norm_size` numbers of an observation are normalised: all floating-point ones, or none."""
         self.net, self.norm_size, self.representation = net, norm_size, representation
         self.detached = False  # whether losses of the net have no gradient for the representation
-        self._whole: nn.Module = net if representation is None else nn.ModuleList([representation, net])
-        self.params = flatten(self._whole)
+        self.whole: nn.Module = net if representation is None else nn.ModuleList([representation, net])
+        self.params = flatten(self.whole)
         self._space = observation_space
         self._grad: torch.Tensor | None = None
         self._hardware, self._on_gpu = Hardware(), False
-        self._convolutional = any(p.dim() == 4 for p in self._whole.parameters())
+        self._convolutional = any(p.dim() == 4 for p in self.whole.parameters())
         self.watch(torch.zeros(norm_size), torch.ones(norm_size))
 
     def move(self, into: torch.Tensor) -> None:
         """Let the parameters live in `into`, with the values that are there."""
-        self.params = adopt(self._whole, into)
+        self.params = adopt(self.whole, into)
 
     def watch(self, mean: torch.Tensor, scale: torch.Tensor) -> None:
         """See observations through these statistics from now on."""
@@ -61,7 +61,7 @@ class Model(Generic[N]):
         self.watch(self.mean.to(hardware.device), self.scale.to(hardware.device))
         if hardware.on_gpu:
             torch.backends.cudnn.benchmark = True  # batches have few sizes: the fastest convolution of each is looked for once
-            for module in self._whole.modules():
+            for module in self.whole.modules():
                 if isinstance(module, Conv):
                     module.channels_last = hardware.gpu.channels_last
 
@@ -120,7 +120,7 @@ class Model(Generic[N]):
     def grad(self) -> torch.Tensor:
         """The flat gradient; made when first asked for, because actors and target nets need none."""
         if self._grad is None:
-            self._grad = flat_grad(self._whole)
+            self._grad = flat_grad(self.whole)
         return self._grad
 
 

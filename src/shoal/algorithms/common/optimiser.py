@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -51,7 +52,7 @@ class Optimiser:
 
     def clipped(self, grad: torch.Tensor) -> tuple[torch.Tensor, float]:
         """The gradient, made smaller where it is too large, and its size, which is not finite where the gradient is not."""
-        norm = float(grad.abs().max() if self.grad_norm <= 0 else torch.linalg.vector_norm(grad))
+        norm = float(torch.linalg.vector_norm(grad, math.inf if self.grad_norm <= 0 else 2))
         if self.grad_norm > 0 and norm > self.grad_norm:
             grad = grad * (self.grad_norm / norm)
         return (grad.clamp(-self.grad_limit, self.grad_limit) if self.grad_limit > 0 else grad), norm

@@ -24,6 +24,11 @@ class ModelPolicy(ABC, Generic[M]):
     def __init__(self, model: M) -> None:
         self.model = model
 
+    @property
+    def module(self) -> torch.nn.Module:
+        """The network, with the representation in front of it where there is one."""
+        return self.model.whole
+
     def to(self, hardware: Hardware) -> None:
         """Compute there from now on."""
         self.model.to(hardware)

@@ -22,6 +22,7 @@ from shoal.algorithms.common.model import Model
 from shoal.algorithms.common.policy import ModelPolicy
 from shoal.algorithms.off_policy.noise import Noise
 from shoal.core import Tree
+from shoal.device.cpu_graph import RecordedFunction
 from shoal.learning import StepView
 from shoal.nets import Critic, DeterministicActor, PolicyNetwork, SquashedGaussianActor, StackedValues
 from shoal.nets.continuous import bounded_range
@@ -95,9 +96,23 @@ class NoisyPolicy(BoxPolicy[DeterministicActor]):
 class SampledPolicy(BoxPolicy[SquashedGaussianActor]):
     """A stochastic actor."""
 
+    def __init__(self, model: Model[Any], space: gym.spaces.Box, actor: SquashedGaussianActor,
+                 critic: Critic | None = None) -> None:
+        super().__init__(model, space, actor, critic)
+        self._recorded = RecordedFunction(self._action)
+
+    def bind(self, published: Tree) -> None:
+        super().bind(published)
+        self._recorded.forget()
+
     def explored(self, seen: Tree, state: Tree, first: Tensor, amount: Tensor, rng: torch.Generator) -> tuple[Tensor, Tree]:
         noise = torch.randn(len(amount), self.size, generator=rng, device=amount.device)
-        return self.actor.action(seen, torch.where(amount > 0, noise, 0.0)), state  # without noise: the median
+        given = {"observation": seen, "noise": torch.where(amount > 0, noise, 0.0)}  # without noise: the median
+        unit: Tensor = self._recorded(given) if not noise.is_cuda else self._action(given)
+        return unit, state
+
+    def _action(self, given: dict[str, Any]) -> Tensor:
+        return self.actor.action(given["observation"], given["noise"])
 
 
 class DiscretePolicy(ModelPolicy[Model[Any]]):

@@ -115,8 +115,10 @@ class ColumnRecorder:
             column[rows[begins]] = np.asarray(state[name])[begins]
 
     def settle(self, step: Step, action: Tree) -> None:
-        """`step` closes the decisions of its valid rows; `action` [B, ...] is the last one of every seat."""
-        closed = self._seats if step.valid.all() else np.flatnonzero(step.valid)
+        """`step` closes the decisions of its valid rows; `action` [B, ...] is the last one of every seat. Rows of seats that others
+        decide for are left alone."""
+        mine = step.valid & self._open
+        closed = self._seats if mine.all() else np.flatnonzero(mine)
         rows = closed[~self._dropped[closed]] if self._dropped.any() else closed
         self._open[closed] = self._dropped[closed] = False
         record, steps, at = self.record, self._steps, self._at[rows]

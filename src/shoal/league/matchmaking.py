@@ -22,12 +22,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from shoal.coordination.league.opponents import Weighting, pfsp
-from shoal.coordination.league.payoff import PayoffTable
 from shoal.errors import ConfigError
+from shoal.league.opponents import Weighting, pfsp
+from shoal.league.payoff import PayoffTable
 from shoal.options import Options, number
 
-__all__ = ["Kind", "League", "LeagueOptions", "LeaguePlayer", "Match", "Snapshots", "without_monotone_suffix"]
+__all__ = ["Kind", "League", "LeagueOptions", "LeaguePlan", "LeaguePlayer", "Match", "Snapshots", "without_monotone_suffix"]
 
 Kind = Literal["main", "main_exploiter", "league_exploiter"]
 
@@ -50,6 +50,8 @@ class LeagueOptions(Options):
     """Share of a main agent's matches against all snapshots."""
     verification_share: float = number(0.15, at_least=0, at_most=1)
     """Share of its matches that look for what it has forgotten."""
+    weighting: Weighting = "hard"
+    """How a main agent chooses among snapshots: by how hard they are for it, or uniformly (fictitious play)."""
     hard_power: float = number(2.0, above=0)
     """Power of the hard weighting."""
     even_rate: float = number(0.3, at_least=0, at_most=1)
@@ -77,6 +79,19 @@ class LeagueOptions(Options):
         if self.least_steps > self.most_steps:
             raise ConfigError(f"--league.least-steps {self.least_steps} is more than --league.most-steps {self.most_steps}; "
                               "raise the second")
+
+
+@dataclass(frozen=True)
+class LeaguePlan:
+    """Who takes part in a league."""
+
+    options: LeagueOptions
+    players: tuple[str, ...]
+    """Those that learn; a player's place is its number."""
+
+    @classmethod
+    def of(cls, options: LeagueOptions) -> LeaguePlan:
+        return cls(options, tuple(League(options).players))
 
 
 @dataclass
@@ -150,7 +165,7 @@ class League:
     def _for_main(self, player: LeaguePlayer, rng: np.random.Generator) -> str:
         options, coin = self.options, rng.random()
         if coin < options.snapshot_share:
-            return self._draw(player, list(self.parent), "hard", rng)
+            return self._draw(player, list(self.parent), options.weighting, rng)
         rival = str(rng.choice(self._of_kind("main")))
         if coin < options.snapshot_share + options.verification_share:
             suspects = self.to_verify(player.name, rival)

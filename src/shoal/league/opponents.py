@@ -6,6 +6,7 @@ Prioritised fictitious self-play (Vinyals et al. 2019): P(B) = f(x_B) / sum f, w
     variance        x (1 - x)      those of one's own strength
     linear          1 - x
     linear_capped   min(1/2, 1 - x)
+    uniform         1              fictitious play
 
 Qualities (Berner et al. 2019, OpenAI Five): past versions are drawn by a softmax of q; q falls when one beats a version.
 """
@@ -21,7 +22,7 @@ from shoal.errors import ConfigError
 
 __all__ = ["OpponentQualities", "Weighting", "pfsp"]
 
-Weighting = Literal["hard", "variance", "linear", "linear_capped"]
+Weighting = Literal["hard", "variance", "linear", "linear_capped", "uniform"]
 NOTHING = 1e-10  # where all weights are below it, opponents are drawn uniformly
 
 
@@ -38,8 +39,10 @@ def pfsp(rates: np.ndarray | Sequence[float], weighting: Weighting, power: float
         weights = 1 - x
     elif weighting == "linear_capped":
         weights = np.minimum(0.5, 1 - x)
+    elif weighting == "uniform":
+        weights = np.ones(len(x))
     else:
-        raise ConfigError(f"weighting={weighting!r}: use hard, variance, linear or linear_capped")
+        raise ConfigError(f"weighting={weighting!r}: use hard, variance, linear, linear_capped or uniform")
     if (weights < NOTHING).all():
         weights = np.ones(len(x))
     return np.asarray(weights / weights.sum())

@@ -52,6 +52,17 @@ class PayoffTable:
     def rates(self, home: str, others: Sequence[str]) -> np.ndarray:
         return np.array([self.rate(home, away) for away in others])
 
+    def elo(self, names: Sequence[str], rounds: int = 500) -> np.ndarray:
+        """Elo ratings with mean 0 that explain the results among `names` best (Bradley and Terry 1952). One drawn game of every
+        pair is added, so that a player that has won everything has a rating too."""
+        wins = np.array([[0.5 + self.games(a, b) * self.rate(a, b) if a != b else 0.0 for b in names] for a in names])
+        games, strength = wins + wins.T, np.ones(len(names))
+        for _ in range(rounds if len(names) > 1 else 0):
+            shares = games / (strength[:, None] + strength[None, :])
+            strength = wins.sum(1) / shares.sum(1)
+            strength /= np.exp(np.log(strength).mean())
+        return np.asarray(400 / np.log(10) * np.log(strength))
+
     # ------------------------------------------------------------------ what a checkpoint holds
     def state(self) -> dict[str, object]:
         """As JSON."""

@@ -10,12 +10,12 @@ import sys
 import numpy as np
 import pytest
 
-from shoal.coordination.league.vault import Vault
 from shoal.errors import CheckpointError
+from shoal.league.vault import Vault
 
 WRITER = """
 import sys, itertools, numpy as np
-from shoal.coordination.league.vault import Vault
+from shoal.league.vault import Vault
 vault = Vault(sys.argv[1])
 for i in itertools.count():
     vault.put(f"main-{i:06d}", {"params": np.full(50_000, i, np.float32)}, {"steps": i})

@@ -8,10 +8,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from shoal.coordination.league.matchmaking import League, LeagueOptions, without_monotone_suffix
-from shoal.coordination.league.opponents import OpponentQualities, pfsp
-from shoal.coordination.league.payoff import PayoffTable
 from shoal.errors import ConfigError
+from shoal.league.matchmaking import League, LeagueOptions, without_monotone_suffix
+from shoal.league.opponents import OpponentQualities, pfsp
+from shoal.league.payoff import PayoffTable
 
 
 @pytest.mark.parametrize(("weighting", "power", "want"), [

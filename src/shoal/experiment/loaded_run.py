@@ -1,0 +1,148 @@
+"""A run that has ended, or that was loaded from its directory: its policies, to act with and to evaluate."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import CheckpointError, ConfigError
+from shoal.experiment.policy_choice import PolicyChoice, choose_policy
+from shoal.experiment.prepare import Prepared
+from shoal.experiment.rundir import RunDir
+
+if TYPE_CHECKING:
+    import torch
+
+    from shoal.core import Tree
+    from shoal.envs import BatchedEnv
+    from shoal.envs.opponent_env import OpponentMaker
+    from shoal.experiment.evaluation import Evaluation
+    from shoal.experiment.policies import PreparedPolicy
+    from shoal.experiment.trained_policy import TrainedPolicy
+
+__all__ = ["Run", "compute_threads"]
+
+
+@dataclass(repr=False)
+class Run:
+    """A run that has ended (or that was loaded from its directory)."""
+
+    directory: Path
+    summary: dict[str, Any]
+    prepared: Prepared
+
+    def __repr__(self) -> str:
+        plan, summary = self.prepared.plan, self.summary
+        shown = [f"{name} {summary[name]:,.6g}" for name in ("env_steps", "eval_return") if summary.get(name) is not None]
+        return f"<Run {self.directory}: {', '.join([f'{plan.title} on {plan.env.name}', *shown])}>"
+
+    @cached_property
+    def _checkpoint(self) -> Path:
+        newest = RunDir(self.directory).checkpoints().sound(tables=False)
+        if newest is None:
+            raise CheckpointError(f"{self.directory} has no whole checkpoint; start the run again with `shoal train`")
+        return newest
+
+    def _named(self, name: str | None) -> PreparedPolicy:
+        """A policy by its name; the first one that learns without one."""
+        policies = self.prepared.policies
+        if name is not None and name not in policies:
+            raise ConfigError(f"{self.directory} has no policy {name}; there are {', '.join(policies)}")
+        return policies[name] if name is not None else next(iter(policies.values()))
+
+    def choice_of(self, name: str | None = None) -> PolicyChoice:
+        """Which version of a policy is used: the best of all evaluated ones of the newest checkpoint, unless the run was trained or
+        loaded with policy="last"."""
+        return choose_policy(self._checkpoint, self.prepared.plan.experiment.policy, self._named(name).scope)
+
+    def published_by(self, name: str | None = None) -> Tree:
+        """The weights of that version."""
+        from shoal.experiment.evaluation import published_of
+
+        policy = self._named(name)
+        return published_of(policy.algorithm, self._checkpoint, self.choice_of(name), policy.scope)
+
+    @cached_property
+    def choice(self) -> PolicyChoice:
+        """Which version of the policy is used; of the first one where there are several."""
+        return self.choice_of()
+
+    @cached_property
+    def published(self) -> Tree:
+        """The weights of that version."""
+        return self.published_by()
+
+    @property
+    def policy(self) -> TrainedPolicy:
+        """Acts, greedily if not told otherwise, for one observation or a batch; `policy.reset()` at the start of an episode."""
+        return next(iter(self.policies.values()))
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The policy's network: `torch.save(run.module.state_dict(), "policy.pt")`."""
+        return self.policy.module
+
+    @cached_property
+    def policies(self) -> dict[str, TrainedPolicy]:
+        """By name, those that learn; one policy for all agents is "main" where it has no other name."""
+        from shoal.experiment.trained_policy import TrainedPolicy
+
+        return {name: TrainedPolicy(one.algorithm, self.published_by(name), one.raw_observation_space, one.raw_action_space)
+                for name, one in self.prepared.policies.items()}
+
+    def as_opponent(self, home: Run, name: str | None = None) -> OpponentMaker:
+        """This run's policy (one of its policies) as an opponent of another run's."""
+        from shoal.roles.policy_opponent import policy_opponent
+
+        mine, theirs = self._named(name), home.prepared.spec
+        if (mine.spec.observation_space, mine.spec.action_space) != (theirs.observation_space, theirs.action_space):
+            raise ConfigError(f"{self.directory} cannot play against {home.directory}: its policy is for {mine.spec.name}, which "
+                              f"has other spaces than {theirs.name}; give a run of the same game")
+        return policy_opponent(mine.algorithm, self.published_by(name))
+
+    def evaluate(self, episodes: int = 100, seed: int = 1_000_000, against: str | Run | OpponentMaker | None = None,
+                 policy: str | None = None) -> Evaluation:
+        """Fresh greedy episodes of a policy (the first one without a name); matches against an opponent (random, perfect, a run)
+        where one is given or the run had one. Other policies of the run play for the other agents."""
+        from shoal.experiment.evaluation import evaluate
+
+        opponent, chosen = against or self.prepared.plan.experiment.against, self._named(policy)
+        env = self._env(chosen, opponent.as_opponent(self) if isinstance(opponent, Run) else opponent, min(episodes, 100))
+        try:
+            with compute_threads(1):
+                longest = self.prepared.plan.experiment.eval.max_episode_steps
+                found = evaluate(chosen.algorithm, self.published_by(policy), env, episodes, seed, longest)
+                return found if opponent is None else replace(found, matches=True)
+        finally:
+            env.close()
+
+    def _env(self, chosen: PreparedPolicy, opponent: str | OpponentMaker | None, num_envs: int) -> BatchedEnv:
+        """Where a policy is evaluated: on all seats, on one against an opponent, or on its own among the other policies."""
+        from shoal.roles.policy_opponent import policy_opponent
+        from shoal.roles.policy_seats import PolicySeats
+
+        source, seating = self.prepared.source, self.prepared.seating
+        if seating is None or opponent is not None:
+            return source.against(opponent).make(num_envs)
+        named = self.prepared.named()
+        partners = {other.name: policy_opponent(other.algorithm, self.published_by(other.name)) for other in self.prepared.several}
+        partners |= {other.name: other.fixed for other in named.policies if other.fixed is not None}
+        return PolicySeats(source.make_multi_agent(num_envs), named, chosen.name, partners)
+
+
+@contextlib.contextmanager
+def compute_threads(count: int) -> Iterator[None]:
+    """What torch may use in this process meanwhile: small nets are several times slower with threads that wait for
+    each other on busy cores, and an inline run must not depend on the number of cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

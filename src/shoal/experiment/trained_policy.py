@@ -1,0 +1,102 @@
+"""`run.policy`: acting with a trained policy, in one environment or in several at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from shoal.core import Tree
+from shoal.envs.space_codecs import ActionCodec, BadValue, ObservationCodec
+from shoal.errors import ConfigError
+from shoal.learning import Algorithm, HasModule, Progress, StepView
+from shoal.slots import leaves
+
+__all__ = ["TrainedPolicy"]
+
+
+class TrainedPolicy:
+    """A trained policy with its memory, for one environment or for a batch of them.
+
+        policy.reset()                                              # at the start of an episode
+        action = policy.act(observation)                            # as the environment's own step() takes it
+        actions = policy.act(observations, deterministic=False)     # a batch, as a gymnasium VectorEnv gives and takes it
+    """
+
+    def __init__(self, algorithm: Algorithm, published: Tree, observation_space: gym.Space[Any],
+                 action_space: gym.Space[Any]) -> None:
+        self._policy, self._algorithm = algorithm.policy(), algorithm
+        self._policy.load(published)
+        self._progress = Progress.of(published["progress"])
+        self._observations, self._actions = ObservationCodec(observation_space), ActionCodec(action_space)
+        self._wants_previous = "prev_action" in algorithm.record.layout.fields
+        self._rng = torch.Generator().manual_seed(0)
+        self.reset()
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The network. Where observations are normalised it sees normalised ones, which `act` takes care of."""
+        if not isinstance(self._policy, HasModule):
+            raise ConfigError(f"the policy of {type(self._algorithm).__name__} is not a torch module; use act()")
+        return self._policy.module
+
+    def reset(self) -> None:
+        """Forget the episodes so far."""
+        self._rows, self._state, self._previous = 0, self._policy.initial_state(1), None  # type: int, Tree, Any
+
+    def act(self, observation: Any, *, deterministic: bool = True, mask: Any = None, reward: Any = 0.0, first: Any = None) -> Any:
+        """The likeliest action, or a sampled one, as the policy explores at the end of its training.
+
+        A batch has one more dimension than the observation space. `mask`: which actions are legal; `reward`: the last one, for nets
+        that see it; `first`: which rows of a batch begin an episode (all of them after `reset`).
+        """
+        batched = self._is_batch(observation)
+        rows = len(np.asarray(self._observations.leaves[0].read(observation))) if batched else 1
+        self._begin(rows)
+        if self._observations.masked and mask is None:
+            mask = observation["action_mask"]
+        view = StepView(self._seen(observation, rows, batched), self._beginnings(first, rows), self._legal(mask, rows, batched))
+        if self._wants_previous:
+            blank = np.zeros((rows, *self._actions.shape), np.float32 if self._actions.kind == "box" else np.int64)
+            view.prev_action = blank if self._previous is None else self._previous
+            earned = np.broadcast_to(np.asarray(reward, np.float32), (rows,))
+            view.prev_reward = np.where(view.first, np.float32(0.0), earned)
+        explore = None if deterministic else self._algorithm.explore(0, 1, rows, self._progress)
+        action, self._state, _ = self._policy.act(view, self._state, explore, self._rng)
+        self._previous = action
+        return self._actions.batch(action, rows) if batched else self._actions.rows(action, 1)[0]
+
+    def _is_batch(self, observation: Any) -> bool:
+        leaf = self._observations.leaves[0]
+        return np.ndim(leaf.read(observation)) == len(leaf.shape) + 1
+
+    def _begin(self, rows: int) -> None:
+        if rows == self._rows:
+            return
+        if self._rows and list(leaves(self._state)):
+            raise ConfigError(f"this policy remembers {self._rows} episodes and is asked to act in {rows}; call policy.reset() "
+                              "before the number of environments changes")
+        self._rows, self._state, self._previous = rows, self._policy.initial_state(rows), None
+        self._new = True
+
+    def _beginnings(self, first: Any, rows: int) -> np.ndarray:
+        began = np.full(rows, self._new) if first is None else np.broadcast_to(np.asarray(first, bool), (rows,)) | self._new
+        self._new = False
+        return began
+
+    def _seen(self, observation: Any, rows: int, batched: bool) -> Tree:
+        if batched:
+            return self._observations.tree(self._observations.batch(observation, rows))
+        buffers = self._observations.buffers(1)
+        self._observations.write(buffers, 0, observation)
+        return self._observations.tree(buffers)
+
+    def _legal(self, mask: Any, rows: int, batched: bool) -> np.ndarray | None:
+        if mask is None:
+            return None
+        try:
+            return self._actions.mask(mask, (rows,) if batched else ()).reshape(rows, -1)
+        except BadValue as error:
+            raise ConfigError(f"the mask does not fit: {error}") from None

@@ -1,0 +1,104 @@
+"""The LeagueActor: plays the matches that the Coordinator gives it.
+
+Every environment belongs to one player of the league, its home player. At the start of a game the actor asks whom it plays against:
+another player with its newest weights, itself, or a snapshot. Home has each side in turn. Only home learns, from both sides where
+it plays itself.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import numpy as np
+
+from shoal.core import Call, Me, Reader, Sink
+from shoal.envs import MultiAgentStep
+from shoal.league.matchmaking import LeaguePlan
+from shoal.roles.coordinator import NOBODY
+from shoal.roles.parts import Parts
+from shoal.roles.policies import NamedPolicies
+from shoal.roles.policy_actor import PolicyActor, SeatAssigner
+from shoal.roles.policy_opponent import PolicyOpponent
+
+__all__ = ["LeagueActor"]
+
+MOST_KEPT = 256  # snapshots that an actor holds
+
+
+class LeagueActor(PolicyActor):
+    """Plays matches of the league and sends each learner what its player has decided at home."""
+
+    def __init__(self, me: Me, parts: Parts, experience: Mapping[str, Sink], weights: Mapping[str, Reader], plan: LeaguePlan,
+                 matches: Call, snapshots: Call) -> None:
+        self.plan, self.matches, self.snapshots = plan, matches, snapshots
+        super().__init__(me, parts, experience, weights)
+
+    def _seating(self, policies: NamedPolicies) -> SeatAssigner:
+        return MatchSeats(self)
+
+
+class MatchSeats:
+    """Seats the players of matches. A snapshot acts from a place beyond those of the players."""
+
+    def __init__(self, actor: LeagueActor) -> None:
+        self._actor, games = actor, actor.env.num_envs
+        (self._table,) = actor.tables
+        self._sides, self._players = len(actor.env.agents), len(actor.plan.players)
+        self._home = (actor.me.index * games + np.arange(games)) % self._players
+        self._played = np.arange(games) // self._players  # so that home does not begin on the same side everywhere
+        self._match = np.zeros(games, np.int64)
+        self._places: OrderedDict[int, int] = OrderedDict()  # snapshot -> its place, the one that was used last at the end
+        self._next_place = self._players
+
+    async def begin(self, games: np.ndarray, ended: MultiAgentStep | None) -> None:
+        actor, count = self._actor, len(self._match)
+        request = {name: np.full(count, NOBODY, np.int64) for name in ("match", "result", "home")}
+        if ended is not None:
+            request["match"][games] = self._match[games]
+            request["result"][games] = [self._result(game, returns) for game, returns in zip(games, ended.returns, strict=True)]
+            actor.me.stats.add("league_games", len(games))
+        request["home"][games] = self._home[games]
+        reply = await actor.matches.ask(request)
+        for game in games:
+            self._match[game] = reply["match"][game]
+            away, snapshot = int(reply["away"][game]), int(reply["snapshot"][game])
+            self._seat(int(game), away if snapshot == NOBODY else await self._place(snapshot))
+        self._played[games] += 1
+        self._let_go()
+
+    def _side(self, game: int) -> int:
+        """The seat of home in the game that is about to begin, or after it the one that follows."""
+        return int(self._played[game]) % self._sides
+
+    def _result(self, game: int, returns: np.ndarray) -> int:
+        """How the last game ended for home: 0 a win, 1 a draw, 2 a loss."""
+        side = (self._side(game) - 1) % self._sides
+        ahead = returns[side] - np.delete(returns, side).mean()
+        return 0 if ahead > 0 else 1 if ahead == 0 else 2
+
+    def _seat(self, game: int, away: int) -> None:
+        first, home = game * self._sides, int(self._home[game])
+        rows = slice(first, first + self._sides)
+        self._table.acting[rows], self._table.learns[rows] = away, away == home
+        self._table.acting[first + self._side(game)], self._table.learns[first + self._side(game)] = home, True
+
+    async def _place(self, snapshot: int) -> int:
+        """Where a snapshot acts from; its weights are asked for when it plays here for the first time."""
+        if snapshot not in self._places:
+            actor = self._actor
+            policy = PolicyOpponent(actor.learning[0].algorithm, self._table.group,
+                                    int(actor.me.rng(str(snapshot)).integers(2**31)), greedy=False)
+            policy.load(await actor.snapshots.ask({"snapshot": np.array([snapshot])}))
+            self._places[snapshot] = self._next_place
+            actor.fixed[self._next_place], actor.group_of[self._next_place] = policy, 0
+            self._next_place += 1
+        self._places.move_to_end(snapshot)
+        return self._places[snapshot]
+
+    def _let_go(self) -> None:
+        """Forget snapshots that have not played for longest."""
+        playing = set(self._table.acting.tolist())
+        for snapshot, place in list(self._places.items())[: max(0, len(self._places) - MOST_KEPT)]:
+            if place not in playing:
+                del self._places[snapshot], self._actor.fixed[place], self._actor.group_of[place]

@@ -1,0 +1,112 @@
+"""Updates whose kernels are replayed on a CPU (device/cpu_graph.py) have the bits of updates that run as they are."""
+
+import numpy as np
+import pytest
+import torch
+
+from shoal import algorithms, envs
+from shoal.algorithms import curl, ddpg, dqn, r2d2, sac, td3
+from shoal.device import cpu_graph
+from shoal.device.cpu_graph import RecordedFunction
+from shoal.learning import Progress, phases_due
+from shoal.nets import NetConfig
+from tests.algorithms.replay_loop import batches
+
+SMALL, SCHEDULES = NetConfig(hidden=(16,)), {"importance": 0.4, "importance_final": 1.0}
+LSTM = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=8, prev_action_reward=True)
+REPLAYED = {
+    "dqn": ("CartPole-v1", dqn.Config(**SCHEDULES, lr_final=1e-5, target_period_updates=3, double=True), SMALL),
+    "rainbow": ("CartPole-v1", dqn.Config(dueling=True, n_step=3, atoms=11, noisy_sigma=0.5), SMALL),
+    "r2d2": ("CartPole-v1", r2d2.Config(burn_in=2, length=4, stride=2), LSTM),
+    "ddpg": ("Pendulum-v1", ddpg.Config(**SCHEDULES, grad_norm=1.0), SMALL),
+    "td3": ("Pendulum-v1", td3.Config(), SMALL),
+    "sac": ("Pendulum-v1", sac.Config(), SMALL),
+    "discrete sac": ("CartPole-v1", sac.Config(), SMALL),
+    "curl": ("shoal/PixelCatch-v0", curl.Config(code_size=16), SMALL),
+}
+
+
+@pytest.fixture(autouse=True)
+def recorded_soon(monkeypatch):
+    monkeypatch.setattr(cpu_graph, "WARM_UPS", 3)
+
+
+def eager(learn):
+    learn._measured = learn._measure
+    return learn
+
+
+def recordings(learn):
+    return [one for shape in learn._recorded._shapes.values() for one in shape.recordings.values()]
+
+
+def step(learn, batch, number, horizon):
+    progress, seen = Progress(number, number, number / horizon), []
+    for minibatch in learn.minibatches(batch, learn.sums(batch), progress, np.random.default_rng(number)):
+        for phase in phases_due(learn, progress):
+            gradient, metrics = learn.gradients(minibatch, phase)
+            seen.append((gradient.copy(), dict(metrics)))
+            learn.apply(gradient, phase)
+    learn.absorb(learn.moments(batch))
+    return seen
+
+
+def same(one, other):
+    for name, tensor in one.state.items():
+        assert torch.equal(tensor, other.state[name]), name
+
+
+def compared(one, other, stream, count):
+    for number, batch in enumerate(stream):
+        torch.manual_seed(number)
+        first = step(one, batch, number, count)
+        torch.manual_seed(number)
+        for (here, told), (there, heard) in zip(first, step(other, batch, number, count), strict=True):
+            np.testing.assert_array_equal(here, there)
+            np.testing.assert_equal(told, heard)
+        same(one, other)
+
+
+@pytest.mark.parametrize("case", REPLAYED)
+def test_a_replayed_update_from_items_has_the_same_bits(case):
+    name, config, net = REPLAYED[case]
+    algorithm = algorithms.make(config, envs.describe(name), net, 4)
+    plain, replayed = eager(algorithm.learn(1)), algorithm.learn(1)
+    compared(plain, replayed, batches(algorithm, envs.make(name, 4), 14), 14)
+    np.testing.assert_array_equal(plain.priorities, replayed.priorities)
+    made = recordings(replayed)
+    assert made and all(made) == (case != "r2d2")  # previous actions are checked before they are encoded: a number is read
+
+
+def test_parameters_that_lie_elsewhere_are_used_from_there():
+    algorithm = algorithms.make(sac.Config(), envs.describe("Pendulum-v1"), SMALL, 4)
+    plain, bound = eager(algorithm.learn(1)), algorithm.learn(1)
+    stream = list(batches(algorithm, envs.make("Pendulum-v1", 4), 14))
+    compared(plain, bound, stream[:7], 14)
+    arrays = {name: tensor.numpy().copy() for name, tensor in bound.state.items()}
+    bound.bind(arrays)
+    compared(plain, bound, stream[7:], 14)
+    np.testing.assert_array_equal(arrays["params"], plain.state["params"].numpy())
+
+
+def test_a_function_that_reads_a_number_is_never_recorded():
+    function = RecordedFunction(lambda x: x * 2 if x.sum() > 0 else x)
+    for sign in (1.0, -1.0) * 4:
+        x = torch.full((3,), sign)
+        assert torch.equal(function(x), x * 2 if sign > 0 else x)
+    assert [one for shape in function._shapes.values() for one in shape.recordings.values()] == [None]
+
+
+def test_numbers_that_change_with_every_call_are_not_recorded():
+    function = RecordedFunction(lambda given: given["x"] * given["scale"])
+    for scale in range(20):
+        assert torch.equal(function({"x": torch.ones(2), "scale": float(scale)}), torch.full((2,), float(scale)))
+    assert len(function._shapes) <= cpu_graph.MAX_SHAPES
+
+
+def test_what_would_take_much_memory_is_not_recorded(monkeypatch):
+    monkeypatch.setattr(cpu_graph, "MAX_BYTES", 100)
+    function = RecordedFunction(lambda x: x + 1)
+    for _ in range(6):
+        assert torch.equal(function(torch.zeros(50)), torch.ones(50))
+    assert [one for shape in function._shapes.values() for one in shape.recordings.values()] == [None]

@@ -1,0 +1,75 @@
+"""Several policies in one graph: one of them alone is the plain program, and scopes name the parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal import algorithms
+from shoal.architectures import named
+from shoal.nets import NetConfig
+from shoal.roles.learner import Learner
+from shoal.roles.parts import EnvSource, EvalPlan, Parts
+from shoal.roles.policies import NamedPolicies, NamedPolicy
+from shoal.runtime import Program, run
+from tests.runtime.harness import Watch
+
+ENV = EnvSource("shoal/TicTacToe-v0")
+
+
+def parts_of(seats=8, unroll=8, actors=2):
+    kind = algorithms.named("vtrace")
+    algorithm = kind(kind.config_class(unroll=unroll), ENV.describe(), NetConfig(hidden=(8,)), seats)
+    return Parts(algorithm, ENV, 4, actors=actors, eval=EvalPlan(enabled=False))
+
+
+def drawn(parts, lockstep=True):
+    program, architecture = Program("test", seed=5), named("actor_learner")
+    config = architecture.config_class(envs_per_actor=4, batch_slots=2, lockstep=lockstep)
+    program.metrics = parts.algorithm.metrics
+    architecture.draw(program, parts, config)
+    return program
+
+
+def weights_after(program, updates):
+    """The parameters of every learner when the first one has made this many updates."""
+    learners = {}
+
+    def kept(me, **arguments):
+        learners[me.name] = Learner(me, **arguments)
+        return learners[me.name]
+
+    for node in program.nodes.values():
+        node.role = kept if node.role is Learner else node.role
+    run(program, Watch(lambda control: control.total("learner_steps") >= updates), "inline", Path())
+    return {name: learner.learn.state["params"].numpy().copy() for name, learner in learners.items()}
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_one_policy_among_several_is_the_plain_program(lockstep):
+    parts = parts_of()
+    several = Parts(parts.algorithm, ENV, 4, actors=2, eval=parts.eval, policies=NamedPolicies(
+        (NamedPolicy("solo", 0, parts),), lambda agent, episode: "solo"))
+    plain, solo = weights_after(drawn(parts, lockstep), 5), weights_after(drawn(several, lockstep), 5)
+    assert np.array_equal(plain["learner"], solo["solo.learner"])
+
+
+def test_every_policy_learns_from_its_own_seats():
+    """Both learn, though one of them plays only one game in four; what a fixed policy decides is learned from by nobody."""
+    parts = parts_of(seats=2)
+    program = drawn(Parts(parts.algorithm, ENV, 4, actors=2, eval=parts.eval, policies=NamedPolicies(
+        (NamedPolicy("often", 0, parts), NamedPolicy("seldom", 0, parts), NamedPolicy("random", 0, fixed=_first_legal)),
+        lambda agent, episode: "random" if agent == "player_1" else "seldom" if episode % 4 == 0 else "often")), lockstep=False)
+    assert {"often.learner", "seldom.learner", "actor"} == set(program.nodes)
+    watch = Watch(lambda control: control.total("learner_steps") >= 8)
+    run(program, watch, "inline", Path())
+    updates = {name: page["learner_steps"] for name, page in watch.final.items() if page["learner_steps"]}
+    assert updates["often.learner-0"] > updates["seldom.learner-0"] > 0
+    consumed = sum(page["samples_consumed"] for page in watch.final.values())
+    assert 0 < consumed <= watch.final["actor-0"]["env_steps"] + watch.final["actor-1"]["env_steps"]
+
+
+def _first_legal(seats, seed):
+    return lambda step, rows: step.action_mask.argmax(1)

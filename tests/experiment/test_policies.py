@@ -1,0 +1,110 @@
+"""Several named policies in one run: who plays for whom, what each learns, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.cli import main
+from shoal.errors import ConfigError
+from tests.experiment.seatings import by_turns, one
+
+QUIET = {"console": {"mode": "none"}, "tensorboard": False, "runtime": "inline", "actors": 1}
+GAME = "shoal/TicTacToe-v0"
+HERE = "tests.experiment.seatings"
+
+
+def train(folder, env=GAME, preset="a2c", **options):
+    few = {"episodes": 8, "every_env_steps": 1000, "last_env_steps": 40}
+    small = {"net": {"hidden": (16,)}, "algorithm": {"unroll": 8}}
+    return shoal.train(preset, env, run_dir=str(folder), **{"max_env_steps": 600, "eval": few, **small, **QUIET, **options})
+
+
+def digest(published):
+    return hashlib.sha256(np.ascontiguousarray(published["params"])).hexdigest()
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"policies": f"{HERE}:sometimes_nobody"}, "agent 'player_0' has no policy in episode 700: the mapping gave None"),
+    ({"policies": {"walker": None, "rival": None}, "policy_of": lambda agent, _: "other"}, "and the policies are walker, rival"),
+    ({"policies": f"{HERE}:stranger", "names": ("walker",)}, "the policy 'stranger' in episode 3"),
+    ({"policies": f"{HERE}:by_turns", "train": ("runner",)}, "--train names runner, which is no policy of this run"),
+    ({"policies": f"{HERE}:by_turns", "fixed": ("walker=random", "rival=random")}, "no policy learns"),
+    ({"policies": f"{HERE}:by_turns", "fixed": ("rival",)}, "is not a name=value pair"),
+    ({"policies": f"{HERE}:by_turns", "fixed": ("rival=nowhere",)}, "give random, the directory of a run"),
+    ({"policies": f"{HERE}:by_turns", "train": ("rival",), "fixed": ("rival=random",)}, "contradict each other"),
+    ({"policies": f"{HERE}:by_turns", "each": ("rival.seed=3",)}, "algorithm.* and net.* values"),
+    ({"policies": {"walker": None, "runner": None}, "policy_of": one, "train": ("runner",)}, "plays for no agent in the first"),
+    ({"policies": "independant"}, "give shared, self-play, league, independent or module:function"),
+    ({"policies": "independent", "until": "win_rate >= 0.9"}, "give --policies self-play"),
+    ({"policies": "self-play", "train": ("main",)}, "speaks of one policy among several"),
+    ({"policies": {"walker": 3}}, "give None, a dictionary of values"),
+    ({"policies": "independent", "preset": "dqn", "algorithm": {}}, "it learns from replay tables"),
+    ({"policies": "independent", "preset": "gala", "algorithm": {}}, "has one learner for all agents"),
+    ({"policies": f"{HERE}:one", "env": "pettingzoo:mpe2.simple_speaker_listener_v4"}, "which have different spaces"),
+])
+def test_refused(options, words, tmp_path):
+    with pytest.raises(ConfigError, match=words.replace("(", r"\(").replace("*", r"\*")):
+        train(tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("options", [{"policies": {"walker": None}}, {"policies": {"walker": {"algorithm.lr": 1e-4}, "idle": None},
+                                                                      "policy_of": one, "train": ["walker"]}])
+def test_one_named_policy_is_the_plain_program(options, tmp_path):
+    rate = {"algorithm": {"unroll": 8, "lr": 1e-4}} if "policy_of" in options else {}
+    plain, named = train(tmp_path / "plain", **rate), train(tmp_path / "named", **options)
+    assert digest(plain.published) == digest(named.published) and plain.summary["env_steps"] == named.summary["env_steps"]
+    assert list(named.summary["policies"]) == list(named.policies) == ["walker"]
+    assert named.summary["policies"]["walker"] | {"train_return": 0} == plain.summary["policies"]["main"] | {"train_return": 0}
+
+
+def test_independent(tmp_path, capsys):
+    """Agents with different spaces; every policy has its own counts, checkpoint, evaluation; the run goes on from there."""
+    env = "pettingzoo:mpe2.simple_speaker_listener_v4"
+    run = train(tmp_path / "run", env, policies="independent", envs={"kwargs": {"max_cycles": 8}},
+                **{"each": ("listener_0.net.hidden=(8,)",)})
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert set(summary["policies"]) == {"speaker_0", "listener_0"} == set(run.policies)
+    shown = summary["policies"]["listener_0"]
+    assert shown["env_steps"] >= 256 and shown["eval_return"] is not None and np.isfinite(shown["train_return"])
+    assert summary["learner_steps"] == sum(policy["learner_steps"] for policy in summary["policies"].values())
+    speaks, listens = run.published_by("speaker_0")["params"], run.published_by("listener_0")["params"]
+    assert speaks.shape != listens.shape
+    for name, policy in run.policies.items():
+        prepared = run.prepared.policies[name]
+        assert prepared.raw_action_space.contains(policy.act(prepared.raw_observation_space.sample()))
+    again = shoal.resume(tmp_path / "run", max_env_steps=1200)
+    assert again.summary["policies"]["speaker_0"]["env_steps"] > shown["env_steps"]
+    assert main(["eval", str(tmp_path / "run"), "--policy", "listener_0:last", "--episodes", "4"]) == 0
+    assert "listener_0: policy last" in capsys.readouterr().out
+    assert main(["eval", str(tmp_path / "run"), "--policy", "nobody"]) == 2
+    assert "has no policy nobody; there are speaker_0, listener_0" in capsys.readouterr().err
+    shots = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert "losses" in next(shot for shot in reversed(shots) if shot["kind"] == "snapshot")["policies"]["speaker_0"]
+
+
+def test_fixed_policies(tmp_path, capsys):
+    """Only the walker learns: against random play, a script, the policy of the first run, and an untrained one."""
+    rival = train(tmp_path / "rival", policies={"walker": None, "rival": "random"}, policy_of=by_turns)
+    assert list(rival.summary["policies"]) == ["walker"] and list(rival.policies) == ["walker"]
+    assert rival.summary["policies"]["walker"]["env_steps"] < rival.summary["env_steps"]
+    for fixed in (f"{HERE}:first_legal", f"{tmp_path / 'rival'}:walker"):
+        run = train(tmp_path / fixed.rpartition(":")[2], policies=f"{HERE}:by_turns", fixed=(f"rival={fixed}",))
+        assert list(run.summary["policies"]) == ["walker"] and run.summary["policies"]["walker"]["learner_steps"] > 0
+    half = train(tmp_path / "half", policies={"walker": None, "rival": None}, policy_of=by_turns, train=["walker"])
+    assert list(half.policies) == ["walker"]
+    with pytest.raises(ConfigError, match="has no policy main; there are walker"):
+        train(tmp_path / "no", policies=f"{HERE}:by_turns", fixed=(f"rival={tmp_path / 'rival'}:main",))
+    assert main(["eval", str(tmp_path / "rival"), "--against", f"{HERE}:first_legal", "--episodes", "4", "--trust"]) == 0
+    assert "first_legal: return" in capsys.readouterr().out
+
+
+def test_the_same_seed_gives_the_same_weights(tmp_path):
+    runs = [train(tmp_path / name, preset="impala", policies="independent") for name in ("one", "two")]
+    for name in ("player_0", "player_1"):
+        assert digest(runs[0].published_by(name)) == digest(runs[1].published_by(name))

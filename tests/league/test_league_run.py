@@ -1,0 +1,91 @@
+"""A league in one thread: matches are counted once, snapshots come before resets, and everything goes on after a resume."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.cli import main
+from shoal.errors import ConfigError
+from shoal.experiment.league_command import league_state
+from shoal.experiment.rundir import RunDir
+from shoal.league.payoff import PayoffTable
+from shoal.league.vault import Vault
+
+QUIET = {"console": {"mode": "none"}, "tensorboard": False, "runtime": "inline", "actors": 1}
+SMALL = {"algorithm": {"unroll": 4}, "net": {"hidden": (8,)}, "architecture": {"envs_per_actor": 4},
+         "eval": {"episodes": 4, "every_env_steps": 200, "last_env_steps": 20}}
+SOON = {"least_steps": 40, "most_steps": 80}
+
+
+def league(folder, env="shoal/RockPaperScissors-v0", **options):
+    return shoal.train("league", env, run_dir=str(folder), **QUIET, **{**SMALL, "league": SOON, "max_env_steps": 900, **options})
+
+
+def consistent(folder):
+    """The payoff table, after a look at whether it has as many games as reports."""
+    state = league_state(RunDir.open(folder))
+    table = PayoffTable.from_state({**state["league"]["payoff"], "decay": 1.0})
+    shots = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    shot = next(shot for shot in reversed(shots) if shot.get("league_games"))
+    assert table.reports <= shot["league_reports"] <= shot["league_games"]
+    players = list(state["league"]["players"])
+    assert all(table.rate(a, b) + table.rate(b, a) == pytest.approx(1) for a in players for b in state["league"]["parent"])
+    return state, table
+
+
+def test_league(tmp_path, capsys):
+    run = league(tmp_path / "run")
+    players = ["main", "main_exploiter", "league_exploiter_0", "league_exploiter_1"]
+    assert list(run.summary["policies"]) == list(run.policies) == players
+    assert run.summary["exploitability"] is not None and run.summary["policies"]["main"]["win_rate"] is not None
+    assert all(policy["learner_steps"] > 0 for policy in run.summary["policies"].values())
+    state, table = consistent(tmp_path / "run")
+    vault, snapshots = Vault(tmp_path / "run" / "vault"), list(state["league"]["parent"])
+    assert snapshots[0] == "main-0000" and {name.rpartition("-")[0] for name in snapshots} >= {"main", "main_exploiter"}
+    assert set(vault.names()) >= set(snapshots) and state["resets"]["main_exploiter"] >= 1 and state["resets"]["main"] == 0
+    assert vault.weights("main_exploiter-0000")["params"].shape == run.published_by("main")["params"].shape
+    assert main(["league", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert f"{len(snapshots)} snapshots, {table.reports:,} games" in said and "exploitability of the current main agent" in said
+    shoal.resume(tmp_path / "run", max_env_steps=1300)
+    later, more = consistent(tmp_path / "run")
+    assert more.reports > table.reports and list(later["league"]["parent"])[: len(snapshots)] == snapshots
+    assert main(["eval", str(tmp_path / "run"), "--policy", "main_exploiter", "--episodes", "4"]) == 0
+    assert "against random" in capsys.readouterr().out
+
+
+def test_fictitious_play_uses_the_same_vault(tmp_path):
+    alone = {**SOON, "main_exploiters": 0, "league_exploiters": 0, "snapshot_share": 1.0, "verification_share": 0.0}
+    league(tmp_path / "run", "shoal/TicTacToe-v0", league={**alone, "weighting": "uniform"}, max_env_steps=600)
+    state, table = consistent(tmp_path / "run")
+    assert list(state["league"]["players"]) == ["main"] and len(state["league"]["parent"]) > 1
+    assert all(name.startswith("main-") for name in state["league"]["parent"]) and table.reports > 0
+
+
+@pytest.mark.parametrize(("env", "options", "words"), [
+    ("CartPole-v1", {}, "needs a game of several agents"),
+    ("shoal/Kuhn-v0", {"architecture": {"envs_per_actor": 2}}, "a league of 4 players needs an environment for each"),
+    ("shoal/Kuhn-v0", {"architecture": {"lockstep": True}}, "players learn at their own pace"),
+    ("shoal/Kuhn-v0", {"league": {"least_steps": 50, "most_steps": 20}}, "raise the second"),
+])
+def test_refused(env, options, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        league(tmp_path / "run", env, **options)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match="use --architecture actor_learner"):
+        shoal.train("ppo", "shoal/Kuhn-v0", policies="league", run_dir=str(tmp_path / "run"), **QUIET)
+
+
+def test_elo():
+    table = PayoffTable(decay=1.0)
+    for _ in range(300):
+        table.report("strong", "weak", "win")
+    for _ in range(100):
+        table.report("weak", "strong", "win")
+    strong, weak = table.elo(["strong", "weak"])
+    assert strong == pytest.approx(-weak) and abs(strong - weak - 400 * np.log10(3)) < 2
+    assert table.elo(["nobody"]).tolist() == [0.0]
