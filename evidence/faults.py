@@ -16,7 +16,7 @@ import psutil
 
 from evidence.lines import KEPT, Line
 
-__all__ = ["LINES"]
+__all__ = ["LINES", "kill_when"]
 
 FIRST, EVERY = 8_000, 8_000  # env steps before the first death and between two
 
@@ -32,7 +32,7 @@ def survives(name: str, preset: tuple[str, ...], victims: tuple[str, ...], env: 
                        "--console.mode", "none"]
             process = subprocess.Popen([str(Path(sys.executable).parent / "shoal"), *command, "--run-dir", str(done)],
                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-            kills = [kill for kill in (_kill(process, victim, done / "metrics.jsonl", FIRST + EVERY * k)
+            kills = [kill for kill in (kill_when(process, victim, done / "metrics.jsonl", FIRST + EVERY * k)
                                        for k, victim in enumerate(victims)) if kill]
             try:
                 _, errors = process.communicate(timeout=240)
@@ -52,7 +52,7 @@ def survives(name: str, preset: tuple[str, ...], victims: tuple[str, ...], env: 
                 "(SIGKILL) on the way", run, seeds=(0,))
 
 
-def _kill(process: subprocess.Popen[str], victim: str, metrics: Path, at: int) -> dict[str, Any] | None:
+def kill_when(process: subprocess.Popen[str], victim: str, metrics: Path, at: int) -> dict[str, Any] | None:
     """Kill it once the run is so far; None if the run ended before."""
     while process.poll() is None:
         steps = _env_steps(metrics)

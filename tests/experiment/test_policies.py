@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 
 import numpy as np
@@ -88,7 +89,7 @@ def test_independent(tmp_path, capsys):
     assert "losses" in next(shot for shot in reversed(shots) if shot["kind"] == "snapshot")["policies"]["speaker_0"]
 
 
-def test_fixed_policies(tmp_path, capsys):
+def test_fixed_policies(tmp_path, capsys, monkeypatch):
     """Only the walker learns: against random play, a script, the policy of the first run, and an untrained one."""
     rival = train(tmp_path / "rival", policies={"walker": None, "rival": "random"}, policy_of=by_turns)
     assert list(rival.summary["policies"]) == ["walker"] and list(rival.policies) == ["walker"]
@@ -102,9 +103,20 @@ def test_fixed_policies(tmp_path, capsys):
         train(tmp_path / "no", policies=f"{HERE}:by_turns", fixed=(f"rival={tmp_path / 'rival'}:main",))
     assert main(["eval", str(tmp_path / "rival"), "--against", f"{HERE}:first_legal", "--episodes", "4", "--trust"]) == 0
     assert "first_legal: return" in capsys.readouterr().out
+    assert main(["play", str(tmp_path / "half"), "--trust", "--against", f"{tmp_path / 'rival'}:walker"]) == 0
+    assert "game 1: player_0" in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO("words\n" + "".join(f"{cell}\n" for cell in range(9)) * 4))
+    assert main(["play", str(tmp_path / "half"), "--trust", "--against", "human"]) == 0
+    said = capsys.readouterr().out
+    assert "your action (" in said and "; the run was player_0" in said and ". ." in said
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["play", str(tmp_path / "half"), "--trust", "--against", "human"]) == 2
+    assert "the input has ended" in capsys.readouterr().err
+    assert main(["play", str(tmp_path / "half"), "--trust", "--video", "games.gif"]) == 2
+    assert "leave --video out" in capsys.readouterr().err
 
 
-def test_the_same_seed_gives_the_same_weights(tmp_path):
+def test_same_seed_gives_the_same_weights(tmp_path):
     runs = [train(tmp_path / name, preset="impala", policies="independent") for name in ("one", "two")]
     for name in ("player_0", "player_1"):
         assert digest(runs[0].published_by(name)) == digest(runs[1].published_by(name))

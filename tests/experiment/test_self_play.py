@@ -104,8 +104,9 @@ def test_until_exploitability(tmp_path, capsys):
     assert any(shot.get("exploitability") for shot in shots)
     assert main(["eval", str(tmp_path / "run"), "--episodes", "20"]) == 0
     assert "against random: return" in capsys.readouterr().out
-    assert main(["play", str(tmp_path / "run")]) == 2
-    assert "has several agents, but `shoal play` shows environments with one" in capsys.readouterr().err
+    assert main(["play", str(tmp_path / "run"), "--against", "random", "--episodes", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "game 2: player_0" in said and "; the run was player_1" in said and "player_1: " in said
     assert main(["resume", str(tmp_path / "run")]) == 2
     assert 'has reached its goal "exploitability <= 0.3"' in capsys.readouterr().err
 

@@ -28,10 +28,10 @@ def league(folder, env="shoal/RockPaperScissors-v0", **options):
 def consistent(folder):
     """The payoff table, after a look at whether it has as many games as reports."""
     state = league_state(RunDir.open(folder))
-    table = PayoffTable.from_state({**state["league"]["payoff"], "decay": 1.0})
+    table = PayoffTable.from_state(state["league"]["payoff"])
     shots = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     shot = next(shot for shot in reversed(shots) if shot.get("league_games"))
-    assert table.reports <= shot["league_reports"] <= shot["league_games"]
+    assert table.played == table.reports <= shot["league_reports"] <= shot["league_games"]
     players = list(state["league"]["players"])
     assert all(table.rate(a, b) + table.rate(b, a) == pytest.approx(1) for a in players for b in state["league"]["parent"])
     return state, table
@@ -76,6 +76,8 @@ def test_refused(env, options, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
         league(tmp_path / "run", env, **options)
     assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match="speaks of a league, but --policies is shared"):
+        shoal.train("ppo", "shoal/Kuhn-v0", league={"main": 2}, run_dir=str(tmp_path / "run"), **QUIET)
     with pytest.raises(ConfigError, match="use --architecture actor_learner"):
         shoal.train("ppo", "shoal/Kuhn-v0", policies="league", run_dir=str(tmp_path / "run"), **QUIET)
 

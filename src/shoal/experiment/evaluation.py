@@ -13,8 +13,6 @@ import torch
 
 from shoal.core import Tree
 from shoal.envs import BatchedEnv
-from shoal.envs.builtin.games import GAMES
-from shoal.envs.pettingzoo_module import PETTINGZOO
 from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment.checkpoints import TensorFiles, holds_table
 from shoal.experiment.policy_choice import PolicyChoice, policy_files
@@ -33,7 +31,7 @@ def published_of(algorithm: Algorithm, folder: Path, choice: PolicyChoice, scope
         return _published(algorithm, folder, choice, scope)
     except (KeyError, ValueError, RuntimeError, IndexError) as error:  # arrays of other names or shapes
         raise ConfigError(f"{folder} was saved with another network or environment than config.json describes ({error}); undo what "
-                          "was changed there, or start anew with `shoal train`") from None
+                          "was changed there, or start a new run with `shoal train`") from None
 
 
 def _published(algorithm: Algorithm, folder: Path, choice: PolicyChoice, scope: str) -> Tree:
@@ -132,8 +130,6 @@ def _render(env: gym.Env) -> Any:
 def plain_env(target: Any, kwargs: dict[str, Any], render_mode: str | None) -> gym.Env:
     """One ordinary gymnasium environment, for playing."""
     options = {**kwargs, "render_mode": render_mode} if render_mode else kwargs
-    if isinstance(target, str) and (target in GAMES or target.startswith(PETTINGZOO)):
-        raise ConfigError(f"{target} has several agents, but `shoal play` shows environments with one; use `shoal eval`")
     try:
         env = gym.make(target, disable_env_checker=True, **options) if isinstance(target, str) else target(**options)
     except Exception as error:  # whatever a foreign constructor raises

@@ -23,6 +23,7 @@ class PayoffTable:
     def __init__(self, decay: float = 0.99) -> None:
         self.decay = decay
         self._counts: dict[tuple[str, str], np.ndarray] = {}  # wins, draws, losses
+        self._played: dict[tuple[str, str], int] = {}  # games, old ones counting as much
         self.reports = 0
         """Results that were entered."""
 
@@ -35,7 +36,13 @@ class PayoffTable:
             counts = self._counts.setdefault(pair, np.zeros(3))
             counts *= self.decay
             counts[column] += 1
+            self._played[pair] = self._played.get(pair, 0) + 1
         self.reports += 1
+
+    @property
+    def played(self) -> int:
+        """Games in the table, each once: as many as there were reports."""
+        return sum(self._played.values()) // 2
 
     def games(self, home: str, away: str) -> float:
         """How many games there were, older ones counting less."""
@@ -66,7 +73,7 @@ class PayoffTable:
     # ------------------------------------------------------------------ what a checkpoint holds
     def state(self) -> dict[str, object]:
         """As JSON."""
-        counts = [[home, away, *map(float, counts)] for (home, away), counts in self._counts.items()]
+        counts = [[home, away, *map(float, counts), self._played[home, away]] for (home, away), counts in self._counts.items()]
         return {"decay": self.decay, "reports": self.reports, "counts": counts}
 
     @classmethod
@@ -75,6 +82,6 @@ class PayoffTable:
         table.reports = int(str(state["reports"]))
         rows = state["counts"]
         assert isinstance(rows, list)
-        for home, away, *counts in rows:
-            table._counts[home, away] = np.array(counts, float)
+        for home, away, wins, draws, losses, played in rows:
+            table._counts[home, away], table._played[home, away] = np.array([wins, draws, losses], float), played
         return table
