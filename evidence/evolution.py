@@ -103,8 +103,8 @@ LINES = [
     shipped(),
     Line("mechanism-es-linear", 20, "es, a linear policy and a population of 20, reaches 500 on CartPole-v1 within 40 iterations",
          linear, seeds=SEEDS, least=3),
-    Line("mechanism-es-bytes", 20, "what workers of es tell each other in an iteration has as many bytes for any number of parameters",
+    Line("mechanism-es-bytes", 20, "what workers of es tell each other has as many bytes for any number of parameters",
          travels, seeds=(1,)),
-    Line("speed-es-batched", 20, "64 perturbed policies on CartPole-v1 in one batched pass: >= 5x the env steps/s of a loop over them",
+    Line("speed-es-batched", 20, "64 members on CartPole-v1 in one batched pass: >= 5x the env steps/s of a loop over them",
          batched, seeds=(1, 2, 3)),
 ]
