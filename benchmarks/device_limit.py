@@ -58,7 +58,7 @@ def repeated(action: Callable[[], Any], hardware: Hardware, generator: torch.Gen
 
 
 def rate(action: Callable[[], Any], decisions: int, seconds: float, hardware: Hardware) -> float:
-    """Env steps/s of an action that makes so many decisions."""
+    """Env steps/s of an action that makes this many decisions."""
     wait = waiting_for(hardware)
 
     def several() -> int:

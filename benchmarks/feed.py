@@ -4,7 +4,7 @@
 
     table    apex as shipped with --replay.samples-per-insert None
     memory   the same program, whose learner keeps its first batches and learns from them again and again; the others go on
-    alone    the same, and once the batches are there the actors are paused: nobody but the learner has anything to do
+    alone    the same, and once the batches are there the actors are paused: only the learner has anything to do
 
 In turn, five times, each for some seconds that begin when the table has reached its minimum and the learner is warm. All three
 have the same learner: it looks at its data, makes an update, computes priorities, publishes weights. The Evaluator is off.
@@ -130,7 +130,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if len(cores) < 2:
         raise ShoalError("this measurement needs two cores: one for the learner, one for everything else")
     results: dict[str, Any] = {**machine.describe(), "goals": GOALS, "seconds": given.seconds, "cases": []}
-    os.sched_setaffinity(0, {cores[1]})  # whoever is started from here stays there, but for the learner
+    os.sched_setaffinity(0, {cores[1]})  # every process started from here stays there, except the learner
     with ForkServerClient(PRELOAD) as fork_server:
         for env in (name for name in CASES if given.only.lower() in name.lower()):
             turns = []

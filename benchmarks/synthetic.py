@@ -32,7 +32,7 @@ def waiting_for(hardware: Hardware) -> Callable[[], object]:
 
 
 def spec_of(frames: gym.spaces.Box = FRAMES) -> EnvSpec:
-    """What an algorithm is told of an environment that there is not."""
+    """The description of an environment that does not exist."""
     return EnvSpec("frames", frames, gym.spaces.Discrete(ACTIONS), 27_000, 4, 1, False, "none", "", ACTIONS)
 
 

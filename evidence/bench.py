@@ -68,7 +68,7 @@ def scaling(results: ResultsFolder, seconds: float) -> dict[str, Any]:
 
 
 def peers(results: ResultsFolder, seconds: float) -> dict[str, Any]:
-    """Everybody was measured, and those who are not shoal fill the columns that they can tell."""
+    """Every library was measured, and peers fill the columns that they report."""
     told = ("env_steps_per_second", "cpu_seconds_per_million", "peak_memory_mb", "startup_seconds")
     rows = [row for row in results.rows() if row["peer"]]
     gaps = [f"{row['group']}, seed {row['seed']}: no {name}" for row in rows for name in told if row.get(name) is None]

@@ -63,7 +63,7 @@ class Watcher:
     kills: list[tuple[float, str]] = field(default_factory=list)
 
     def watch(self, metrics: Path, patience: float) -> None:
-        """Until the run has ended; it has so many seconds for all."""
+        """Wait until the run has ended, for at most this many seconds in all."""
         begun = time.monotonic()
         while not metrics.exists() and self.process.poll() is None:
             time.sleep(0.05)
@@ -143,7 +143,7 @@ def evaluations(rows: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def watched(command: Sequence[str], seed: int, seconds: float, kill: bool) -> dict[str, Any]:
-    """One run of so many seconds, and everything that is judged of it."""
+    """One run of this many seconds, and everything that it is judged by."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         words = ["train", *command, "--max-seconds", f"{seconds:g}", "--seed", str(seed), "--console.mode", "plain"]

@@ -43,7 +43,7 @@ LOOK_SECONDS = 5.0
 
 @contextlib.contextmanager
 def cluster(nodes: int, cpus: int = 8) -> Iterator[Any]:
-    """A head without CPUs, and so many nodes to work on."""
+    """A head without CPUs, and this many nodes to work on."""
     set_defaults()
     from ray.cluster_utils import Cluster
 

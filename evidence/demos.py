@@ -1,8 +1,8 @@
 """Demonstrations (issue 6, specs/value.md 10d): R2D3 solves what exploration does not find.
 
-The task is the cue-lure corridor with L = 12: whoever takes the lure gets 0.1 at once, whoever passes it twelve times and then
-takes the door that was named at the beginning gets 1. By epsilon-greedy steps from a policy that takes the lure that never
-happens (0.2^12 per episode). The demonstrations are 20 episodes of a scripted expert, recorded anew for every seed.
+The task is the cue-lure corridor with L = 12: an agent that takes the lure gets 0.1 at once, one that passes it twelve times and
+then takes the door that was named at the beginning gets 1. By epsilon-greedy steps from a policy that takes the lure that never
+happens (0.2^12 per episode). The demonstrations are 20 episodes of a scripted expert, recorded again for every seed.
 """
 
 from __future__ import annotations

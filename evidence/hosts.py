@@ -179,7 +179,7 @@ def goes_on(cpus: tuple[int, int, int], places: tuple[str, ...], *arguments: str
 
 
 def driver_cut(seed: int, seconds: float = CUT_SECONDS) -> dict[str, Any]:
-    """The driver is on a host whose link to the head is cut: it comes to an end by itself, or goes on afterwards."""
+    """The driver is on a host whose link to the head is cut: it ends by itself, or goes on afterwards."""
     with ray_hosts((1, 2)) as net:
         running = HostRun(net.hosts[1], net.hosts[0], "impala", "CartPole-v1", "--actors", "2", "--seed", str(seed))
         running.further(30)

@@ -206,7 +206,7 @@ class Network:
 
 @contextlib.contextmanager
 def network(hosts: int, relayed: Sequence[int] = ()) -> Iterator[Network]:
-    """So many hosts; those of `relayed` (1, 2, ...) hang on a relay."""
+    """This many hosts; those in `relayed` (1, 2, ...) are behind a relay."""
     with tempfile.TemporaryDirectory(prefix="shoal-hosts-") as folder:
         made = Network(Path(folder))
         try:

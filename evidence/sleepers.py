@@ -237,7 +237,7 @@ class Dated(Learner):
 
 
 def wire_bound(slots: int, batch: int) -> int:
-    """Versions that may be published while a finished unroll waits in a stream of so many slots.
+    """Versions that may be published while a finished unroll waits in a stream of this many slots.
 
     Lanes are served in turns, so at most all other slots of the stream are taken before it: it is in the ceil(slots / batch)-th
     batch begun after it was sent at the latest. The updates of the batches before that one, and the one that was being made when

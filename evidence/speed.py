@@ -78,7 +78,7 @@ def plan(case: str, env: str) -> Plan:
 
 
 def measure(case: str, env: str, seconds: float, fork_server: ForkServerClient | None = None) -> dict[str, Any]:
-    """One preset on one environment, for so many seconds after it has settled."""
+    """One preset on one environment, for this many seconds after it has settled."""
     prepared, watch = prepare(plan(case, env)), SpeedWatch(seconds)
     with tempfile.TemporaryDirectory() as folder:
         runtime.run(prepared.program(), watch, "local", Path(folder), fork_server=fork_server)

@@ -60,7 +60,7 @@ sys.exit(cli.main())
 """
 
 
-def test_the_exit_code_stands_after_a_cluster_is_gone():
+def test_exit_code_after_a_lost_cluster():
     """Python's own ending may hang or crash in Ray's threads."""
     done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, env=tree_environment(), timeout=120)
     assert done.returncode == 2 and "there is no command" in done.stderr and "ended by Python" not in done.stdout
@@ -77,7 +77,8 @@ def test_help_answers_at_once():
     assert min(took) < 0.3, took
 
 
-def test_the_front_door_knows_every_runtime_and_every_section():
+def test_help_names_runtimes_and_sections():
+    """`shoal --help` names every runtime and every section."""
     import dataclasses
 
     from shoal.cli import HELP
@@ -93,7 +94,8 @@ def test_the_front_door_knows_every_runtime_and_every_section():
     assert all(f"`{runtime}`" in readme for runtime in RUNTIMES)
 
 
-def test_nothing_heavy_is_imported_before_it_is_needed():
+def test_nothing_heavy_is_imported():
+    """Nothing heavy is imported before it is needed."""
     program = "import sys, shoal, shoal.cli; shoal.cli.main(['--version']); shoal.ConfigError; " \
               "print({'torch', 'numpy', 'tyro', 'rich', 'gymnasium'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -179,7 +181,8 @@ PROCESSES = {"trian", "train", "train impala CartPol-v1", "resume EMPTY", "play 
 
 
 @pytest.mark.parametrize("line", BAD)
-def test_each_mistake_is_one_sentence_that_names_the_value_and_the_fix(line, trained, tmp_path, inside, monkeypatch):
+def test_mistakes(line, trained, tmp_path, inside, monkeypatch):
+    """Each mistake is one sentence that names the value and the fix."""
     (tmp_path / "empty").mkdir()
 
     def real(text: str) -> str:
@@ -205,7 +208,8 @@ def test_list_shows_presets_and_the_grid(inside):
         assert word in done.stdout
 
 
-def test_show_prints_the_graph_and_where_values_come_from(inside):
+def test_show(inside):
+    """`shoal show` prints the graph and where values come from."""
     done = inside("show", "impala")
     assert done.returncode == 0
     for word in ("actor", "learner", "evaluator", "unrolls", "weights", "algorithm.lr", "tuned"):
@@ -291,7 +295,8 @@ def test_a_second_ctrl_c_kills(moment, tmp_path):
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
 
 
-def test_killed_half_way_resumed_and_never_backwards(tmp_path):
+def test_killed_and_resumed(tmp_path):
+    """A run that was killed half-way is resumed, and no count runs backwards."""
     folder = tmp_path / "run"
     process = start(folder, "--checkpoint.every-seconds", "1")
     time.sleep(2)
@@ -318,7 +323,8 @@ def _descendants(pid: int) -> list[int]:
 
 
 @pytest.mark.parametrize("runtime", ["inline", "local"])
-def test_an_environment_that_breaks_its_contract_ends_the_run_with_3(runtime, tmp_path):
+def test_broken_environment_exits_with_3(runtime, tmp_path):
+    """An environment that breaks its contract ends the run with 3."""
     done = command("train", "a2c", "tests.experiment.gyms:Poison-v0", "--runtime", runtime, "--max-seconds", "60", "--run-dir",
                    str(tmp_path / "run"), *SMALL)
     assert done.returncode == 3, done.stderr + done.stdout

@@ -97,7 +97,7 @@ max_seconds = 3.0
 """
 
 
-def test_it_measures_presets_and_says_what_a_checkout_is_needed_for(shoal):
+def test_bench_without_a_checkout(shoal):
     """Without benchmarks/ there is no limit, no report.html, no peer and nobody is killed."""
     home, command = shoal
     (home / "mine.toml").write_text(SUITE)

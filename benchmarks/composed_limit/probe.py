@@ -185,14 +185,8 @@ def learning(workload: str, batch: int) -> Work:
     there = list(minibatches()) if ready.hardware().on_gpu else None
 
     def work() -> int:
-        applied = []
-        for minibatch in there or minibatches():
-            for phase in learn.phases:
-                gradient, _ = learn.gradients(minibatch, phase)
-                applied.append(learn.apply(gradient, phase))
+        replay_parts.update(learn, there or minibatches())
         learn.absorb(learn.moments(tree))
-        if not all(applied):  # asked at the end: a GPU is waited for here
-            raise FloatingPointError("the learner's gradient is not finite")
         return int(frames * repeat)
 
     return work

@@ -9,13 +9,14 @@ Rates are items per second. Items come from real steps of the environment, so th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 if TYPE_CHECKING:
     from shoal.experiment.prepare import Prepared
+    from shoal.learning import Learn
 
 __all__ = ["inserting", "items_per_env_step", "sampling", "updating"]
 
@@ -146,13 +147,18 @@ def updating(ready: Prepared) -> Work:
     there = list(minibatches()) if ready.hardware().on_gpu else None
 
     def work() -> int:
-        applied = []
-        for minibatch in there or minibatches():
-            for phase in learn.phases:
-                gradient, _ = learn.gradients(minibatch, phase)
-                applied.append(learn.apply(gradient, phase))
-        if not all(applied):  # asked at the end: a GPU is waited for here
-            raise FloatingPointError("the learner's gradient is not finite")
+        update(learn, there or minibatches())
         return kept.config.batch_size
 
     return work
+
+
+def update(learn: Learn, minibatches: Iterable[Any]) -> None:
+    """One whole update."""
+    applied = []
+    for minibatch in minibatches:
+        for phase in learn.phases:
+            gradient, _ = learn.gradients(minibatch, phase)
+            applied.append(learn.apply(gradient, phase))
+    if not all(applied):  # asked at the end: a GPU is waited for here
+        raise FloatingPointError("the learner's gradient is not finite")

@@ -48,7 +48,7 @@ class Workload:
         return {"preset": self.preset, "env": self.scene.env, **quiet, **self.overrides, **more}
 
     def key(self) -> str:
-        """The arguments as JSON: what a probe is told, and what a limit is filed under."""
+        """The arguments as JSON: what a probe gets, and the key of a limit."""
         return json.dumps(self.arguments(), sort_keys=True)
 
 

@@ -305,7 +305,7 @@ class Group(Protocol):
 
 
 class GroupMember(Group, Protocol):
-    """What the group wire itself offers beyond Group, to those who build another group on it (a group of GPUs)."""
+    """What the group wire itself offers beyond Group, for building another group on it (a group of GPUs)."""
 
     name: str
     @property

@@ -354,7 +354,7 @@ def _delays(kind: type) -> bool:
 
 # ---------------------------------------------------------------------------------------------- relabelling
 class Relabeller(Protocol):
-    """Computes items of one table anew with newer weights, for another table (QT-Opt's Bellman updaters, MuZero's Reanalyze).
+    """Recomputes items of one table with newer weights, for another table (QT-Opt's Bellman updaters, MuZero's Reanalyze).
 
         relabeller.load(published)
         labelled, priority = relabeller.relabel(items, rng)     # items [B, ...] as they were drawn
@@ -366,7 +366,7 @@ class Relabeller(Protocol):
 
 @runtime_checkable
 class Relabels(Protocol):
-    """An algorithm whose items can be computed anew between two tables."""
+    """An algorithm whose items can be recomputed between two tables."""
 
     @property
     def relabelled(self) -> StoredItems:

@@ -43,7 +43,7 @@ PPO = [(0.7, 2, 1.4, True), (0.7, -2, -1.6, False), (0.9, -2, -1.8, True), (1.1,
 
 @pytest.mark.parametrize("config, rows", [(appo.Config(unroll=1, clip=0.1, value_weight=0.0, entropy=0.0), SF),
                                           (ppo.Config(unroll=1, clip=0.2, value_weight=0.0, entropy=0.0), PPO)], ids=["sf", "ppo"])
-def test_the_objective_has_the_golden_numbers(config, rows):
+def test_objective_has_the_golden_numbers(config, rows):
     """One step whose ratio and advantage are given; the whole path from the learner down."""
     _, learn, batch = setup(config, seats=1, actors=1)
     given = whole(learn, batch)
@@ -67,7 +67,8 @@ def test_the_ratio_is_held():
 
 
 @pytest.mark.parametrize("net", [NetConfig(), LSTM], ids=["mlp", "lstm"])
-def test_targets_are_v_trace_with_the_newest_values_and_the_ratio_to_the_policy_that_acted(net):
+def test_targets_are_v_trace(net):
+    """Targets are V-trace with the newest values and the ratio to the policy that acted."""
     config = appo.Config(unroll=6, lr=1e-2, normalise_advantage=False)
     _, learn, batch = setup(config, net)
     for _ in range(3):
@@ -85,7 +86,8 @@ def test_targets_are_v_trace_with_the_newest_values_and_the_ratio_to_the_policy_
     torch.testing.assert_close(got.target, expected.vs)
 
 
-def test_without_v_trace_on_fresh_data_it_is_ppo_with_another_clip_range():
+def test_ppo_with_another_clip_range():
+    """Without V-trace on fresh data it is PPO with another clip range."""
     same = {"unroll": 6, "clip": 0.1, "epochs": 1, "minibatches": 1, "lr": 1e-2, "value_clip": 1.0, "grad_norm": 0.5,
             "optimiser_epsilon": 1e-5, "entropy": 0.01}
     _, one, batch = setup(appo.Config(vtrace=False, **same))

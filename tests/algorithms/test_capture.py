@@ -23,7 +23,8 @@ LSTM = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=16, prev_action_rewar
 
 @pytest.mark.parametrize("net", [NetConfig(hidden=(16,)), LSTM], ids=["mlp", "lstm"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_captured_learner_makes_the_same_updates(name, net):
+def test_captured_updates_are_the_same(name, net):
+    """A captured learner makes the same updates."""
     env = envs.make("CartPole-v1", 4, backend="compiled", max_episode_steps=20)  # some batches have truncated episodes
     algorithm = algorithms.make(CONFIGS[name], envs.describe("CartPole-v1", backend="compiled", max_episode_steps=20), net, 4)
     plain, captured = algorithm.learn(0), algorithm.learn(0)
@@ -57,7 +58,8 @@ class Given:
     none: None = None
 
 
-def test_numbers_and_tensors_may_change_and_shapes_get_a_frame_each():
+def test_a_frame_for_each_shape():
+    """Numbers and tensors may change and shapes get a frame each."""
     calls = []
 
     def work(given: Given, sign: int) -> torch.Tensor:
@@ -73,7 +75,8 @@ def test_numbers_and_tensors_may_change_and_shapes_get_a_frame_each():
     assert float(captured(Given(torch.ones(2), {"y": torch.ones(2)}, 1.0), 1)) == 4.0
 
 
-def test_too_many_shapes_are_computed_without_a_frame():
+def test_too_many_shapes():
+    """Too many shapes are computed without a frame."""
     captured = CapturedFunction(lambda x: x.sum())
     assert [float(captured(torch.ones(size))) for size in range(1, 12)] == list(range(1, 12))
     assert len(captured._shapes) == 4

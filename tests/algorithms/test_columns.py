@@ -192,12 +192,9 @@ def test_n_step_returns(n):
                 assert abs(got[t, column].item() - want) < 1e-9
 
 
-@pytest.mark.parametrize("n", [1, 3])
-def test_transitions(n):
-    """Items of replay tables: R and D of n decisions of the seat's own."""
-    one = Tavern(alike=True)
-    env = GroupEnv(TurnEnvs("tavern", [one]))
-    record = Transitions(3, env.observation_space, env.action_space, gamma=GAMMA, n_step=n)
+def played(record, env):
+    """The items of 300 steps and their priorities. The environment goes on after them, so that what follows the last decisions is
+    known."""
     policy, rng = Counting(), torch.Generator().manual_seed(1)
     recorder, seats = record.recorder(), AskedSeats(policy.act, policy.initial_state(3))
     now = env.reset(seed=4)
@@ -208,8 +205,18 @@ def test_transitions(n):
         recorder.write(action, seats.before, seats.extras, now, 1)
     items, priority = record.layout.joined(recorder.ready).empty(), np.zeros(recorder.ready)
     recorder.take(items, priority)
-    for _ in range(60):  # so that what follows the last decisions is known
+    for _ in range(60):
         now = env.step(seats.act(recorder.view(now), now.acts, None, rng))
+    return items, priority
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_transitions(n):
+    """Items of replay tables: R and D of n decisions of the seat's own."""
+    one = Tavern(alike=True)
+    env = GroupEnv(TurnEnvs("tavern", [one]))
+    record = Transitions(3, env.observation_space, env.action_space, gamma=GAMMA, n_step=n)
+    items, _ = played(record, env)
     history, found = brute_force(one.log), 0
     for x, a, reward, discount, following in zip(
         *(items[name] for name in ("observation", "action", "reward", "discount", "next_observation")), strict=True
@@ -235,18 +242,7 @@ def test_windows():
     env = GroupEnv(TurnEnvs("tavern", [one]))
     record = Windows(seats=3, observation_space=env.observation_space, action_space=env.action_space, gamma=GAMMA, burn_in=1,
                      length=3, stride=2, eta=0.9, state={"count": (1,)}, previous=True)
-    policy, rng = Counting(), torch.Generator().manual_seed(1)
-    recorder, seats = record.recorder(), AskedSeats(policy.act, policy.initial_state(3))
-    now = env.reset(seed=4)
-    recorder.begin(now)
-    for _ in range(300):
-        action = seats.act(recorder.view(now), now.acts, None, rng)
-        now = env.step(action)
-        recorder.write(action, seats.before, seats.extras, now, 1)
-    items, priority = record.layout.joined(recorder.ready).empty(), np.zeros(recorder.ready)
-    recorder.take(items, priority)
-    for _ in range(60):
-        now = env.step(seats.act(recorder.view(now), now.acts, None, rng))
+    items, priority = played(record, env)
     history, steps = brute_force(one.log), 0
     for k in range(len(priority)):
         made = np.flatnonzero(items["valid"][k])

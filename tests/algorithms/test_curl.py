@@ -75,7 +75,8 @@ def case(request):
     return made(*CASES[request.param])
 
 
-def test_the_encoders_gradient_is_that_of_both_losses_together(case):
+def test_gradient_of_both_losses(case):
+    """The encoder's gradient is that of both losses together."""
     algorithm, learn, batch = case
     updated(learn, batch)  # so that key encoder and encoder differ
     minibatch, main = minibatch_of(learn, batch), learn.phases[0]
@@ -91,7 +92,8 @@ def test_the_encoders_gradient_is_that_of_both_losses_together(case):
     assert start == len(gradients[ENCODER]) and np.abs(gradients[ENCODER]).max() > 1e-4
 
 
-def test_keys_have_no_gradient_and_follow_by_their_momentum(case):
+def test_keys_follow_by_momentum(case):
+    """Keys have no gradient and follow by their momentum."""
     _, learn, batch = case
     span = learn.span(ENCODER)
     before = learn.state["target"][span].clone()
@@ -104,7 +106,8 @@ def test_keys_have_no_gradient_and_follow_by_their_momentum(case):
 
 
 @pytest.mark.parametrize(("momentum", "same_as"), [(0.0, "params"), (1.0, "first")])
-def test_keys_that_are_the_query_encoder_and_keys_that_never_move(momentum, same_as):
+def test_keys_at_both_extremes(momentum, same_as):
+    """Keys that are the query encoder and keys that never move."""
     _, learn, batch = made(curl.Config(code_size=8, key_momentum=momentum))
     span = learn.span(ENCODER)
     known = {"first": learn.state["target"][span].clone()}
@@ -113,7 +116,8 @@ def test_keys_that_are_the_query_encoder_and_keys_that_never_move(momentum, same
     torch.testing.assert_close(learn.state["target"][span], known[same_as], rtol=0, atol=0)
 
 
-def test_detached_the_encoder_learns_from_contrast_alone():
+def test_detached_encoder():
+    """A detached encoder learns from contrast alone."""
     _, learn, batch = made(curl.Config(code_size=8, detached=True))
     alone = algorithms.make(curl.Config(code_size=8), envs.describe(CATCH), NET, 4).representation(3)
     for seed in range(3):
@@ -126,7 +130,8 @@ def test_detached_the_encoder_learns_from_contrast_alone():
     torch.testing.assert_close(alone.state["params"], learn.state["params"][learn.span(ENCODER)], rtol=0, atol=0)
 
 
-def test_without_contrast_and_detached_the_encoder_stays_as_it_began():
+def test_encoder_that_never_learns():
+    """Without contrast a detached encoder stays as it began."""
     _, learn, batch = made(curl.Config(code_size=8, detached=True, contrast=0.0))
     first = learn.state["params"].clone()
     updated(learn, batch, 3)
@@ -135,7 +140,8 @@ def test_without_contrast_and_detached_the_encoder_stays_as_it_began():
     assert not torch.equal(learn.state["params"][span.stop :], first[span.stop :])
 
 
-def test_crops_are_made_once_and_the_query_is_the_algorithms_own_view():
+def test_crops_are_made_once():
+    """Crops are made once and the query is the algorithm's own view."""
     algorithm, learn, batch = made()
     items = minibatch_of(learn, batch).items
     rng = np.random.default_rng(0)
@@ -150,7 +156,8 @@ def test_crops_are_made_once_and_the_query_is_the_algorithms_own_view():
     assert items["observation"].shape[-1] == 28 and items["query"].shape[-1] == items["key_view"].shape[-1] == 24
 
 
-def test_policies_see_the_centre_and_get_no_comparison(case):
+def test_policies_see_the_centre(case):
+    """Policies see the centre and get no comparison."""
     algorithm, learn, batch = case
     updated(learn, batch)
     policy = algorithm.policy()
@@ -174,7 +181,8 @@ def test_priorities_are_those_of_the_value_errors():
     assert np.array_equal(learn.priorities, before)
 
 
-def test_a_loss_that_is_not_finite_leaves_the_encoder_alone_too():
+def test_loss_that_is_not_finite():
+    """A loss that is not finite leaves the encoder alone too."""
     _, learn, batch = made()
     batch["reward"][:] = np.nan
     minibatch, first = minibatch_of(learn, batch), learn.state["params"].clone()
@@ -183,7 +191,8 @@ def test_a_loss_that_is_not_finite_leaves_the_encoder_alone_too():
     assert torch.equal(learn.state["params"], first)
 
 
-def test_a_learn_with_its_encoder_elsewhere_has_the_same_parts_and_a_gradient_to_share():
+def test_encoder_elsewhere():
+    """A learn with its encoder elsewhere has the same parts and a gradient to share."""
     algorithm, learn, batch = made()
     apart = algorithm.apart(shared=True).learn(3)
     assert isinstance(apart, ReplayLearn) and isinstance(apart, DeviceLearn) and apart.phases == ("head",)
@@ -216,7 +225,8 @@ def test_contrast_is_learned():
     ([CATCH, "--algorithm.key-momentum", "1.5"], "--algorithm.key-momentum is 1.5; it must be at least 0 and at most 1"),
     ([CATCH, "--algorithm.dqn.lr", "0"], "--algorithm.dqn.lr is 0.0; it must be above 0"),
 ])
-def test_what_cannot_work_is_refused_in_a_sentence(options, sentence, tmp_path, monkeypatch, capsys):
+def test_what_cannot_work(options, sentence, tmp_path, monkeypatch, capsys):
+    """What cannot work is refused with one sentence."""
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", "curl", *options, "--console.mode", "none"]) == 2
     assert sentence in capsys.readouterr().err and not list(tmp_path.iterdir())

@@ -38,7 +38,8 @@ def update(learn, scores, decisions=None, iteration=0):
     ("CartPole-v1", NetConfig(hidden=(16, 8))), ("CartPole-v1", NetConfig(hidden=())), ("FrozenLake-v1", NetConfig(hidden=(4,))),
     ("shoal/PixelCatch-v0", NetConfig(torso="small_conv")), ("shoal/PixelCatch-v0", NetConfig(torso="mlp", hidden=(8,))),
 ], ids=["mlp", "linear", "discrete", "conv", "flat"])
-def test_a_batched_pass_gives_each_row_its_own_net(space, net):
+def test_batched_pass(space, net):
+    """A batched pass gives each row its own net."""
     spec = envs.describe(space)
     copies = BatchedPolicy(build_policy(spec.observation_space, 3, net, seed=1), rows=5)
     env = envs.make(space, 5)
@@ -56,7 +57,8 @@ def test_a_batched_pass_gives_each_row_its_own_net(space, net):
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_members_are_the_parameters_plus_and_minus_their_noise(env):
+def test_members_are_mirrored(env):
+    """Members are the parameters plus and minus their noise."""
     algorithm = made(env, sigma=0.5)
     learn, members, policy = algorithm.learn(3), algorithm.members(3, 6), algorithm.policy()
     published = learn.published(progress(4))
@@ -73,7 +75,8 @@ def test_members_are_the_parameters_plus_and_minus_their_noise(env):
         np.testing.assert_allclose(policy.act(view, {}, None, rng)[0][number], actions[number], rtol=1e-4, atol=1e-5)
 
 
-def test_the_gradient_is_that_of_the_published_code():
+def test_gradient_of_the_published_code():
+    """The gradient is that of the published code."""
     learn = made(weight_decay=0.005).learn(2)
     scores = np.array([10.0, -3, 5, 7, 0, 1])
     gradient, metrics = update(learn, scores, iteration=3)
@@ -91,7 +94,8 @@ def test_weight_decay_pulls_towards_zero():
     torch.testing.assert_close(learn.model.params, 0.9 * before)
 
 
-def test_momentum_keeps_a_share_of_the_last_direction():
+def test_momentum():
+    """Momentum keeps a share of the last direction."""
     learn = made(optimiser="sgd", momentum=0.9, lr=1.0, weight_decay=0.0).learn(2)
     before = learn.model.params.clone()
     learn.anneal(progress(0))
@@ -102,7 +106,8 @@ def test_momentum_keeps_a_share_of_the_last_direction():
     assert learn.apply(gradient * np.nan, "all") is False and float(learn.state["velocity"][0]) == pytest.approx(0.19)
 
 
-def test_the_episode_limit_grows_when_enough_members_reach_it():
+def test_episode_limit_grows():
+    """The episode limit grows when enough members reach it."""
     learn = made(episode_limit=10, limit_share=0.5, limit_growth=1.5).learn(0)
     update(learn, np.zeros(6), np.array([10, 10, 3, 3, 3, 3]))
     assert learn.longest_episode == 10
@@ -128,7 +133,8 @@ def test_the_noise_is_one_file_that_all_map():
     assert draw_indices(1, 2, 10_000, first).max() == 990
 
 
-def test_a_table_in_a_folder_that_cannot_be_written_is_private(monkeypatch, tmp_path):
+def test_noise_table_without_a_folder(monkeypatch, tmp_path):
+    """A table in a folder that cannot be written is private."""
     (tmp_path / "file").write_text("")
     shared = NoiseTable(1000, 10).fingerprint
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "file" / "below"))

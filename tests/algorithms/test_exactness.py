@@ -72,7 +72,7 @@ def test_the_learner_sees_what_the_actor_did(config, case):
 
 
 @pytest.mark.parametrize("config", [ppo.Config(unroll=12), vtrace.Config(unroll=12)], ids=["ppo", "vtrace"])
-def test_a_saturated_action_has_the_log_probability_that_it_had(config):
+def test_saturated_action(config):
     """The action is 1 to all digits of float32: only the latent action tells how far beyond it the policy was."""
     algorithm, learn, people = setup(config, "squashed")
     with torch.no_grad():
@@ -86,7 +86,8 @@ def test_a_saturated_action_has_the_log_probability_that_it_had(config):
 
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize("case", ["plain", "lstm", "box", "masked"])
-def test_a2c_is_ppo_with_one_epoch_and_one_minibatch(case, normalise):
+def test_a2c_is_ppo_with_one_epoch(case, normalise):
+    """A2C is PPO with one epoch and one minibatch."""
     same = {"unroll": 12, "lambda_": 0.9, "lr": 1e-2, "normalise_advantage": normalise}
     algorithm, one, people = setup(a2c.Config(**same), case)
     two = algorithms.make(
@@ -205,7 +206,8 @@ def scripted(config):
 
 
 @pytest.mark.parametrize("truncated, expected", [(True, [3.168, 1.6, 4.2]), (False, [0.09, -2, 4.2])])
-def test_a_truncated_episode_bootstraps_from_its_true_end(truncated, expected):
+def test_bootstrap_of_a_truncated_episode(truncated, expected):
+    """A truncated episode bootstraps from its true end."""
     algorithm = scripted(ppo.Config(unroll=3, gamma=0.9, lambda_=0.95))
     learn, actor = algorithm.learn(0), Actor(algorithm, Scripted(truncated), 0)
     learn.model.net = ReadOff(learn.model.net.head)
@@ -230,7 +232,7 @@ def test_vtrace_bootstraps_there_too():
     np.testing.assert_allclose(target.vs[:, 0], [1 + 0.9 * 3.6, 3.6, 4.7], rtol=1e-6)
 
 
-def test_the_weight_of_the_policy_gradient_is_clipped_by_itself():
+def test_pg_rho_bar():
     """Two steps that the learner would take three times as often: the golden numbers of V-trace with another pg_rho_bar."""
     algorithm = scripted(vtrace.Config(unroll=3, gamma=0.9, rho_bar=2.0, c_bar=1.0))
     actor = Actor(algorithm, Scripted(True), 0)
@@ -248,7 +250,8 @@ def test_the_weight_of_the_policy_gradient_is_clipped_by_itself():
     assert losses == pytest.approx({1.0: want, 2.0: 2 * want, 5.0: 3 * want}, rel=1e-5)
 
 
-def test_the_true_end_is_seen_with_the_memory_of_its_episode():
+def test_memory_at_the_true_end():
+    """The true end is seen with the memory of its episode."""
     algorithm, learn, (actor,) = setup(ppo.Config(unroll=12), "lstm previous", actors=1)
     slot = collect(algorithm, learn, [actor])[0]
     batch = learn.batch(slot)
@@ -324,7 +327,7 @@ def test_everything_stateful_is_in_the_state(optimiser):
     np.testing.assert_array_equal(acts[0][2]["log_prob"], acts[1][2]["log_prob"])
 
 
-def test_acting_does_not_depend_on_the_memory_order_of_observations():
+def test_memory_order_of_observations():
     """An observation reaches a policy straight from its environment, in any order, or through a slot, in C order."""
     algorithm, _, people = setup(ppo.Config(), "lstm")
     policy, numbers = people[0].policy, np.random.default_rng(0)
@@ -340,7 +343,7 @@ def test_acting_does_not_depend_on_the_memory_order_of_observations():
         np.testing.assert_array_equal(answers[0][1]["h"], answers[1][1]["h"])
 
 
-def test_the_same_seed_gives_the_same_weights():
+def test_same_seed_gives_the_same_weights():
     algorithm, one, _ = setup(ppo.Config(), "plain")
     again = pickle.loads(pickle.dumps(algorithm)).learn(3)
     assert torch.equal(one.state["params"], again.state["params"])

@@ -1,177 +1,35 @@
-"""Transitions and windows against literal transcriptions, on scripted episodes; T2, T20 and T29 of specs/value.md."""
+"""Transitions and what all items share, against literal transcriptions on scripted episodes; T2 and T20 of specs/value.md."""
 
 import pickle
-from dataclasses import dataclass, field
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from shoal.algorithms.records.first_priority import QEstimates, ValueEstimates
+from shoal.algorithms.records.first_priority import ValueEstimates
 from shoal.algorithms.records.moments import moment_fields
 from shoal.algorithms.records.transitions import Transitions
 from shoal.algorithms.records.windows import Windows
 from shoal.envs.interface import Step
 from shoal.errors import ConfigError
-from shoal.ops import priorities, value
-from shoal.slots import leaves, map_tree
-
-BOX = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
-DICT = gym.spaces.Dict({"a": BOX, "b": gym.spaces.Dict({"image": gym.spaces.Box(0, 255, (2, 2), np.uint8)})})
-A, H = 3, 2
-
-
-@dataclass
-class Episode:
-    """What happened to one seat between `first` and `last`, row t for step t."""
-
-    rows: list = field(default_factory=list)  # dictionaries: observation, mask, prev_action, prev_reward, q, state, action, ...
-    over: bool = False
-    terminated: bool = False
-    last: dict | None = None  # what is known of the last observation
-
-
-class Script:
-    """Seats with random episodes, or episodes of the given lengths; x = (seat, episode, age) tells every step apart."""
-
-    def __init__(self, seats, seed, *, space=BOX, lengths=None, terminate=0.5, late=False, masks=False, replaces=False):
-        self.rng, self.seats, self.space, self.lengths = np.random.default_rng(seed), seats, space, lengths
-        self.terminate, self.late, self.masks, self.replaces = terminate, late, masks, replaces
-        self.episode, self.age, self.dead = np.zeros(seats, int), np.zeros(seats, int), np.zeros(seats, bool)
-        self.length = np.array([self.draw(b) for b in range(seats)])
-
-    def draw(self, b):
-        if self.lengths is not None:
-            return self.lengths[self.episode[b] % len(self.lengths)]
-        return int(self.rng.integers(1, 12))
-
-    def observe(self, rows=slice(None)):
-        x = np.stack([np.arange(self.seats), self.episode, self.age], 1).astype(np.float32)[rows]
-        if self.space is BOX:
-            return x
-        return {"a": x, "b": {"image": np.repeat(x[:, 2:], 4, 1).reshape(-1, 2, 2).astype(np.uint8)}}
-
-    def mask(self):
-        if not self.masks:
-            return None
-        mask = self.rng.random((self.seats, A)) < 0.6
-        mask[:, 1] = True
-        return mask
-
-    def reset(self):
-        none, every = np.zeros(self.seats, bool), np.ones(self.seats, bool)
-        zero = np.zeros(self.seats, np.float32)
-        return Step(self.observe(), zero, zero + 1, every, none, none, every.copy(), action_mask=self.mask())
-
-    def begin(self, rows):
-        self.episode[rows] += 1
-        self.age[rows] = 0
-        for b in rows:
-            self.length[b] = self.draw(b)
-
-    def step(self, action):
-        waking, valid = self.dead.copy(), ~self.dead
-        self.age[valid] += 1
-        over = valid & (self.age >= self.length)
-        terminated = over & (self.rng.random(self.seats) < self.terminate)
-        cut = np.flatnonzero(over & ~terminated)
-        final = self.observe(cut) if len(cut) else None
-        first = waking.copy() if self.late else over.copy()
-        if self.late:
-            self.begin(np.flatnonzero(waking))
-            self.dead = over.copy()
-        else:
-            self.begin(np.flatnonzero(over))
-        reward = np.where(valid, self.rng.normal(size=self.seats) * 2, 0).astype(np.float32)
-        executed = np.where(self.rng.random(self.seats) < 0.5, 1, action) if self.replaces else None
-        return Step(self.observe(), reward, (~terminated).astype(np.float32), first, over, over & ~terminated, valid, cut, final,
-                    self.mask(), executed)  # fmt: skip
-
-
-def play(record, script, steps, take=4):
-    """Items in the order they came, their priorities, and every episode by (seat, number)."""
-    recorder, rng = record.recorder(), np.random.default_rng(9)
-    into, priority = record.layout.joined(take).empty(), np.zeros(take)
-    items, found, told, numbers = [], [], {}, np.zeros(script.seats, int)
-    step = script.reset()
-    recorder.begin(step)
-    for version in range(steps):
-        view = recorder.view(step)
-        q = rng.normal(size=(script.seats, A)).astype(np.float32) * 3
-        if step.action_mask is not None:
-            q[~step.action_mask] = -np.inf
-        state = {name: rng.normal(size=(script.seats, H)).astype(np.float32) for name in "hc"}
-        action = np.where(rng.random(script.seats) < 0.5, q.argmax(-1), 1)
-        seen = [map_tree(lambda x: x[b].copy(), step.observation) for b in range(script.seats)]  # noqa: B023
-        look = {"mask": step.action_mask, "prev_action": view.prev_action, "prev_reward": view.prev_reward}
-        look = {name: None if x is None else x.copy() for name, x in look.items()}
-        after = script.step(action)
-        recorder.write(action, state, {"q": q}, after, version)
-        done = action if after.executed_action is None else after.executed_action
-        for b in np.flatnonzero(after.valid):
-            episode = told.setdefault((int(b), int(numbers[b])), Episode())
-            episode.rows.append(
-                {"observation": seen[b], "q": q[b], "action": done[b], "reward": float(after.reward[b]), "version": version,
-                 "state": {name: x[b].copy() for name, x in state.items()},
-                 **{name: None if x is None else x[b] for name, x in look.items()}}
-            )  # fmt: skip
-            if after.last[b]:
-                episode.over, episode.terminated = True, not after.truncated[b]
-                where = np.flatnonzero(after.final_rows == b)
-                if len(where):
-                    episode.last = map_tree(lambda x: x[where[0]].copy(), after.final_observation)  # noqa: B023
-                numbers[b] += 1
-        while recorder.ready >= take:
-            recorder.take(into, priority)
-            items.append(map_tree(np.copy, into))
-            found.append(priority.copy())
-        step = after
-    rest = recorder.ready
-    into, priority = record.layout.joined(rest).empty(), np.zeros(rest)
-    recorder.take(into, priority)
-    items.append(into)
-    found.append(priority)
-    assert recorder.ready == 0
-    return map_tree(lambda *parts: np.concatenate(parts), *items), np.concatenate(found), told
-
-
-def common(seats, space=BOX, masks=False, rescale=False, **kwargs):
-    return {"seats": seats, "observation_space": space, "action_space": gym.spaces.Discrete(A), "mask_size": A if masks else 0,
-            "estimates": QEstimates(rescale), **kwargs}
-
-
-def transitions(*args, **kwargs):
-    return Transitions(**common(*args, **kwargs))
-
-
-def windows(place, burn_in, length, stride, **kwargs):
-    return Windows(**place, burn_in=burn_in, length=length, stride=stride, eta=0.9, **kwargs)
-
-
-def best(record, row):
-    q = float(row["q"].max())
-    return float(value.unrescale(np.float64(q))) if record.estimates.rescale else q
-
-
-def error(record, target, q):
-    return abs((float(value.rescale(np.float64(target))) if record.estimates.rescale else target) - float(q))
-
-
-def clipped(record, reward):
-    return float(np.clip(reward, -record.reward_clip, record.reward_clip)) if record.reward_clip else reward
-
-
-def zeros_like(tree):
-    return map_tree(np.zeros_like, tree)
-
-
-def row_of(items, i):
-    return map_tree(lambda x: x[i], items)
-
-
-def same(got, want):
-    for (path, one), (_, other) in zip(leaves(got), leaves(want), strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5, err_msg="/".join(path))
+from shoal.ops import priorities
+from tests.algorithms.item_script import (
+    BOX,
+    DICT,
+    A,
+    H,
+    Script,
+    best,
+    clipped,
+    common,
+    error,
+    play,
+    row_of,
+    same,
+    transitions,
+    windows,
+    zeros_like,
+)
 
 
 # ---------------------------------------------------------------------------------------------- transitions
@@ -223,7 +81,7 @@ def test_transitions_are_what_happened(n, seats, options, more):
 
 
 @pytest.mark.parametrize("kind", ["transitions", "windows"])
-def test_items_are_the_same_whenever_they_are_taken(kind):
+def test_items_whenever_they_are_taken(kind):
     """One by one, each is cut as soon as it is due; all at the end, they are cut in blocks, some of them just before the memory
     of their steps is written over."""
     place = common(3, n_step=3)
@@ -235,7 +93,8 @@ def test_items_are_the_same_whenever_they_are_taken(kind):
         same({**items, "time": first["time"]}, first)
 
 
-def test_T2_an_episode_of_five_steps_gives_five_transitions():
+def test_T2_five_transitions_of_five_steps():
+    """T2: an episode of five steps gives five transitions."""
     items, _, _ = play(transitions(1, gamma=0.9, n_step=3), Script(1, 0, lengths=[5], terminate=0.0), 5)
     assert items["observation"][:, 2].tolist() == [0, 1, 2, 3, 4]
     np.testing.assert_allclose(np.log(items["discount"]) / np.log(0.9), [3, 3, 3, 2, 1], rtol=1e-5)
@@ -265,117 +124,6 @@ def test_T20_the_actors_priority():
     qs = [[0.5, 1.0], [0, 0], [0, 0], [2.0, 1.0]]
     np.testing.assert_allclose(one_decision(record, qs, [1.0, 0.0, 0.0, 5.0], False), [1.458], atol=1e-6)
     np.testing.assert_allclose(one_decision(record, qs[:1], [1.0], True), [0.0], atol=1e-6)  # R = 1, q = 1, nothing follows
-
-
-# ---------------------------------------------------------------------------------------------- windows
-def segments(T, stride, m, l):  # noqa: E741
-    """(first loss step, last + 1, burn-in) of every window of an episode of T steps, until one reaches its end."""
-    out, begin = [], 0
-    while True:
-        out.append((begin, min(begin + m, T), min(l, begin)))
-        if begin + m >= T:
-            return out
-        begin += stride
-
-
-def literal_window(record, episode, begin, end):
-    place, rows, T, before, m = record, episode.rows, len(episode.rows), record.burn_in, record.length
-    none = zeros_like(rows[0]["observation"])
-    item = {name: [] for name in ("observation", "first", "action", "reward", "discount", "valid", "prev_action", "prev_reward")}
-    if place.mask_size:
-        item["action_mask"] = []
-    for s in range(begin - before, begin + m + 1):
-        real, at_end = 0 <= s < T, episode.over and s == T
-        row = rows[s] if real else None
-        seen = row["observation"] if real else episode.last if at_end and not episode.terminated else none
-        item["observation"].append(seen)
-        item["first"].append(s == 0)
-        if real:
-            previous = row["prev_action"], row["prev_reward"]
-        else:
-            previous = (rows[-1]["action"], rows[-1]["reward"]) if at_end else (0, 0.0)
-        for name, one in zip(("prev_action", "prev_reward"), previous, strict=True):
-            item[name].append(one)
-        if place.mask_size:
-            item["action_mask"].append(row["mask"] if real else np.ones(A, bool))
-        if s < begin + m:
-            made = 0 <= s < end
-            item["valid"].append(made)
-            item["action"].append(rows[s]["action"] if made else 0)
-            item["reward"].append(clipped(place, rows[s]["reward"]) if made else 0.0)
-            item["discount"].append(float(made and not (episode.terminated and s == T - 1)))
-    stacked = {name: map_tree(lambda *parts: np.stack(parts), *part) for name, part in item.items()}
-    start = begin - before
-    stacked["state"] = zeros_like(rows[0]["state"]) if start <= 0 else rows[start]["state"]
-    stacked["weights_version"] = rows[begin]["version"]
-    errors = []
-    for s in range(begin, end):
-        total, product, k = 0.0, 1.0, s
-        while True:
-            total += product * clipped(place, rows[k]["reward"])
-            product *= place.gamma * float(not (episode.terminated and k == T - 1))
-            k += 1
-            if k - s == place.n_step or k == end:
-                break
-        bootstrap = best(place, rows[min(k, T - 1)])
-        errors.append(error(place, total + product * bootstrap, rows[s]["q"][rows[s]["action"]]))
-    return stacked, record.eta * max(errors) + (1 - record.eta) * sum(errors) / len(errors)
-
-
-@pytest.mark.parametrize(("l", "m", "stride"), [(0, 4, 2), (2, 4, 2), (3, 3, 3), (2, 1, 1), (5, 20, 7)])
-@pytest.mark.parametrize(
-    ("seats", "options", "more"),
-    [
-        (4, {}, {"n_step": 5, "gamma": 0.997, "rescale": True}),
-        (3, {"late": True}, {"n_step": 2}),
-        (2, {"masks": True, "space": DICT, "replaces": True}, {"n_step": 3, "reward_clip": 1.0}),
-        (1, {"terminate": 0.0}, {"n_step": 1}),
-    ],
-)
-def test_windows_are_what_happened(l, m, stride, seats, options, more):  # noqa: E741
-    space = options.get("space", BOX)
-    place = common(seats, space, options.get("masks", False), **more)
-    record = windows(place, l, m, stride, state={"h": (H,), "c": (H,)}, previous=True)
-    items, found, told = play(record, Script(seats, m, **options), 80)
-    want = {}
-    for key, episode in told.items():
-        T = len(episode.rows)
-        for begin, end, _ in segments(T, stride, m, l):
-            if episode.over or begin + m <= T - 1:  # else its last observation was not acted on yet
-                want[(*key, begin)] = literal_window(record, episode, begin, end)
-    assert len(found) == len(want) > 10
-    keys = (items["observation"] if space is BOX else items["observation"]["a"])[:, l].astype(int)
-    assert len({tuple(key) for key in keys}) == len(found)
-    for i, key in enumerate(keys):
-        item, priority = want[tuple(key)]
-        same({name: row_of(items, i)[name] for name in item}, item)
-        assert found[i] == pytest.approx(priority + priorities.FLOOR, rel=1e-4, abs=2e-5)
-
-
-@pytest.mark.parametrize(
-    ("T", "stride", "m", "l", "want"),
-    [
-        (9, 2, 4, 2, [(0, 4, 0), (2, 6, 2), (4, 8, 2), (6, 9, 2)]),
-        (200, 40, 80, 40, [(0, 80, 0), (40, 120, 40), (80, 160, 40), (120, 200, 40)]),
-    ],
-)
-def test_T29_where_windows_are_cut(T, stride, m, l, want):  # noqa: E741
-    record = windows(common(1), l, m, stride, state={"h": (H,), "c": (H,)})
-    items, _, _ = play(record, Script(1, 0, lengths=[T]), T, take=1)
-    valid, age = items["valid"], items["observation"][:, :, 2].astype(int)
-    cut = [(age[i, l], age[i, l] + valid[i, l:].sum(), valid[i, :l].sum()) for i in range(len(valid))]
-    assert cut == want == segments(T, stride, m, l)
-
-
-def test_a_diagnosed_window_has_every_state_and_q():
-    record = windows(common(2, extras={"q": ((A,), "float32")}), 2, 4, 2, state={"h": (H,), "c": (H,)}, keep_states=True)
-    items, _, told = play(record, Script(2, 5), 40)
-    for i in range(len(items["valid"])):
-        seen = items["observation"][i].astype(int)
-        for k in np.flatnonzero(items["valid"][i]):
-            row = told[tuple(seen[k, :2])].rows[seen[k, 2]]
-            np.testing.assert_array_equal(items["q"][i, k], row["q"])
-            np.testing.assert_array_equal(items["states"]["h"][i, k], row["state"]["h"])
 
 
 # ---------------------------------------------------------------------------------------------- recorders
@@ -441,7 +189,8 @@ def test_items_of_any_action(space, shape, dtype):
     assert view.prev_action.shape == (5, *shape) and view.prev_action.dtype == dtype
 
 
-def test_extras_and_estimates_of_a_continuous_critic():
+def test_continuous_critic():
+    """Extras and estimates of a continuous critic."""
     record = Transitions(2, BOX, gym.spaces.Box(-1, 1, (1,), np.float32), gamma=0.5, n_step=2, estimates=ValueEstimates(),
                          extras={"value_taken": ((), "float32"), "noise": ((4,), "float32")})
     told = []
@@ -462,7 +211,7 @@ def test_extras_and_estimates_of_a_continuous_critic():
         assert priority[i] == pytest.approx(want + priorities.FLOOR, rel=1e-5)
 
 
-def test_an_executed_action_that_the_mask_forbids_has_a_finite_priority():
+def test_executed_action_behind_the_mask():
     """The policy has no value for it: that of the best legal action stands in."""
     class Forbidding(Script):
         def step(self, action):

@@ -58,7 +58,8 @@ def minibatch_of(learn, batch, progress=None, seed=0):
 
 # ---------------------------------------------------------------------------------------------- updates
 @pytest.mark.parametrize("case", CASES)
-def test_a_phase_moves_its_own_part_and_reports_what_is_declared(case):
+def test_each_phase(case):
+    """A phase moves its own part and reports what is declared."""
     algorithm, toy = made(case)
     learn, declared = algorithm.learn(3), {metric.name for metric in algorithm.metrics}
     phases = ("critic", "actor", "temperature") if getattr(algorithm.config, "alpha", None) == "auto" else ("critic", "actor")
@@ -77,7 +78,8 @@ def test_a_phase_moves_its_own_part_and_reports_what_is_declared(case):
     assert learn.priorities.shape == batch["reward"].shape and (learn.priorities > 0).all()
 
 
-def test_td3_updates_its_actor_and_the_targets_every_second_time():
+def test_td3_delays_its_actor():
+    """TD3 updates its actor and the targets every second time."""
     algorithm, toy = made("td3")
     learn = algorithm.learn(3)
     moved = []
@@ -91,7 +93,7 @@ def test_td3_updates_its_actor_and_the_targets_every_second_time():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_learners_make_the_update_of_their_joined_batch(case):
+def test_two_learners_equal_one(case):
     """In every phase: the mean of their gradients is that of one learner with both batches, of different sizes, and their noise."""
     algorithm, toy = made(case)
     one, two = algorithm.learn(3), [algorithm.learn(3) for _ in range(2)]
@@ -120,7 +122,7 @@ def test_two_learners_make_the_update_of_their_joined_batch(case):
 
 @pytest.mark.parametrize("captures", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_learner_in_tensors_makes_the_same_updates(case, captures):
+def test_learner_in_tensors(case, captures):
     """As on a GPU (tests/gpu has the graphs); the batch whose rewards are NaN leaves the critics alone."""
     algorithm, toy = made(case)
     here, there = algorithm.learn(3), algorithm.learn(3)
@@ -142,7 +144,7 @@ def test_a_learner_in_tensors_makes_the_same_updates(case, captures):
 
 @pytest.mark.parametrize("captures", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("case", LEARNED)
-def test_all_phases_at_once_are_the_phases_one_by_one(case, captures):
+def test_all_phases_at_once(case, captures):
     """As on a GPU, bit for bit; one batch has rewards that are NaN."""
     algorithm, toy = made(case)
     apart, at_once = algorithm.learn(3), algorithm.learn(3)
@@ -206,7 +208,8 @@ def acted(policy, explore, state=None, first=False):
 
 
 @pytest.mark.parametrize("config", [ddpg.Config(), td3.Config(noise="ou"), sac.Config()], ids=["ddpg", "td3", "sac"])
-def test_random_actions_fill_the_bounds_and_greedy_ones_are_one(config):
+def test_random_and_greedy_actions(config):
+    """Random actions fill the bounds and greedy ones are one."""
     policy = acting(config)
     wild, _, _ = acted(policy, UNIFORM)
     assert wild.shape == (SEATS, 1, 2) and wild.dtype == np.float32 and (wild >= BOUNDS.low).all() and (wild <= BOUNDS.high).all()
@@ -217,7 +220,8 @@ def test_random_actions_fill_the_bounds_and_greedy_ones_are_one(config):
     np.testing.assert_allclose(greedy[0], [[0.0, 1.5]], atol=0.05)
 
 
-def test_noise_has_its_deviation_where_actions_lie_in_plus_minus_one():
+def test_deviation_of_the_noise():
+    """Noise has its deviation where actions lie in plus minus one."""
     policy = acting(ddpg.Config())
     noisy = acted(policy, 0.3)[0] - acted(policy, None)[0]
     np.testing.assert_allclose(noisy.std(0), [[0.3 * 2, 0.3 * 1.5]], rtol=0.03)

@@ -44,7 +44,8 @@ def update(learn, batch, progress=None):
 
 
 # ---------------------------------------------------------------------------------------------- an algorithm from outside
-def test_it_is_found_by_its_place_and_by_its_config():
+def test_found_by_path_and_by_config():
+    """It is found by its place and by its config."""
     assert algorithms.named("tests.algorithms.outside_ddpg:DDPG") is DDPG
     algorithm, learn, _ = made()
     assert type(algorithm) is DDPG
@@ -167,7 +168,7 @@ def test_pieces_compute_the_bits_of_the_whole(cuts):
     np.testing.assert_array_equal(published, learn.published(Progress())["params"])
 
 
-def test_the_first_piece_keeps_the_statistics():
+def test_first_piece_keeps_the_statistics():
     learn = algorithms.make(dqn.Config(normalise_observations=True), toy_spec(), NET, 4).learn(0)
     first, second = learn.cut(slice(0, 64)), learn.cut(slice(64, len(learn.state["params"])))
     values = np.random.default_rng(0).normal(3, 5, (100, 3))
@@ -198,7 +199,8 @@ def test_names_are_those_of_a_checkpoint():
     assert set(one.state) == {"params", "target", "updates", "adagrad.square"}
 
 
-def test_each_phase_is_annealed_and_clipped_by_itself():
+def test_annealing_and_clipping_by_phase():
+    """Each phase is annealed and clipped by itself."""
     both = parameters(grad_norm=0.0)
     both.anneal(Progress(fraction=0.25))
     assert both.optimiser("critic").lr == 0.75 and both.optimiser("actor").lr == 0.5

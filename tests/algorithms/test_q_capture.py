@@ -36,7 +36,8 @@ CASES = {
 
 @pytest.mark.parametrize("captures", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_learner_in_tensors_makes_the_same_updates(case, captures):
+def test_learner_in_tensors(case, captures):
+    """A learner in tensors makes the same updates."""
     make, config, net, toy = CASES[case]
     algorithm = make(config, toy_spec(**toy), net, 4)
     here, there = algorithm.learn(3), algorithm.learn(3)
@@ -70,7 +71,8 @@ def test_a_learner_in_tensors_makes_the_same_updates(case, captures):
     assert int(there.state["updates"]) == 10
 
 
-def test_two_snapshots_may_be_under_way_while_a_learner_goes_on():
+def test_two_snapshots_under_way():
+    """Two snapshots may be under way while a learner goes on."""
     algorithm = dqn.DQN(dqn.Config(), toy_spec(), SMALL, 4)
     learn, kept = algorithm.learn(3), []
     learn.to(Hardware())
@@ -103,7 +105,8 @@ def test_a_servers_answers_are_the_policys(net):
         state, now = after, env.step(action)
 
 
-def test_a_server_explores_as_often_as_it_is_told_and_legally():
+def test_server_explores_as_told():
+    """A server explores as often as it is told and legally."""
     algorithm = dqn.DQN(dqn.Config(), toy_spec(masked=True), SMALL, 4)
     policy, seats = algorithm.policy(), 20_000
     inference = BatchedInference(policy, Hardware(), torch.Generator().manual_seed(0))
@@ -118,7 +121,7 @@ def test_a_server_explores_as_often_as_it_is_told_and_legally():
     assert (np.abs(share - want) <= 4 * np.sqrt(want * (1 - want) / count)).all()
 
 
-def test_bfloat16_leaves_memory_and_action_values_in_float32():
+def test_bfloat16():
     """What autocast would round at every step of a sequence, or where two actions differ by little."""
     core, x = LSTMCore(6, 8), torch.randn(20, 3, 6, generator=torch.Generator().manual_seed(0))
     state, first = core.initial_state(3), torch.zeros(20, 3, dtype=torch.bool)

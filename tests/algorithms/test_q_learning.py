@@ -1,4 +1,4 @@
-"""dqn and r2d2: gradients against literal transcriptions, targets, exploration; T13 and T30 of specs/value.md."""
+"""dqn and what it shares with r2d2: gradients, targets, exploration, several learners; T13 of specs/value.md."""
 
 import pickle
 
@@ -12,30 +12,11 @@ from shoal.algorithms.records.moments import moment_fields
 from shoal.errors import ConfigError
 from shoal.learning import Progress, StepView, Tolerance
 from shoal.nets import NetConfig
-from shoal.ops import priorities, value
+from shoal.ops import priorities, schedules, value
 from shoal.slots import map_tree
+from tests.algorithms.q_learning import LOOKING_BACK, LSTM, SMALL, WINDOW, made, shake
 from tests.algorithms.replay_loop import Actor, batch_of, gradient, greedy_return, train
 from tests.algorithms.toys import toy_env, toy_spec
-
-LSTM = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=8)
-LOOKING_BACK = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=8, prev_action_reward=True)
-SMALL = NetConfig(hidden=(16,))
-WINDOW = {"burn_in": 2, "length": 4, "stride": 2}
-
-
-def made(algorithm, config, net, seats=4, steps=60, **toy):
-    """An algorithm for a toy environment, its learner, and a batch of what an actor with its weights recorded."""
-    algorithm = algorithm(config, toy_spec(**toy), net, seats)
-    learn = algorithm.learn(3)
-    actor = Actor(algorithm, toy_env(seats, **toy), 5)
-    actor.policy.load(learn.published(Progress()))
-    actor.play(steps)
-    return (algorithm, learn, *actor.items())
-
-
-def shake(learn):
-    """A target net that differs from the net."""
-    learn.target.params.add_(0.1 * torch.randn(learn.target.params.shape, generator=torch.Generator().manual_seed(1)))
 
 
 # ---------------------------------------------------------------------------------------------- gradients of dqn
@@ -67,7 +48,8 @@ def literal_transition(config, learn, item):
         (dqn.Config(n_step=3, dueling=True, rescale=True, huber_delta=0.1, importance=1.0), {"masked": True}),
     ],
 )
-def test_the_gradient_is_that_of_the_weighted_mean(config, toy):
+def test_gradient_of_the_weighted_mean(config, toy):
+    """The gradient is that of the weighted mean."""
     _, learn, items, _ = made(dqn.DQN, config, SMALL, **toy)
     shake(learn)
     count = len(items["reward"])
@@ -102,211 +84,14 @@ def test_T13_weights_multiply_the_loss():
     np.testing.assert_allclose(learn.priorities, [1, 2], rtol=1e-4)
 
 
-# ---------------------------------------------------------------------------------------------- gradients of r2d2
-def literal_window(config, learn, item, gamma, n):
-    """(loss, priority) of one window, step by step with the acting side of the net, from its state."""
-
-    def walk(net):
-        state = {name: torch.from_numpy(x)[None] for name, x in item["state"].items()}
-        if config.state == "zero":
-            state = map_tree(torch.zeros_like, state)
-        out = []
-        for s in range(len(item["first"])):
-            look = (torch.as_tensor(item["prev_action"][s])[None], torch.as_tensor(item["prev_reward"][s])[None])
-            previous = look if "prev_action" in item else ()
-            q, state, _ = net.step(torch.from_numpy(item["observation"][s])[None], torch.as_tensor(item["first"][s])[None], state,
-                                   *previous)  # fmt: skip
-            out.append(q[0])
-        return torch.stack(out)
-
-    l, m = config.burn_in, config.length  # noqa: E741
-    online, target = walk(learn.model.net), walk(learn.target.net)
-    errors = []
-    end = l + int(item["valid"][l:].sum())
-    for s in range(l, end):
-        total, product, k = 0.0, 1.0, s
-        while True:
-            total += product * item["reward"][k]
-            product *= gamma * item["discount"][k]
-            k += 1
-            if k - s == n or k == end:
-                break
-        legal = item["action_mask"][k] if "action_mask" in item else np.ones(online.shape[1], bool)
-        chosen = online if config.double else target
-        best = max(np.flatnonzero(legal), key=lambda a: float(chosen[k, a]))
-        worth = target[k, best]
-        goal = value.rescale(total + product * value.unrescale(worth)) if config.rescale else total + product * worth
-        errors.append(float(goal - online[s, item["action"][s]]))
-    sizes = np.abs(errors)
-    assert len(sizes) <= m
-    return sum(e * e / 2 for e in errors), config.eta * sizes.max() + (1 - config.eta) * sizes.mean()
-
-
-@pytest.mark.parametrize(
-    ("config", "toy"),
-    [
-        (r2d2.Config(**WINDOW), {}),
-        (r2d2.Config(**WINDOW, state="zero", double=False, rescale=False, n_step=2), {}),
-        (r2d2.Config(burn_in=0, length=3, stride=3, dueling=False, n_step=1), {"masked": True}),
-        (r2d2.Config(burn_in=4, length=2, stride=1, n_step=3, state="zero"), {"masked": True}),
-        (r2d2.Config(burn_in=2, length=5, stride=2, n_step=3), {}),  # an episode that is truncated after 6 steps is padded
-    ],
-)
-def test_the_errors_of_windows_are_those_of_acting_through_them(config, toy):
-    _, learn, items, _ = made(r2d2.R2D2, config, LOOKING_BACK, **toy)
-    shake(learn)
-    _, metrics = gradient(learn, batch_of(items))
-    one_by_one = [
-        literal_window(config, learn, map_tree(lambda x: x[i], items), config.gamma, config.n_step)  # noqa: B023
-        for i in range(len(items["valid"]))
-    ]
-    assert not items["valid"].all()  # some are padded
-    if config.length == 5:
-        assert ((items["discount"][:, -2] == 1) & ~items["valid"][:, -1]).any()
-    assert metrics["loss"] == pytest.approx(np.mean([loss for loss, _ in one_by_one]), rel=1e-4)
-    np.testing.assert_allclose(learn.priorities, [p + priorities.FLOOR for _, p in one_by_one], rtol=1e-4)
-
-
-def test_the_gradient_of_windows_is_the_slope_of_their_loss():
-    """Along random directions, with a target that does not follow: targets and burn-in are constants of the loss."""
-    config = r2d2.Config(burn_in=0, length=4, stride=2, n_step=2, double=False)
-    _, learn, items, _ = made(r2d2.R2D2, config, LSTM, steps=30)
-    shake(learn)
-    grad, _ = gradient(learn, batch_of(items))
-    g = torch.Generator().manual_seed(0)
-    for _ in range(3):
-        direction = torch.randn(learn.model.params.shape, generator=g)
-        direction /= direction.norm()
-        losses = []
-        for sign in (1, -1):
-            learn.model.params.add_(direction, alpha=sign * 1e-2)
-            losses.append(gradient(learn, batch_of(items))[1]["loss"])
-            learn.model.params.add_(direction, alpha=-sign * 1e-2)
-        slope = (losses[0] - losses[1]) / 2e-2
-        assert slope == pytest.approx(float(grad @ direction.numpy()), rel=0.02, abs=2e-3)
-
-
-def tensors(items):
-    return map_tree(lambda x: torch.from_numpy(x.copy()), items)
-
-
-def test_no_gradient_flows_through_burn_in_state_or_target():
-    config = r2d2.Config(**WINDOW)
-    algorithm, learn, items, _ = made(r2d2.R2D2, config, LSTM)
-    errors, parts = r2d2.WindowErrors(config), tensors(items)
-    parts["observation"].requires_grad_()
-    for leaf in parts["state"].values():
-        leaf.requires_grad_()
-    judged = errors(learn.model, learn.target, parts)
-    judged.loss.sum().backward()
-    seen = parts["observation"].grad.abs().sum(-1)
-    assert float(seen[:, : config.burn_in].sum()) == 0
-    assert float(seen[:, config.burn_in : -1].sum()) > 0
-    assert float(seen[:, -1].sum()) == 0  # only to bootstrap from
-    assert all(leaf.grad is None for leaf in parts["state"].values())
-    assert all(parameter.grad is None for parameter in learn.target.net.parameters())
-    assert not judged.target.requires_grad and not judged.priority.requires_grad
-    del algorithm
-
-
-def test_burn_in_matters_to_both_nets():
-    config = r2d2.Config(**WINDOW)
-    _, learn, items, _ = made(r2d2.R2D2, config, LSTM)
-    late = map_tree(lambda x: x[items["valid"][:, 0]], items)  # windows with a whole burn-in
-    errors, parts, other = r2d2.WindowErrors(config), tensors(late), tensors(late)
-    other["observation"][:, : config.burn_in] += 1
-    for model in (learn.model, learn.target):
-        assert float((errors.unroll(model, parts).q - errors.unroll(model, other).q).detach().abs().max()) > 1e-3
-
-
-def test_padding_changes_nothing():
-    config = r2d2.Config(**WINDOW)
-    _, learn, items, _ = made(r2d2.R2D2, config, LOOKING_BACK)
-    grad, metrics = gradient(learn, batch_of(items))
-    known = learn.priorities
-    noise, spoilt = np.random.default_rng(0), map_tree(np.copy, items)
-    for i, valid in enumerate(items["valid"]):
-        real = np.flatnonzero(valid)
-        before, after = np.arange(real[0]), np.arange(real[-1] + 2, len(valid) + 1)  # the row behind the last is bootstrapped from
-        for rows in (before, after):
-            spoilt["observation"][i, rows] = noise.normal(size=(len(rows), 3)) * 10
-            spoilt["prev_reward"][i, rows] = 1
-            spoilt["action"][i, rows[rows < len(valid)]] = 2
-        spoilt["reward"][i, ~valid] = 100
-    again, more = gradient(learn, batch_of(spoilt))
-    np.testing.assert_allclose(again, grad, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(learn.priorities, known, rtol=1e-5)
-    for name in ("loss", "q_mean", "q_max", "target_mean"):
-        assert more[name] == pytest.approx(metrics[name], rel=1e-5), name
-
-
-# ---------------------------------------------------------------------------------------------- actor and learner agree
-def fresh_windows(name, config, net, **kwargs):
-    algorithm = r2d2.R2D2(config, envs.describe(name, **kwargs), net, 4)
-    learn = algorithm.learn(1)
-    with torch.no_grad():
-        learn.model.net.value_out.bias.fill_(1.0)  # differences are measured against the size of values
-    learn.target.params.copy_(learn.model.params)
-    actor = Actor(algorithm, envs.make(name, 4, **kwargs), 2)
-    actor.policy.load(learn.published(Progress()))
-    actor.play(120)
-    return (learn, *actor.items())
-
-
-@pytest.mark.parametrize(
-    ("name", "kwargs"),
-    [("shoal/TMaze-v0", {"length": 8}), ("shoal/CartPolePOMDP-v0", {}), ("shoal/TMaze-v0", {"max_episode_steps": 5})],
-)
-@pytest.mark.parametrize("burn_in", [0, 2])
-def test_T30_the_learner_sees_the_q_values_that_the_actor_had(name, kwargs, burn_in):
-    config = r2d2.Config(burn_in=burn_in, length=4, stride=2, diagnose=True)
-    learn, items, _ = fresh_windows(name, config, LOOKING_BACK, **kwargs)
-    errors, parts = r2d2.WindowErrors(config), tensors(items)
-
-    def gap(parts):
-        with torch.no_grad():
-            q = errors.unroll(learn.model, parts).q[:-1].transpose(0, 1)
-        valid, stored = parts["valid"][:, burn_in:], parts["q"][:, burn_in:-1]
-        delta = value.delta_q(q, stored, q.amax((1, 2))[:, None])
-        return float((q - stored)[valid].abs().max()), float(delta[valid].max())
-
-    difference, delta = gap(parts)
-    assert difference < 1e-5 and delta < 1e-6
-    later = parts["observation"][:, 0].clone(), parts["valid"][:, 0] & ~parts["first"][:, 0]
-    if bool(later[1].any()):  # and it can fail: the state after the window's first observation
-        parts["state"] = {name: torch.where(later[1][:, None], x[:, 1], x[:, 0]) for name, x in parts["states"].items()}
-        assert gap(parts)[0] > 1e-3
-
-
-def test_how_wrong_a_state_is():
-    """With the actor's own weights: stored states are exact, burn-in brings zero ones nearer, and errors fade."""
-    found = {}
-    for state, burn_in in (("stored", 0), ("stored", 2), ("zero", 0), ("zero", 2)):
-        config = r2d2.Config(burn_in=burn_in, length=4, stride=2, diagnose=True, state=state)
-        learn, items, _ = fresh_windows("shoal/CartPolePOMDP-v0", config, LOOKING_BACK)
-        later = map_tree(lambda x: x[~items["first"].any(1)], items)  # noqa: B023  # those that do not begin with an episode
-        _, metrics = gradient(learn, batch_of(later))
-        found[state, burn_in] = metrics["delta_q_first"], metrics["delta_q_last"]
-    assert max(found["stored", 0] + found["stored", 2]) < 1e-6
-    assert found["zero", 0][0] > found["zero", 2][0] > 1e-5
-    assert found["zero", 0][0] > found["zero", 0][1]
-
-
 @pytest.mark.parametrize("config", [dqn.Config(), dqn.Config(n_step=3, dueling=True, rescale=True, reward_clip=1.0)])
-def test_the_actors_priority_is_the_learners_first_of_transitions(config):
+def test_actors_priority_is_the_learners(config):
+    """The actor's priority is the learner's first of transitions."""
     _, learn, items, found = made(dqn.DQN, config, SMALL, masked=True)
     gradient(learn, batch_of(items))
     ended = truncated(items)
     np.testing.assert_allclose(learn.priorities[~ended], found[~ended], rtol=1e-3, atol=1e-4)
     assert 0 < ended.sum() < len(ended) / 2
-
-
-@pytest.mark.parametrize("rescale", [True, False])
-def test_the_actors_priority_is_the_learners_first_of_windows(rescale):
-    config = r2d2.Config(**WINDOW, rescale=rescale)
-    learn, items, found = fresh_windows("shoal/TMaze-v0", config, LOOKING_BACK, length=8)
-    gradient(learn, batch_of(items))
-    np.testing.assert_allclose(learn.priorities, found, rtol=1e-3, atol=1e-5)
 
 
 def truncated(items):
@@ -315,7 +100,7 @@ def truncated(items):
     return np.array([row.tobytes() not in acted_on for row in items["next_observation"]]) & (items["discount"] > 0)
 
 
-def test_a_true_last_observation_keeps_its_mask():
+def test_true_last_observation_keeps_its_mask():
     """Nobody acts there, but the learner bootstraps from its legal actions only."""
     _, _, items, _ = made(dqn.DQN, dqn.Config(), SMALL, seats=8, masked=True)
     transitions = items["next_action_mask"][truncated(items)]
@@ -337,7 +122,8 @@ def updated(config, count=5):
     return learn, params, targets
 
 
-def test_the_target_is_copied_after_so_many_updates():
+def test_target_is_copied():
+    """The target is copied after a number of updates."""
     _, params, targets = updated(dqn.Config(target_period_updates=2))
     for k in range(6):
         assert torch.equal(targets[k], params[k - k % 2])
@@ -351,7 +137,7 @@ def test_the_target_moves_softly():
         torch.testing.assert_close(targets[k], want)
 
 
-def test_the_target_stays_or_is_the_net_itself():
+def test_target_stays_or_is_the_net_itself():
     _, params, targets = updated(dqn.Config(target_period_updates=0))
     assert torch.equal(targets[5], params[0])
     learn, params, targets = updated(dqn.Config(target_period_updates=1))
@@ -391,7 +177,7 @@ def test_the_whole_state_can_live_elsewhere(optimiser):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_two_learners_make_the_update_of_the_joined_batch(seed):
+def test_two_learners_equal_one(seed):
     """Also where their batches were drawn with other probabilities: the largest weight is that of both."""
     _, learn, items, _ = made(dqn.DQN, dqn.Config(importance=0.4, importance_final=0.8), SMALL)
     count, progress = len(items["reward"]) // 2 * 2, Progress(fraction=0.5)
@@ -412,7 +198,8 @@ def test_two_learners_make_the_update_of_the_joined_batch(seed):
     np.testing.assert_allclose(sum(grads) / 2, learn.gradients(alone, "all")[0], rtol=1e-4, atol=1e-6)
 
 
-def test_learners_that_do_not_say_which_they_are_are_refused():
+def test_learners_without_a_number():
+    """Learners that do not give their number are refused."""
     _, learn, items, _ = made(dqn.DQN, dqn.Config(), SMALL)
     batch = batch_of(items)
     with pytest.raises(ValueError, match="the sums of 2 learners were made for 1"):
@@ -437,7 +224,8 @@ def with_moments(actor, batch):
 
 @pytest.mark.parametrize("cls, config, net", [(dqn.DQN, dqn.Config(normalise_observations=True), SMALL),
                                               (r2d2.R2D2, r2d2.Config(**WINDOW, normalise_observations=True), LOOKING_BACK)])
-def test_observations_are_normalised_as_they_were_seen(cls, config, net):
+def test_normalised_observations(cls, config, net):
+    """Observations are normalised as they were seen."""
     algorithm = cls(config, toy_spec(observations="dict"), net, 4)
     learn, other = algorithm.learn(3), algorithm.learn(3)
     actor = Actor(algorithm, toy_env(4, observations="dict"), 5)
@@ -466,7 +254,8 @@ def test_observations_are_normalised_as_they_were_seen(cls, config, net):
     assert not torch.equal(other.model.mean, learn.model.mean)
 
 
-def test_the_actors_priority_is_the_learners_with_normalised_observations():
+def test_priority_of_normalised_observations():
+    """The actor's priority is the learner's with normalised observations."""
     config = dqn.Config(normalise_observations=True)
     algorithm = dqn.DQN(config, toy_spec(), SMALL, 4)
     learn, actor = algorithm.learn(3), Actor(algorithm, toy_env(4), 5)
@@ -511,7 +300,7 @@ def test_exploration_by_schedule_and_by_ladder():
         np.testing.assert_allclose(schedule.explore(1, 2, 3, Progress(steps)), [epsilon] * 3, rtol=1e-6)
     ladder = r2d2.R2D2(r2d2.Config(), toy_spec(), LSTM, 4)
     rungs = np.concatenate([ladder.explore(index, 2, 4, Progress()) for index in range(2)])
-    np.testing.assert_allclose(rungs, priorities.actor_epsilons(8), rtol=1e-6)
+    np.testing.assert_allclose(rungs, schedules.actor_epsilons(8), rtol=1e-6)
     np.testing.assert_allclose(ladder.explore(0, 1, 1, Progress()), [0.4], rtol=1e-6)
 
 
@@ -561,13 +350,3 @@ def test_dqn_leaves_the_lure(flip):
     learn = train(algorithm, "shoal/LureChain-v0", 40 if flip else 250, length=3, flip=flip)
     got = greedy_return(algorithm, learn, "shoal/LureChain-v0", length=3)
     assert (got < 0.5) if flip else (got == pytest.approx(1.0))
-
-
-@pytest.mark.slow
-def test_r2d2_remembers_the_cue():
-    """Episodes of 5 steps in windows of 2 + 2: only the stored state can carry the cue to the junction."""
-    net = NetConfig(hidden=(32,), recurrent="lstm", lstm_size=32, prev_action_reward=True)
-    config = r2d2.Config(burn_in=2, length=2, stride=1, lr=2e-3, target_period_updates=50)
-    algorithm = r2d2.R2D2(config, envs.describe("shoal/TMaze-v0", length=4), net, 8)
-    learn = train(algorithm, "shoal/TMaze-v0", 3000, length=4, exponent=0.9)
-    assert greedy_return(algorithm, learn, "shoal/TMaze-v0", length=4) > 0.9

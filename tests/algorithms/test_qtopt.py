@@ -1,4 +1,4 @@
-"""QT-Opt: hand-worked targets and losses, the lagged copy, one target whoever computes it, and what it refuses."""
+"""QT-Opt: hand-worked targets and losses, the lagged copy, one target wherever it is computed, and what it refuses."""
 
 from __future__ import annotations
 
@@ -73,12 +73,14 @@ def test_T35_one_argmax_two_judges():
     assert target_of(False) == pytest.approx(0.490, abs=1e-6)
 
 
-def test_targets_stay_within_0_and_1_and_nothing_follows_the_end():
+def test_bounds_of_targets():
+    """Targets stay within 0 and 1 and nothing follows the end."""
     assert target_of(True, reward=-0.05, discount=0.0) == 0.0 and target_of(True, reward=1.0) == 1.0
     assert target_of(True, reward=0.3, discount=0.0) == pytest.approx(0.3)
 
 
-def test_T36_cross_entropy_and_its_gradient_at_the_logit():
+def test_T36_cross_entropy():
+    """T36: cross entropy and its gradient at the logit."""
     learn = made().learn(0)
     model = learn.model
     with torch.no_grad():  # a net that gives 0.4 everywhere
@@ -95,7 +97,8 @@ def test_T36_cross_entropy_and_its_gradient_at_the_logit():
 
 
 # ---------------------------------------------------------------------------------------------- two target nets
-def test_the_lagged_copy_is_the_vector_of_some_updates_ago():
+def test_lagged_copy():
+    """The lagged copy is the vector of some updates ago."""
     lag, history = Lag(6, 2), [torch.zeros(1)]
     copies = [LaggedCopy(lag, history[0]), LaggedCopy(lag, history[0])]
     for update in range(1, 41):
@@ -136,7 +139,8 @@ def test_polyak_then_lag():
     assert not torch.equal(learn.state["lagged"], learn.state["target"])
 
 
-def test_the_policy_acts_with_the_first_target_net_and_updaters_hold_both():
+def test_nets_of_policy_and_updaters():
+    """The policy acts with the first target net and updaters hold both."""
     algorithm = made(target_tau=0.1)
     learn = updated(algorithm.learn(0), 30)
     published = learn.published(Progress(0, 30))
@@ -149,7 +153,8 @@ def test_the_policy_acts_with_the_first_target_net_and_updaters_hold_both():
     assert torch.equal(updater.second.params, learn.state["lagged"])
 
 
-def test_an_updater_gives_the_targets_that_the_learner_would_compute_itself():
+def test_targets_of_an_updater():
+    """An updater gives the targets that the learner would compute itself."""
     algorithm = made(target_tau=0.1)
     learn = updated(algorithm.learn(0), 30)
     updater, items = algorithm.relabeller(), transitions(32, 99, terminal=slice(0, 4))
@@ -161,7 +166,8 @@ def test_an_updater_gives_the_targets_that_the_learner_would_compute_itself():
     assert set(labelled) | {"key", "label_version", "weights_version", "time"} == set(algorithm.relabelled.layout.fields)
 
 
-def test_everything_comes_back_from_a_checkpoint_bit_for_bit():
+def test_checkpoint_bit_for_bit():
+    """Everything comes back from a checkpoint bit for bit."""
     learn, other = updated(made().learn(0), 25), made().learn(1)
     for name, tensor in other.state.items():
         tensor.copy_(learn.state[name])
@@ -170,7 +176,8 @@ def test_everything_comes_back_from_a_checkpoint_bit_for_bit():
     assert torch.equal(other._second.params, other.state["lagged"])
 
 
-def test_a_state_that_moved_into_shared_memory_is_still_the_one_that_judges():
+def test_state_in_shared_memory():
+    """A state that moved into shared memory is still the one that judges."""
     learn = made().learn(0)
     arrays = {name: tensor.numpy().copy() for name, tensor in learn.state.items()}
     learn.bind(arrays)
@@ -183,7 +190,8 @@ def view(seats=4):
     return StepView(np.zeros((seats, 5), np.float32), np.ones(seats, bool))
 
 
-def test_actions_are_the_best_ones_within_bounds_and_binary_ones_are_on_or_off():
+def test_best_actions():
+    """Actions are the best ones within bounds and binary ones are on or off."""
     policy, rng = made(binary=(2,)).policy(), torch.Generator().manual_seed(0)
     action, _, extras = policy.act(view(), {}, None, rng)
     assert action.shape == (4, 3) and action.dtype == np.float32 and (np.abs(action) <= 1).all() and not extras
@@ -217,7 +225,8 @@ def test_environments_that_do_not_fit_are_refused(env, words):
         algorithms.make("qtopt", envs.describe(env), NET, 4)
 
 
-def test_unbounded_actions_and_nets_with_a_memory_are_refused():
+def test_what_cannot_work():
+    """Unbounded actions and nets with a memory are refused."""
     spec = envs.describe(GRASP)
     free = EnvSpec(**{**vars(spec), "action_space": gym.spaces.Box(-np.inf, np.inf, (2,))})
     with pytest.raises(ConfigError, match="needs bounded actions"):

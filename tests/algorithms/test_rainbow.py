@@ -44,7 +44,8 @@ def literal_transition(config, learn, item, noise):
     ({**ATOMS, **NOISY, "dueling": True, "n_step": 3, "importance": 1.0}, {"masked": True}),
     ({**ATOMS, **NOISY, "double": False}, {"observations": "dict"}),
 ])
-def test_the_gradient_is_that_of_the_weighted_mean_divergence(options, toy):
+def test_gradient_of_the_mean_divergence(options, toy):
+    """The gradient is that of the weighted mean divergence."""
     config = dqn.Config(**options)
     _, learn, items, _ = made(dqn.DQN, config, SMALL, steps=30, **toy)
     shake(learn)
@@ -68,7 +69,7 @@ def test_the_gradient_is_that_of_the_weighted_mean_divergence(options, toy):
 
 
 @pytest.mark.parametrize("options", [{}, {"n_step": 3, "dueling": True, "reward_clip": 1.0}])
-def test_the_actors_priority_is_the_learners_first(options):
+def test_actors_priority_is_the_learners(options):
     _, learn, items, found = made(dqn.DQN, dqn.Config(**ATOMS, **options), SMALL, masked=True)
     gradient(learn, batch_of(items))
     ended = truncated(items)
@@ -76,7 +77,8 @@ def test_the_actors_priority_is_the_learners_first(options):
     assert 0 < ended.sum() < len(ended) / 2 and np.std(found) > 0.1
 
 
-def test_an_actors_priorities_are_made_with_its_own_noise():
+def test_priorities_with_the_actors_noise():
+    """An actor's priorities are made with its own noise."""
     _, _, items, found = made(dqn.DQN, dqn.Config(**ATOMS, **NOISY), SMALL)
     assert len(found) == len(items["reward"]) and np.isfinite(found).all() and (found > 0).all() and np.std(found) > 0.1
 
@@ -102,7 +104,8 @@ def test_every_update_has_noise_of_its_own():
 
 
 @pytest.mark.parametrize("options", [{**ATOMS, **NOISY, "dueling": True}, NOISY])
-def test_two_learners_make_the_update_of_the_joined_batch(options):
+def test_two_learners_equal_one(options):
+    """Two learners make the update of the joined batch."""
     algorithm, learn, items, _ = made(dqn.DQN, dqn.Config(**options), SMALL)
     other = algorithm.learn(3)
     shake(learn)
@@ -128,7 +131,8 @@ def same_view(seats):
 
 
 @pytest.mark.parametrize("options", [{**ATOMS, **NOISY, "dueling": True}, NOISY])
-def test_every_seat_acts_with_its_own_noise_and_an_evaluation_without(options):
+def test_noise_of_every_seat(options):
+    """Every seat acts with its own noise and an evaluation without."""
     algorithm = dqn.DQN(dqn.Config(**options), toy_spec(), SMALL, 4)
     learn, policy, seats = algorithm.learn(3), algorithm.policy(), 50
     policy.load(learn.published(Progress()))
@@ -148,7 +152,8 @@ def test_every_seat_acts_with_its_own_noise_and_an_evaluation_without(options):
     assert torch.equal(policy.model.params, weights) and weights.numel() == algorithm.published_layout().fields["params"].shape[0]
 
 
-def test_a_server_acts_with_noise_for_every_row_although_epsilon_is_0():
+def test_noise_of_a_server():
+    """A server acts with noise for every row although epsilon is 0."""
     algorithm = dqn.DQN(dqn.Config(**ATOMS, **NOISY), toy_spec(), SMALL, 4)
     inference = BatchedInference(algorithm.policy(), Hardware(), torch.Generator().manual_seed(0))
     groups = [same_view(4), same_view(4)]
@@ -167,12 +172,14 @@ def test_a_server_acts_with_noise_for_every_row_although_epsilon_is_0():
     (["dqn", "--algorithm.noisy-sigma", "-1"], "--algorithm.noisy-sigma is -1"),
     (["r2d2", "--algorithm.atoms", "51"], "there is no option --algorithm.atoms"),
 ])
-def test_what_cannot_work_is_refused_before_anything_starts(words, said, capsys):
+def test_what_cannot_work(words, said, capsys):
+    """What cannot work is refused before anything starts."""
     assert cli.main(["show", words[0], "shoal/Catch-v0", *words[1:]]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_bounds_that_atoms_do_not_need_are_not_checked():
+def test_bounds_without_atoms():
+    """Bounds that atoms do not need are not checked."""
     dqn.Config(value_min=5.0, value_max=5.0).validate()
     with pytest.raises(ConfigError, match="value-min 5"):
         dqn.Config(atoms=51, value_min=5.0, value_max=5.0).validate()
@@ -191,7 +198,8 @@ def test_it_leaves_the_lure(flip):
     assert (got < 0.5) if flip else (got == pytest.approx(1.0))
 
 
-def test_items_do_not_carry_what_only_priorities_need():
+def test_items_carry_no_q_values():
+    """Items do not carry what only priorities need."""
     algorithm = dqn.DQN(dqn.Config(**ATOMS, **NOISY), toy_spec(), SMALL, 4)
     plain = dqn.DQN(dqn.Config(), toy_spec(), SMALL, 4)
     assert algorithm.record.layout.fields == plain.record.layout.fields

@@ -68,7 +68,8 @@ def compared(one, other, stream, count):
 
 
 @pytest.mark.parametrize("case", REPLAYED)
-def test_a_replayed_update_from_items_has_the_same_bits(case):
+def test_replayed_update_has_the_same_bits(case):
+    """A replayed update from items has the same bits."""
     name, config, net = REPLAYED[case]
     algorithm = algorithms.make(config, envs.describe(name), net, 4)
     plain, replayed = eager(algorithm.learn(1)), algorithm.learn(1)
@@ -78,7 +79,8 @@ def test_a_replayed_update_from_items_has_the_same_bits(case):
     assert made and all(made) == (case != "r2d2")  # previous actions are checked before they are encoded: a number is read
 
 
-def test_parameters_that_lie_elsewhere_are_used_from_there():
+def test_parameters_that_lie_elsewhere():
+    """Parameters that lie elsewhere are used from there."""
     algorithm = algorithms.make(sac.Config(), envs.describe("Pendulum-v1"), SMALL, 4)
     plain, bound = eager(algorithm.learn(1)), algorithm.learn(1)
     stream = list(batches(algorithm, envs.make("Pendulum-v1", 4), 14))
@@ -89,7 +91,8 @@ def test_parameters_that_lie_elsewhere_are_used_from_there():
     np.testing.assert_array_equal(arrays["params"], plain.state["params"].numpy())
 
 
-def test_a_function_that_reads_a_number_is_never_recorded():
+def test_function_that_reads_a_number():
+    """A function that reads a number is never recorded."""
     function = RecordedFunction(lambda x: x * 2 if x.sum() > 0 else x)
     for sign in (1.0, -1.0) * 4:
         x = torch.full((3,), sign)
@@ -97,14 +100,15 @@ def test_a_function_that_reads_a_number_is_never_recorded():
     assert [one for shape in function._shapes.values() for one in shape.recordings.values()] == [None]
 
 
-def test_numbers_that_change_with_every_call_are_not_recorded():
+def test_numbers_that_change_every_time():
+    """Numbers that change with every call are not recorded."""
     function = RecordedFunction(lambda given: given["x"] * given["scale"])
     for scale in range(20):
         assert torch.equal(function({"x": torch.ones(2), "scale": float(scale)}), torch.full((2,), float(scale)))
     assert len(function._shapes) <= cpu_graph.MAX_SHAPES
 
 
-def test_what_would_take_much_memory_is_not_recorded(monkeypatch):
+def test_recording_that_takes_much_memory(monkeypatch):
     monkeypatch.setattr(cpu_graph, "MAX_BYTES", 100)
     function = RecordedFunction(lambda x: x + 1)
     for _ in range(6):

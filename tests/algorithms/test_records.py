@@ -137,7 +137,7 @@ def test_previous_action_and_reward():
     np.testing.assert_array_equal(one["prev_reward"][-1], two["prev_reward"][0])
 
 
-def test_a_true_last_observation_follows_the_action_that_was_executed():
+def test_last_observation_after_execution():
     """Not the one that was chosen: the net sees what the environment did, here as everywhere."""
     record = unroll(previous=True)
     env, recorder, data = Counting([3, 100, 3]), record.recorder(), record.layout.empty()

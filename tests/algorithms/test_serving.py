@@ -20,7 +20,8 @@ def test_rows_are_padded_to_few_sizes():
 
 @pytest.mark.parametrize("mix", [0.0, 0.3])
 @pytest.mark.parametrize("net", [NetConfig(hidden=(16,)), LSTM], ids=["mlp", "lstm"])
-def test_answers_are_the_policys_for_any_number_of_groups(net, mix):
+def test_answers_for_any_number_of_groups(net, mix):
+    """Answers are the policy's for any number of groups."""
     algorithm = algorithms.make(vtrace.Config(), envs.describe("shoal/Catch-v0"), net, 4)
     policy, other = algorithm.policy(), algorithm.policy()
     inference = BatchedInference(policy, Hardware(), torch.Generator().manual_seed(0))

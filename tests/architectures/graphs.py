@@ -25,32 +25,30 @@ from shoal.roles.parameter_shards import first_shard
 from shoal.roles.parts import EnvSource, EvalPlan, Parts
 from shoal.roles.replay_config import ReplayConfig
 from shoal.roles.representation import EncodedLearner
-from shoal.runtime import Program, run
-from shoal.runtime.fork_server_client import ForkServerClient
-from tests.runtime.harness import PATIENCE, Watch
+from shoal.runtime import Program, Supervisor, run
+from tests.runtime.harness import PATIENCE, SharedForkServer, Watch
 
 __all__ = ["Farm", "Weights", "counted", "draw", "train"]
 
 SEATS = 4
 
 
-class Farm:
-    """One fork server for all tests, started when the first one needs it."""
+Farm = SharedForkServer((*PRELOAD, *(path.partition(":")[0] for path in ARCHITECTURES.values()), "tests.architectures.graphs"))
 
-    fork_server: ForkServerClient | None = None
 
-    @classmethod
-    def get(cls) -> ForkServerClient:
-        if cls.fork_server is None:
-            cls.fork_server = ForkServerClient((*PRELOAD, *(path.partition(":")[0] for path in ARCHITECTURES.values()),
-                                                "tests.architectures.graphs"))
-        return cls.fork_server
+class NeverBackwards:
+    """Sees to it that neither these counters nor the version of the weights run backwards."""
 
-    @classmethod
-    def close(cls) -> None:
-        if cls.fork_server is not None:
-            cls.fork_server.close()
-            cls.fork_server = None
+    def __init__(self, *names: str) -> None:
+        self.highest = dict.fromkeys(names, 0.0)
+        self._version = 0
+
+    def __call__(self, control: Supervisor) -> None:
+        for name, before in self.highest.items():
+            self.highest[name] = control.total(name)
+            assert self.highest[name] >= before, f"{name} ran backwards"
+        before, self._version = self._version, control.program.wires["weights"].attach("reader", 0, 0).version
+        assert self._version >= before, "the version of the weights ran backwards"
 
 
 def counted(make: Callable[..., Any], updates: int, count: Callable[[Any], int]) -> Callable[..., Any]:

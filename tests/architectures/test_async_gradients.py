@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import shoal
 from shoal.algorithms import a2c, ppo, vtrace
 from shoal.core import any_of
 from shoal.errors import ConfigError
@@ -28,7 +29,8 @@ CASES = {
 
 @pytest.mark.parametrize("mode", ["hogwild", "master"])
 @pytest.mark.parametrize("case", CASES)
-def test_one_worker_is_the_sequential_algorithm_bit_for_bit(case, mode, tmp_path):
+def test_one_worker_is_sequential(case, mode, tmp_path):
+    """One worker is the sequential algorithm bit for bit."""
     config, net = CASES[case]
     plain = sequential(config, "CartPole-v1", updates=12, net=net)
     run = train(tmp_path, config, "async_gradients", "CartPole-v1", "inline", net=net, updates=12, mode=mode)
@@ -41,14 +43,15 @@ def test_one_worker_is_the_sequential_algorithm_bit_for_bit(case, mode, tmp_path
 
 @pytest.mark.parametrize("mode", ["hogwild", "master"])
 @pytest.mark.parametrize("kind", ["inline", "local"])
-def test_one_worker_is_synchronous_with_one_actor_bit_for_bit(kind, mode, tmp_path):
+def test_one_worker_is_synchronous(kind, mode, tmp_path):
+    """One worker is synchronous with one actor bit for bit."""
     config = a2c.Config(unroll=5, normalise_observations=True)
     alone = train(tmp_path, config, "async_gradients", "CartPole-v1", kind, mode=mode)
     taken_turns = train(tmp_path, config, "synchronous", "CartPole-v1", "inline")
     assert alone.hash == taken_turns.hash
 
 
-def test_all_gradients_together_are_synchronous_a2c(tmp_path):
+def test_all_together_are_synchronous_a2c(tmp_path):
     config = a2c.Config(unroll=5, optimiser="sgd", lr=0.05)
     barrier = train(tmp_path, config, "async_gradients", "CartPole-v1", "inline", actors=2, updates=6, mode="master", aggregate=2)
     joined = train(tmp_path, config, "synchronous", "CartPole-v1", "inline", actors=2, updates=6)
@@ -78,7 +81,7 @@ def models(config, count):
     return made
 
 
-def test_rmsprop_statistics_are_shared_and_epsilon_is_inside_the_root():
+def test_shared_rmsprop():
     """specs/policy.md 1e: g = 0.04 and a step of 0.00374166; a second worker goes on from that g."""
     config = a2c.Config(optimiser="rmsprop", lr=7e-4, optimiser_epsilon=0.1, grad_norm=0.0)
     first, second = models(config, 2)
@@ -127,7 +130,7 @@ class Once:
 
 
 @pytest.mark.parametrize("kind", ["inline", "local"])
-def test_hogwild_loses_no_count_and_at_most_the_others_gradients(kind, tmp_path):
+def test_hogwild_loses_no_count(kind, tmp_path):
     """specs/policy.md 1e: with SGD and lr 1 every parameter moves by between 1 and W; the count is exactly W."""
     W = 4
     config = a2c.Config(optimiser="sgd", lr=1.0, grad_norm=0.0)
@@ -149,7 +152,7 @@ def test_hogwild_loses_no_count_and_at_most_the_others_gradients(kind, tmp_path)
     assert moved.min() > 1 - 1e-4 and moved.max() < W + 1e-4
 
 
-def test_gradients_that_are_too_old_are_refused_and_counted(tmp_path):
+def test_gradients_that_are_too_old(tmp_path):
     """Two workers in turn: the second one's gradient is always one step old."""
     config = a2c.Config(unroll=5)
     taken = train(tmp_path, config, "async_gradients", "CartPole-v1", "inline", actors=2, mode="master", updates=10)
@@ -163,7 +166,7 @@ def test_gradients_that_are_too_old_are_refused_and_counted(tmp_path):
     assert strict.published["progress"][0] <= consumed
 
 
-def test_a_gradient_of_parameters_that_a_server_never_had_is_refused():
+def test_gradient_of_unknown_parameters():
     """After its restart a server may be behind its workers; they get its parameters and go on from there. A version of its
     predecessor stays refused when it has counted as far itself: those parameters were others."""
     _, parts = draw(a2c.Config(), "async_gradients", "CartPole-v1", mode="master")
@@ -184,7 +187,8 @@ def growing(control, more):
 
 
 @pytest.mark.parametrize("mode, victims", [("hogwild", ["worker-0", "worker-1"]), ("master", ["worker-1", "server-0"])])
-def test_a_killed_worker_or_server_comes_back_and_training_goes_on(mode, victims, tmp_path):
+def test_killed_worker_or_server(mode, victims, tmp_path):
+    """A killed worker or server comes back and training goes on."""
     left, mark, versions = list(victims), [200.0], []
 
     def act(control):
@@ -210,3 +214,12 @@ def test_bad_values_are_refused():
             draw(a2c.Config(), "async_gradients", "CartPole-v1", eval=EvalPlan(), **config)
     with pytest.raises(ConfigError, match="use --actors"):
         draw(a2c.Config(), "async_gradients", "CartPole-v1", learners=2)
+
+
+def test_a_gradient_that_waits_for_others_does_not_keep_the_run_from_being_saved(tmp_path):
+    """At the end of the budget one worker may have sent its gradient, and the other none left to send."""
+    run = shoal.train("a3c", "CartPole-v1", runtime="inline", actors=2, max_env_steps=1000, run_dir=str(tmp_path / "run"), seed=0,
+                      architecture={"mode": "master", "aggregate": 2}, console={"mode": "none"}, tensorboard=False,
+                      eval={"episodes": 1})
+    newest = max((tmp_path / "run" / "checkpoints").iterdir())
+    assert int(newest.name) == run.summary["env_steps"] > 0 and run.summary["eval_episodes"] == 1

@@ -84,7 +84,7 @@ def served(request, monkeypatch):
 
 
 @pytest.mark.parametrize("net", NETS)
-def test_unrolls_are_what_the_client_would_have_logged(net, kept, served, tmp_path):
+def test_unrolls_are_what_clients_would_log(net, kept, served, tmp_path):
     _, run = collect(tmp_path, "inline", NETS[net], env=LoggedSource(Echo))
     assert run.reason == "enough" and len(kept) == 40
     logs = {float(book.steps[0]["observation"][0, 0]): book for book in Log.learner_state}
@@ -105,7 +105,8 @@ def test_unrolls_are_what_the_client_would_have_logged(net, kept, served, tmp_pa
 
 
 @pytest.mark.parametrize("net", NETS)
-def test_replaying_an_unroll_from_its_stored_state_gives_the_stored_log_probabilities(net, kept, served, tmp_path):
+def test_replayed_log_probabilities(net, kept, served, tmp_path):
+    """Replaying an unroll from its stored state gives the stored log probabilities."""
     parts, _ = collect(tmp_path, "inline", NETS[net])
     learn = parts.algorithm.learn(parts.seed)
     states = 0.0
@@ -126,14 +127,16 @@ def test_replies_never_cross_between_processes(net, tmp_path):
     assert run.final["inference-0"]["inference_batch/max"] > SEATS  # requests were answered together
 
 
-def test_an_actor_killed_within_an_unroll_leaves_no_mixed_one(tmp_path):
+def test_actor_killed_within_an_unroll(tmp_path):
+    """An actor killed within an unroll leaves no mixed one."""
     killer = Killer(("actor-0",), 3, "samples_consumed", 80 * T * SEATS)
     watch = Weights(until=killer.done, act=killer)
     _, run = collect(tmp_path, "local", NETS["lstm"], enough=10**9, watch=watch)
     assert run.reason == "until" and run.final["actor-0"]["restarts"] == 3
 
 
-def test_a_killed_server_comes_back_and_its_actors_go_on(tmp_path):
+def test_killed_server(tmp_path):
+    """A killed server comes back and its actors go on."""
     deaths = [60]
 
     def act(control):
@@ -175,6 +178,7 @@ def test_a_server_in_the_process_of_every_learner(kind, tmp_path):
     assert min(shares) > 0 and shares == [run.final["learner-0"]["samples_consumed"]] * 2  # in step, and nobody takes another's
 
 
-def test_a_replay_table_is_not_in_a_learners_process(tmp_path):
+def test_place_of_the_replay_table(tmp_path):
+    """A replay table is not in a learner's process."""
     with pytest.raises(ConfigError, match="one-place with --algorithm dqn does not fit here"):
         train(tmp_path, "dqn", "central_inference", "shoal/Catch-v0", "inline", one_place=True)

@@ -13,9 +13,6 @@ import torch
 
 from shoal import cli, envs
 from shoal.algorithms import dqn, r2d2
-from shoal.errors import ConfigError
-from shoal.experiment.prepare import prepare
-from shoal.experiment.run import plan_of
 from shoal.learning import Progress
 from shoal.nets import NetConfig
 from shoal.offline import DemoWriter, open_demos
@@ -107,7 +104,8 @@ class Watching(Replay):
             self.seen[f"{name} drawn"] = self.seen.get(f"{name} drawn", 0) + len(slots)
 
 
-def test_both_tables_are_drawn_from_and_each_keeps_its_own_priorities(tmp_path):
+def test_both_tables_are_drawn_from(tmp_path):
+    """Both tables are drawn from and each keeps its own priorities."""
     program, parts = draw(R2D2, "actor_learner", CUE, net=LSTM, replay=SMALL)
     program = redrawn(program, parts, cue(tmp_path / "x", 20))
     Watching.seen = {}
@@ -164,7 +162,8 @@ CASES = {
 
 @pytest.mark.parametrize("seats", [1, 5])
 @pytest.mark.parametrize("case", CASES)
-def test_demonstrations_are_cut_as_the_actor_cuts_bit_for_bit(case, seats, tmp_path):
+def test_cut_as_the_actor_cuts(case, seats, tmp_path):
+    """Demonstrations are cut as the actor cuts bit for bit."""
     config, net, name, kwargs = CASES[case]
     env = envs.make(name, 1, **kwargs)
     algorithm = _algorithm(config, envs.describe(name, **kwargs), net, 1)
@@ -200,7 +199,8 @@ def test_demonstrations_are_cut_as_the_actor_cuts_bit_for_bit(case, seats, tmp_p
 
 
 # ---------------------------------------------------------------------------------------------- saving, killing
-def test_priorities_of_demonstrations_are_saved_and_found_again(tmp_path):
+def test_priorities_are_saved(tmp_path):
+    """Priorities of demonstrations are saved and found again."""
     path = cue(tmp_path / "x", 6)
     one, other = (Demonstrations(fake_me(seed), parts_of(path)) for seed in (0, 1))
     keys = one.table.keys()
@@ -215,7 +215,8 @@ def test_priorities_of_demonstrations_are_saved_and_found_again(tmp_path):
 
 
 @pytest.mark.parametrize("offline", [False, True])
-def test_kill_9_of_the_table_and_the_learner_goes_on(offline, tmp_path):
+def test_kill_9_of_the_table(offline, tmp_path):
+    """The learner goes on after kill -9 of the table."""
     path = cue(tmp_path / "x", 20)
     program, parts = draw(R2D2, "actor_learner", CUE, net=LSTM, replay=SMALL, eval=EvalPlan(episodes=2))
     if offline:
@@ -240,7 +241,8 @@ def summary(run="run"):
     return json.loads((Path(run) / "summary.json").read_text())
 
 
-def test_r2d3_runs_resumes_with_both_tables_and_is_evaluated(tmp_path, monkeypatch, capsys):
+def test_r2d3_is_resumed_with_both_tables(tmp_path, monkeypatch, capsys):
+    """R2D3 runs, resumes with both tables and is evaluated."""
     monkeypatch.chdir(tmp_path)
     cue(Path("demos"))
     assert cli.main(["train", "r2d3", CUE, "--demos", "demos", "--run-dir", "run", "--max-env-steps", "600", "--replay.checkpoint",
@@ -256,7 +258,7 @@ def test_r2d3_runs_resumes_with_both_tables_and_is_evaluated(tmp_path, monkeypat
     assert summary()["env_steps"] >= 900 and cli.main(["eval", "run", "--episodes", "5"]) == 0
 
 
-def test_offline_dqn_learns_what_random_actions_have_shown(tmp_path, monkeypatch):
+def test_offline_dqn_learns(tmp_path, monkeypatch):
     """Random episodes earn 0.16 on average; without a single step of its own the learner finds the best way, 1.0."""
     monkeypatch.chdir(tmp_path)
     recorded(Path("demos"), LURE, 200, rows=8, seed=1)
@@ -298,7 +300,8 @@ def test_offline_r2d2_learns_too(tmp_path, monkeypatch):
     (["dqn", CUE, "--envs.kwargs", "length=5", "--demos", "demos"], "this run is in shoal/CueLure-v0 (length=5)"),
     (["dqn", "shoal/Catch-v0", "--demos", "."], "neither demos.json"),
     (["gorila", CUE, "--demos", "demos"], "whose replay tables hold only what its own actors do")])
-def test_what_makes_no_sense_is_refused_before_anything_starts(words, sentence, tmp_path, monkeypatch, capsys):
+def test_senseless_options(words, sentence, tmp_path, monkeypatch, capsys):
+    """What makes no sense is refused before anything starts."""
     monkeypatch.chdir(tmp_path)
     cue(Path("demos"), 2)
     if words[0] == "gorila":
@@ -307,19 +310,19 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(words, sentence, 
     assert sentence in capsys.readouterr().err and not Path("run").exists()
 
 
-def test_demonstrations_of_another_environment_are_taken_when_told(tmp_path, monkeypatch):
+def test_foreign_demonstrations(tmp_path, monkeypatch):
+    """Demonstrations of another environment are taken with --foreign-demos."""
     monkeypatch.chdir(tmp_path)
     cue(Path("demos"), 2)
     assert cli.main(["train", "r2d2", "shoal/TMaze-v0", "--demos", "demos", "--foreign-demos", "--offline", "--max-learner-steps",
                      "3", "--run-dir", "run", *QUICK]) == 0
 
 
-def test_what_a_run_has_learned_from_is_not_needed_to_act(tmp_path, monkeypatch, capsys):
+def test_acting_needs_no_demonstrations(tmp_path, monkeypatch, capsys):
+    """What a run has learned from is not needed to act."""
     monkeypatch.chdir(tmp_path)
     cue(Path("demos"), 4)
     assert cli.main(["train", "dqn", CUE, "--demos", "demos", "--offline", "--max-learner-steps", "5",
                      "--run-dir", "run", *QUICK]) == 0
     Path("demos").rename("elsewhere")
     assert cli.main(["eval", "run", "--episodes", "2"]) == 0, capsys.readouterr().err
-    with pytest.raises(ConfigError, match="--learners 2 with --offline"):
-        prepare(plan_of("dqn", CUE, None, None, {"demos": "elsewhere", "offline": True, "learners": 2})).program()

@@ -79,7 +79,8 @@ def slot_of(tape, record, batch):
 
 @pytest.mark.parametrize("net", [None, LSTM], ids=["mlp", "lstm"])
 @pytest.mark.parametrize("name", GRID)
-def test_an_update_is_that_of_an_ordinary_learner_on_the_same_unroll(name, net):
+def test_update_of_an_ordinary_learner(name, net):
+    """An update is that of an ordinary learner on the same unroll."""
     role, parts = device_learner(GRID[name], net=net)
     ordinary, rng, truncated = parts.algorithm.learn(parts.seed), np.random.default_rng(0), 0
     unroll = role.unroll.play
@@ -136,7 +137,8 @@ def test_episodes_are_counted_once():
     assert (episodes, lengths) == (20, 180) and -20 <= returns <= 20
 
 
-def test_an_update_that_is_not_finite_changes_nothing():
+def test_update_that_is_not_finite():
+    """An update that is not finite changes nothing."""
     role, _ = device_learner(a2c.Config(unroll=4), ("CartPole-v1", {}))
     role._update()
     before = {name: tensor.clone() for name, tensor in role.learn.state.items()}
@@ -162,7 +164,8 @@ def test_it_learns_catch(tmp_path):
     assert returns.mean() > 0.9
 
 
-def test_it_runs_stops_resumes_and_is_evaluated_like_any_other(tmp_path, monkeypatch):
+def test_it_runs_resumes_and_is_evaluated(tmp_path, monkeypatch):
+    """It runs, stops, resumes and is evaluated like any other."""
     monkeypatch.chdir(tmp_path)
     words = ["--runtime", "inline", "--console.mode", "none", "--no-tensorboard", "--eval.episodes", "5"]
     assert cli.main(["train", "anakin", "CartPole-v1", "--run-dir", "run", "--architecture.envs-per-actor", "16", "--max-env-steps",
@@ -176,7 +179,7 @@ def test_it_runs_stops_resumes_and_is_evaluated_like_any_other(tmp_path, monkeyp
     assert cli.main(["eval", "run", "--episodes", "5"]) == 0
 
 
-def test_the_same_seed_gives_the_same_weights(tmp_path):
+def test_same_seed_gives_the_same_weights(tmp_path):
     runs = [train(tmp_path / str(k), GRID["ppo"], "device", "CartPole-v1", "inline", updates=8, seed=seed) for k, seed in
             enumerate((1, 1, 2))]
     assert runs[0].hash == runs[1].hash != runs[2].hash

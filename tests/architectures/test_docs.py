@@ -17,7 +17,8 @@ def test_there_is_a_page_for_each():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_make_sense_and_the_graph_is_the_real_one(page, capsys, tmp_path, monkeypatch):
+def test_commands_and_graphs(page, capsys, tmp_path, monkeypatch):
+    """Commands make sense and the graph is the real one."""
     text = page.read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     for command in re.findall(r"^    shoal (data record .*)$", text, re.MULTILINE):

@@ -10,7 +10,8 @@ from shoal.roles.parts import EnvSource
 from tests.architectures.graphs import train
 
 
-def test_values_are_taken_in_turns_and_leave_the_rest_alone():
+def test_values_in_turns():
+    """Values are taken in turns and leave the rest alone."""
     source = EnvSource("shoal/Catch-v0", kwargs={"rows": 6}, varied={"ball_column": (0, 3)})
     assert [dict(source.of(k).kwargs) for k in range(3)] == [{"rows": 6, "ball_column": column} for column in (0, 3, 0)]
     assert source.of(1).of(0).kwargs["ball_column"] == 3  # decided once
@@ -19,7 +20,8 @@ def test_values_are_taken_in_turns_and_leave_the_rest_alone():
     assert plain.of(4) is plain
 
 
-def test_an_architecture_without_actors_refuses_them(tmp_path):
+def test_architecture_without_actors(tmp_path):
+    """An architecture without actors refuses them."""
     with pytest.raises(ConfigError, match="vary from actor to actor"):
         train(tmp_path, "a2c", "device", EnvSource("shoal/Catch-v0", varied={"ball_column": (0, 3)}), "inline", updates=1)
 

@@ -59,7 +59,8 @@ def test_what_has_begun_is_played_to_its_end():
     assert played(Lengths, 1, 100, env_steps=1).returns.tolist() == [3.0]
 
 
-def test_an_episode_without_an_end_is_cut_off_and_counted_as_it_is():
+def test_episode_without_an_end():
+    """An episode without an end is cut off and counted as it is."""
     play = played(Endless, 2, 5, max_episode_steps=7)
     assert play.lengths.tolist() == [7, 7] and play.returns.tolist() == [7.0, 7.0] and play.unfinished == 2
     play = played(Lengths, 1, 5, max_episode_steps=10)
@@ -67,7 +68,7 @@ def test_an_episode_without_an_end_is_cut_off_and_counted_as_it_is():
 
 
 class Evaluations(Weights):
-    """Ends after so many evaluations."""
+    """Ends after this many evaluations."""
 
     def __init__(self, count):
         super().__init__(lambda control: control.total("evaluations") >= count)
@@ -79,7 +80,7 @@ class Evaluations(Weights):
             self.returns.add(control.snapshot()["evaluator-0"]["eval_return"])
 
 
-def test_slow_environments_are_evaluated_in_several_processes(tmp_path, monkeypatch):
+def test_evaluation_in_several_processes(tmp_path, monkeypatch):
     """From the second evaluation on, where cores are free; inline has none."""
     monkeypatch.setattr(module, "SLOW_SECONDS", 0.0)
     made = []

@@ -60,7 +60,8 @@ def test_replicas_are_equal_after_100_iterations(tmp_path):
     assert run.final["worker-1"]["replicas_resynchronised"] == 0
 
 
-def test_what_travels_does_not_depend_on_the_number_of_parameters(tmp_path):
+def test_traffic_is_free_of_parameters(tmp_path):
+    """What travels does not depend on the number of parameters."""
     moved = []
     for hidden in ((), (64, 64)):
         run = train(tmp_path, QUICK, "evolution", "CartPole-v1", "inline", updates=5, actors=2, net=NetConfig(hidden=hidden),
@@ -72,7 +73,7 @@ def test_what_travels_does_not_depend_on_the_number_of_parameters(tmp_path):
     assert moved[0] == moved[1] > 0
 
 
-def test_a_worker_that_has_drifted_is_resynchronised(tmp_path):
+def test_drifted_worker_is_resynchronised(tmp_path):
     clean = train(tmp_path, QUICK, "evolution", "CartPole-v1", "inline", updates=6, actors=2, **FIT)
     program, _ = draw(QUICK, "evolution", "CartPole-v1", actors=2, **FIT)
     roles = kept(program)
@@ -97,7 +98,8 @@ def test_another_noise_table_ends_the_run(tmp_path):
         go(program, "inline", tmp_path, Weights(act=lambda control: roles[1].learn.table.__dict__.update(fingerprint=1)))
 
 
-def test_a_killed_worker_leaves_no_trace_in_the_parameters(tmp_path):
+def test_killed_worker_leaves_no_trace(tmp_path):
+    """A killed worker leaves no trace in the parameters."""
     left, mark = ["worker-1", "worker-0"], [3.0]
 
     def act(control):
@@ -121,7 +123,7 @@ SMALL = ["--runtime", "inline", "--console.mode", "none", "--no-tensorboard", "-
          "--algorithm.noise-size", "50000", "--architecture.envs-per-actor", "4", "--eval.every-env-steps", "1000000"]
 
 
-def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path, monkeypatch, capsys):
+def test_resumed_run_is_the_same_run(tmp_path, monkeypatch, capsys):
     """Nothing random depends on how often a run was resumed."""
     monkeypatch.chdir(tmp_path)
     words = ["train", "es", "CartPole-v1", *SMALL]

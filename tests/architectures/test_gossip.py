@@ -36,7 +36,8 @@ def test_the_ring_table():
         assert float(x.mean()) == 1
 
 
-def test_a_skipped_receive_keeps_rows_but_not_columns():
+def test_skipped_receive():
+    """A skipped receive keeps rows but not columns."""
     listens = in_peers(4, "ring", 1, 0)
     torch.testing.assert_close(round_of(torch.tensor([0.0, 0, 0, 4]), listens, skip=(0,)), torch.tensor([0.0, 0, 0, 2]))
     P = torch.stack([round_of(column.clone(), listens, skip=(0,)) for column in torch.eye(4)], 1)
@@ -65,7 +66,8 @@ def test_rows_sum_to_one_and_deviation_contracts(graph, count, peers):
     (a2c.Config(unroll=5, normalise_observations=True), NetConfig(recurrent="lstm", lstm_size=16)),
     (ppo.Config(unroll=8, epochs=2, minibatches=2, normalise_returns=True), None),
 ], ids=["a2c lstm", "ppo"])
-def test_one_learner_alone_is_the_sequential_algorithm(config, net, tmp_path):
+def test_one_learner_is_sequential(config, net, tmp_path):
+    """One learner alone is the sequential algorithm."""
     run = train(tmp_path, config, "gossip", "CartPole-v1", "inline", net=net)
     plain = sequential(config, "CartPole-v1", updates=12, role="learner_0", net=net)
     np.testing.assert_array_equal(run.published["params"], plain.state["params"].numpy())
@@ -89,7 +91,8 @@ class Everybody(Weights):
         return float(np.linalg.norm(x - x.mean(0)))
 
 
-def test_learners_stay_together_only_if_they_gossip(tmp_path):
+def test_gossip_keeps_learners_together(tmp_path):
+    """Learners stay together only if they gossip."""
     config = a2c.Config(unroll=5, optimiser="sgd", lr=0.05)
     run = train(tmp_path, config, "gossip", "CartPole-v1", "inline", actors=3, updates=30, tau=0, watch=Everybody())
     alone = [sequential(config, "CartPole-v1", updates=30, role=f"learner_{i}").state["params"].detach().numpy() for i in range(3)]
@@ -124,7 +127,8 @@ def test_nobody_waits_for_a_slow_one_before_tau(tmp_path):
     assert 4 <= run.final["learner_0-0"]["learner_steps"] <= 8
 
 
-def test_a_killed_learner_comes_back_with_its_neighbours_parameters(tmp_path):
+def test_killed_learner(tmp_path):
+    """A killed learner comes back with its neighbour's parameters."""
     left, mark = ["learner_1-0", "learner_0-0"], [100.0]
 
     def act(control):

@@ -51,7 +51,8 @@ def test_every_pair_runs_from_the_command_line(algorithm, architecture, tmp_path
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_runs_resumes_and_is_evaluated(preset, tmp_path, monkeypatch):
+def test_every_preset(preset, tmp_path, monkeypatch):
+    """Every preset runs, resumes and is evaluated."""
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", preset, "shoal/Catch-v0", "--run-dir", "run", *QUICK]) == 0
     assert cli.main(["resume", "run", "--max-env-steps", "3000", "--console.mode", "none"]) == 0
@@ -66,7 +67,7 @@ def test_the_list_prints_the_grid(capsys):
 
 
 @pytest.mark.parametrize("algorithm, fits", [("a2c", False), ("ppo", False), ("appo", False), ("vtrace", True)])
-def test_an_unbounded_replay_is_for_v_trace_only(algorithm, fits, tmp_path, capsys):
+def test_unbounded_replay_is_for_v_trace_only(algorithm, fits, tmp_path, capsys):
     words = ["show", "--algorithm", algorithm, "--architecture", "actor_learner", "shoal/Catch-v0",
              "--architecture.buffer-slots", "8"]
     assert cli.main(words) == (0 if fits else 2)

@@ -23,7 +23,8 @@ def together(monkeypatch):
     monkeypatch.setattr(Parts, "together", True)
 
 
-def test_a_parcel_is_one_version_and_goes_into_the_same_memory():
+def test_weights_are_of_one_version():
+    """Weights that are handed over are of one version, and go into the same memory."""
     algorithm = algorithms.make(ppo.Config(normalise_observations=True), envs.describe("CartPole-v1"), NET, 4)
     learn, policy, handoff = algorithm.learn(3), algorithm.policy(), WeightHandoff()
     learn.statistics.observations.mean.fill_(0.5)
@@ -50,7 +51,9 @@ def test_a_policy_copies_device_weights():
     assert bool(device_weights.tree["params"].any())
 
 
-def test_a_run_in_which_weights_are_handed_over_is_the_same_run(tmp_path, monkeypatch):
+def test_handed_over_weights_change_nothing(tmp_path, monkeypatch):
+    """A run in which weights are handed over is the same run."""
+
     def run(folder):
         watch = train(folder, vtrace.Config(unroll=4), "central_inference", "shoal/Catch-v0", "inline", actors=2, net=NET)
         return watch.hash, watch.version, watch.wires["weights"]["bytes_moved"]
@@ -62,7 +65,7 @@ def test_a_run_in_which_weights_are_handed_over_is_the_same_run(tmp_path, monkey
     assert joined[2] == 0 < apart[2]  # the server has read nothing from the wire
 
 
-def test_server_and_learner_in_two_threads_of_one_process(together, tmp_path):
+def test_server_and_learner_in_two_threads(together, tmp_path):
     """Killed as a whole; what comes back goes on from the version that was published last."""
     program, _ = draw(vtrace.Config(unroll=4), "central_inference", "shoal/Catch-v0", actors=2, net=NET)
     assert program.place_of("inference", 0) is program.place_of("learner", 0) is program.places[central_inference.TOGETHER]

@@ -73,7 +73,7 @@ def die(*_, **__):
 
 
 class Fatal:
-    """An array in a published tree: whoever copies it dies, with the leaves before it already copied."""
+    """An array in a published tree: a process that copies it dies, with the leaves before it already copied."""
 
     def __array__(self, *_, **__):
         die()
@@ -147,7 +147,7 @@ def doomed(make, moments):
 
 
 @pytest.mark.parametrize("preset", MOMENTS)
-def test_killed_while_writing_learning_publishing_saving_evaluating_answering(preset, tmp_path):
+def test_killed_at_every_moment(preset, tmp_path):
     """Every role comes back each time, nothing is lost, no counter or version runs backwards, and it goes on learning."""
     places, versions, seen = {}, [], {}
 
@@ -207,7 +207,7 @@ def fill(path):
             os.write(file.fileno(), bytes(4096))
 
 
-def test_a_full_disk_costs_checkpoints_not_the_run(disk):
+def test_full_disk(disk):
     """While it is full the previous checkpoint stays whole and training goes on; when there is room again, so do checkpoints.
     Then it is full again, and the run ends."""
     filler, seen = disk / "filler", {}
@@ -240,7 +240,8 @@ def test_a_full_disk_costs_checkpoints_not_the_run(disk):
     assert TensorFiles().load(session.newest() / "learner-0.safetensors")
 
 
-def test_resuming_on_a_full_disk_is_one_sentence_and_changes_nothing(disk, capsys):
+def test_resuming_on_a_full_disk(disk, capsys):
+    """Resuming on a full disk is one sentence and changes nothing."""
     folder = disk / "run"
     shoal.train("a2c", "CartPole-v1", runtime="inline", max_env_steps=100, run_dir=str(folder), tensorboard=False,
                 **{"console.mode": "none", "eval.enabled": False, "net.hidden": (8,), "actors": 1})
@@ -296,7 +297,7 @@ BROKEN = {
 }
 
 
-def test_a_broken_environment_ends_the_run_by_name_step_and_value(tmp_path):
+def test_broken_environment(tmp_path):
     """One actor, and another fault in each of its lives."""
     screens = []
     with pytest.raises(RoleFailed) as caught:
@@ -311,20 +312,22 @@ def test_a_broken_environment_ends_the_run_by_name_step_and_value(tmp_path):
     assert '"stopped_by": "failure"' in (tmp_path / "run" / "summary.json").read_text()
 
 
-def test_an_environment_that_hangs_in_a_reset_is_replaced(tmp_path):
+def test_hang_in_a_reset(tmp_path):
+    """An environment that hangs in a reset is replaced."""
     session = go(tmp_path / "run", "impala", lambda: Faulty("reset", tmp_path), faults=Faults(hang_seconds=1.5),
                  until=lambda c: c.total("restarts") and c.total("episodes") > 200)
     assert session.reason == "until"
     assert re.search(r"no sign of life for [\d.]+ s; restarted \(1 so far\)", session.screen.getvalue())
 
 
-def test_an_environment_that_always_hangs_in_its_first_reset_ends_the_run(tmp_path):
+def test_hang_in_every_first_reset(tmp_path):
+    """An environment that always hangs in its first reset ends the run."""
     with pytest.raises(RoleFailed, match="died 2 times without completing a step, last: not started within 1 s"):
         go(tmp_path / "run", "impala", lambda: Faulty("first reset", tmp_path),
            faults=Faults(start_seconds=1.0, deaths_without_step=2))
 
 
-def test_an_environment_that_hangs_before_anything_starts_is_named(tmp_path):
+def test_hang_before_anything_starts(tmp_path):
     """Its spaces are looked at in the user's own process."""
 
     class Stuck(Faulty):
@@ -352,7 +355,7 @@ class NanNet(torch.nn.Module):
 
 @pytest.mark.parametrize(("env", "words"), [("CartPole-v1", "10 updates in a row had a loss or gradient that is not finite"),
                                             ("Pendulum-v1", "was given an action that is not finite: nan")])
-def test_a_policy_that_yields_nan_ends_the_run(env, words, tmp_path):
+def test_policy_that_yields_nan_ends_the_run(env, words, tmp_path):
     overrides = {"net": {"module": NanNet}, "algorithm": {"unroll": 8}}
     with pytest.raises(RoleFailed, match=words):
         go(tmp_path / "run", "impala", env, overrides=overrides)
@@ -381,7 +384,8 @@ def nan_gradients(updates):
     return change
 
 
-def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path):
+def test_update_that_is_not_finite(tmp_path):
+    """An update that is not finite is skipped and counted."""
     session = go(tmp_path / "run", "impala", "CartPole-v1", nan_gradients({3, 4, 5, *range(10, 19)}),
                  until=lambda c: c.total("learner_steps") >= 40)
     assert session.reason == "until" and session.summary["updates_skipped"] == 12
@@ -395,7 +399,8 @@ def test_ten_in_a_row_end_the_run(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------- the page
-def test_the_page_of_faults_names_tests_that_exist():
+def test_page_of_faults_names_tests():
+    """The page of faults names tests that exist."""
     tests, file = Path(__file__).parents[1], ""
     text = (tests.parent / "docs" / "faults.md").read_text(encoding="utf-8")
     named = re.findall(r"`(?:tests/)?([\w/]+\.py)?(?:::(test_\w+))?`", text)

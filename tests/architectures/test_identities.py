@@ -18,7 +18,8 @@ PAIRS = [("vtrace", "actor_learner", {"lockstep": True, "batch_slots": 1}), ("pp
 
 
 @pytest.mark.parametrize(("algorithm", "architecture", "config"), PAIRS)
-def test_inline_gives_the_same_bits_for_the_same_seed(algorithm, architecture, config, tmp_path):
+def test_inline_gives_the_same_bits(algorithm, architecture, config, tmp_path):
+    """Inline gives the same bits for the same seed."""
     first = train(tmp_path, SHORT[algorithm], architecture, "CartPole-v1", "inline", **config)
     again = train(tmp_path, SHORT[algorithm], architecture, "CartPole-v1", "inline", **config)
     other = train(tmp_path, SHORT[algorithm], architecture, "CartPole-v1", "inline", seed=8, **config)
@@ -47,7 +48,7 @@ def test_local_equals_inline_with_a_recurrent_net(tmp_path):
      {"batch_slots": 2}, {"batch_slots": 1}),
     (vtrace.Config(unroll=8, optimiser="sgd", lr=0.05), "actor_learner", {"batch_slots": 2}, {"batch_slots": 1, "one_place": True}),
 ])
-def test_two_learners_make_the_update_of_one_on_the_joined_batch(kind, algorithm, architecture, one, two, tmp_path):
+def test_two_learners_equal_one(kind, algorithm, architecture, one, two, tmp_path):
     """Two actors in lock-step: their unrolls go to one learner, or to one of two learners each."""
     single = train(tmp_path, algorithm, architecture, "CartPole-v1", kind, actors=2, lockstep=True, updates=6, **one)
     double = train(tmp_path, algorithm, architecture, "CartPole-v1", kind, actors=2, learners=2, lockstep=True, updates=6, **two)
@@ -59,7 +60,7 @@ def test_two_learners_make_the_update_of_one_on_the_joined_batch(kind, algorithm
 
 
 @pytest.mark.parametrize("kind", ["inline", "local"])
-def test_two_bundles_of_worker_and_trainer_make_the_update_of_one_trainer(kind, tmp_path):
+def test_two_bundles_equal_one_trainer(kind, tmp_path):
     """Each trainer learns from the worker in its own process, and they share gradients."""
     config = ppo.Config(unroll=8, epochs=1, minibatches=1, normalise_observations=True, optimiser="sgd", lr=0.05)
     single = train(tmp_path, config, "synchronous", "CartPole-v1", kind, actors=2, updates=6)
@@ -68,6 +69,7 @@ def test_two_bundles_of_worker_and_trainer_make_the_update_of_one_trainer(kind, 
     np.testing.assert_allclose(double.published["params"], single.published["params"], atol=1e-6)
 
 
-def test_a_learner_without_an_actor_in_its_process_is_refused(tmp_path):
+def test_learner_without_an_actor(tmp_path):
+    """A learner without an actor in its process is refused."""
     with pytest.raises(ConfigError, match="2 learners and 1 actors"):
         train(tmp_path, "vtrace", "actor_learner", "CartPole-v1", "inline", actors=1, learners=2, one_place=True)

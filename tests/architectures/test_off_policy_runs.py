@@ -14,7 +14,7 @@ from shoal.architectures import ARCHITECTURES, named
 from shoal.errors import ConfigError
 from shoal.nets import NetConfig
 from shoal.roles.replay_config import ReplayConfig
-from tests.architectures.graphs import Weights, draw, go, train
+from tests.architectures.graphs import NeverBackwards, Weights, draw, go, train
 from tests.runtime.harness import Killer, Saver
 
 PENDULUM = "Pendulum-v1"
@@ -49,7 +49,8 @@ def test_every_pair_runs_and_learns_something(case, architecture, tmp_path):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_in_turns_the_runtimes_and_the_same_seed_give_the_same_bits(case, tmp_path):
+def test_runtimes_give_the_same_bits(case, tmp_path):
+    """In turns, all runtimes give the same bits for the same seed."""
     config, env, table = CASES[case]
     runs = [train(tmp_path, config, "synchronous", env, kind, updates=40, replay=table, net=NET) for kind in ("inline", "local")]
     assert runs[0].hash == runs[1].hash
@@ -64,32 +65,26 @@ def test_between_processes(case, architecture, options, tmp_path):
     assert run.reason == "counted" and np.isfinite(run.published["params"]).all()
 
 
-def test_sac_goes_on_after_kills_and_no_counter_runs_backwards(tmp_path):
+def test_sac_goes_on_after_kills(tmp_path):
     """What a table has saved comes back with it, so its inserts are those of all its lives together."""
     config, env, table = CASES["sac"]
     victims = ("actor-0", "replay-0", "learner-0")
     program, _ = draw(config, "actor_learner", env, actors=2, replay=replace(table, checkpoint=True), net=NET)
     killer, save = Killer(victims, times=len(victims), progress="learner_steps", every=30), Saver(tmp_path, every=20)
-    highest: dict[str, float] = {}
-    versions = [0]
+    counts = NeverBackwards("env_steps", "learner_steps", "replay_inserts", "replay_samples", "samples_consumed", "episodes")
 
     def act(control):
-        for name in ("env_steps", "learner_steps", "replay_inserts", "replay_samples", "samples_consumed", "episodes"):
-            now = control.total(name)
-            assert now >= highest.get(name, 0), f"{name} ran backwards"
-            highest[name] = now
-        versions.append(control.program.wires["weights"].attach("reader", 0, 0).version)
-        assert versions[-1] >= versions[-2]
+        counts(control)
         save(control)
         killer(control)
 
     watch = go(program, "local", tmp_path, Weights(killer.done, act, seconds=240))
-    assert watch.reason == "until" and killer.kills == len(victims), (watch.reason, killer.kills, highest)
+    assert watch.reason == "until" and killer.kills == len(victims), (watch.reason, killer.kills, counts.highest)
     assert not [event for event in watch.events if event["kind"] == "error"]
-    assert highest["replay_inserts"] <= highest["env_steps"], "an item was counted twice"
+    assert counts.highest["replay_inserts"] <= counts.highest["env_steps"], "an item was counted twice"
 
 
-def test_dpg_with_one_step_uniform_draws_and_polyak_is_ddpg_bit_for_bit(tmp_path):
+def test_plain_apex_dpg_is_ddpg(tmp_path):
     """Whatever makes it Ape-X is turned off but the priorities of its actors: these are uniform draws' business no more."""
     plain = ddpg.Config(random_steps=50, target_tau=0.01)
     dpg = replace(CASES["apex_dpg"][0], n_step=1, target_tau=0.01, target_period_updates=1, importance=0.7)
@@ -102,7 +97,8 @@ def test_dpg_with_one_step_uniform_draws_and_polyak_is_ddpg_bit_for_bit(tmp_path
 
 
 @pytest.mark.parametrize("preset", ["ddpg", "td3", "sac", "apex_dpg"])
-def test_every_preset_runs_resumes_and_is_evaluated(preset, tmp_path, monkeypatch):
+def test_every_preset(preset, tmp_path, monkeypatch):
+    """Every preset runs, resumes and is evaluated."""
     monkeypatch.chdir(tmp_path)
     quick = ["--runtime", "inline", "--console.mode", "none", "--no-tensorboard", "--eval.episodes", "2", "--replay.min-size",
              "100", "--algorithm.random-steps", "100"]
@@ -122,7 +118,8 @@ def test_every_preset_runs_resumes_and_is_evaluated(preset, tmp_path, monkeypatc
     (["sac", PENDULUM, "--algorithm.target-entropy", "1"], "has the wrong sign"),
     (["sac", PENDULUM, "--algorithm.alpha", "-1"], "--algorithm.alpha is -1"),
     (["sac", PENDULUM, "--net.recurrent", "lstm"], "which have no past")])
-def test_bad_input_is_answered_with_a_sentence_and_nothing_is_written(words, said, capsys, tmp_path, monkeypatch):
+def test_bad_input(words, said, capsys, tmp_path, monkeypatch):
+    """Bad input is refused with one sentence, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", *words]) == 2
     err = capsys.readouterr().err

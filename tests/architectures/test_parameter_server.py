@@ -35,7 +35,7 @@ BARE = {"shards": 1, "max_staleness": 0, "outlier_width": None}
 
 # ---------------------------------------------------------------------------------------------- identities
 @pytest.mark.parametrize("kind", ["inline", "local"])
-def test_one_bundle_is_dqn_with_adagrad_bit_for_bit(kind, tmp_path):
+def test_one_bundle_is_dqn_with_adagrad(kind, tmp_path):
     """No gradient of the only learner is ever old; the target net is the server's, and its actor has every update it waited for."""
     alone = train(tmp_path, PLAIN, "synchronous", CATCH, "inline", updates=60, replay=TURNS)
     bundle = train(tmp_path, PLAIN, "parameter_server", CATCH, kind, updates=60, replay=TURNS, **BARE)
@@ -81,7 +81,9 @@ def test_slices_cover_the_vector_once():
 
 
 # ---------------------------------------------------------------------------------------------- what is refused
-def test_the_gradients_of_a_laggard_are_refused_and_counted(tmp_path):
+def test_gradients_of_a_laggard(tmp_path):
+    """The gradients of a laggard are refused and counted."""
+
     def run(limit):
         program, _ = draw(PLAIN, "parameter_server", CATCH, actors=2, replay=TURNS, shards=1, max_staleness=limit)
         program.nodes["learner"].role = with_laggard(1)
@@ -96,7 +98,7 @@ def test_the_gradients_of_a_laggard_are_refused_and_counted(tmp_path):
     assert inserted - 32 <= strict.published["progress"][0] <= inserted, "steps of refused gradients count too"
 
 
-def test_a_refused_gradient_is_refused_by_all_shards(tmp_path):
+def test_refused_by_all_shards(tmp_path):
     """Two bundles in turn, and no gradient may be old: of each pair one is refused, and never half of it applied."""
     roles = {}
 
@@ -129,7 +131,8 @@ def test_outliers_are_kept_back_and_counted(tmp_path):
     assert inserted - 64 <= done.published["progress"][0] <= inserted, "steps of gradients that were kept back count too"
 
 
-def test_a_learner_remembers_which_losses_are_usual(tmp_path):
+def test_usual_losses_are_remembered(tmp_path):
+    """A learner remembers which losses are usual."""
     _, parts = draw(PLAIN, "parameter_server", CATCH, replay=TURNS)
 
     class Me:
@@ -145,7 +148,8 @@ def test_a_learner_remembers_which_losses_are_usual(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints, kills
-def test_a_slice_goes_on_from_its_checkpoint_bit_for_bit():
+def test_checkpoint_of_a_slice():
+    """A slice goes on from its checkpoint bit for bit."""
     _, parts = draw(PLAIN, "parameter_server", CATCH, replay=TURNS)
     cut = slice(64, 256)
 
@@ -168,7 +172,8 @@ def test_a_slice_goes_on_from_its_checkpoint_bit_for_bit():
     assert not np.array_equal(first.arrays()["learn/target"], shard().arrays()["learn/target"])
 
 
-def test_a_policy_is_put_together_from_the_slices_of_a_checkpoint(tmp_path):
+def test_policy_of_all_slices(tmp_path):
+    """A policy is put together from the slices of a checkpoint."""
     _, parts = draw(PLAIN, "parameter_server", CATCH, replay=TURNS)
     learn = parts.algorithm.learn(3)
     with torch.no_grad():
@@ -183,7 +188,8 @@ def test_a_policy_is_put_together_from_the_slices_of_a_checkpoint(tmp_path):
     assert published["progress"][:2].tolist() == [70, 30]
 
 
-def test_kill_9_of_the_server_a_shard_and_a_bundle_and_it_goes_on(tmp_path):
+def test_kill_9_of_server_shard_and_bundle(tmp_path):
+    """The run goes on after kill -9 of the server, a shard and a bundle."""
     program, _ = draw(PLAIN, "parameter_server", CATCH, actors=2, replay=replace(TURNS, checkpoint=True), shards=2,
                       max_staleness=20)
     program.store = Files()
@@ -206,7 +212,7 @@ def test_kill_9_of_the_server_a_shard_and_a_bundle_and_it_goes_on(tmp_path):
     assert saved["learn/updates"][0] > 10 and (saved["learn/adagrad.square"] != PLAIN.adagrad_start).any()
 
 
-def test_shards_refresh_their_targets_with_the_same_gradient_after_a_restore(tmp_path):
+def test_targets_after_a_restore(tmp_path):
     """A shard that goes on from a checkpoint keeps to the first shard's count, not to its own."""
     roles, saved, seen, refreshed = {}, {}, {}, {"server": [], "shard_1": []}
 
@@ -267,14 +273,15 @@ def test_both_algorithms_run_with_either_replay(algorithm, mode, kind, tmp_path)
     (["--algorithm", "dqn", "--replay.publish-updates", "4"], "after every update"),
     (["--algorithm", "dqn", "--architecture.table", "global", "--replay.tolerance", "5"], "could block both sides"),
 ])
-def test_what_makes_no_sense_is_refused_before_anything_starts(words, sentence, capsys):
+def test_senseless_options(words, sentence, capsys):
+    """What makes no sense is refused before anything starts."""
     assert cli.main(["show", "--architecture", "parameter_server", *words, CATCH, "--actors", "2"]) == 2
     assert sentence in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("change", "sentence"), [
     ({"architecture.shards": 3}, "in 2 slices; leave out --architecture.shards 3"), ({"net.hidden": (8,)}, "what changes it")])
-def test_a_run_goes_on_with_the_slices_that_it_has(change, sentence, tmp_path):
+def test_resumed_with_its_slices(change, sentence, tmp_path):
     """Refused before anything is written: without the change it goes on."""
     quiet = {"console.mode": "none", "tensorboard": False, "runtime": "inline", "replay.min_size": 100, "eval.episodes": 2}
     first = shoal.train("gorila", CATCH, run_dir=str(tmp_path / "run"), max_env_steps=300, **quiet)

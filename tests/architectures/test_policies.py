@@ -48,7 +48,8 @@ def weights_after(program, updates):
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
-def test_one_policy_among_several_is_the_plain_program(lockstep):
+def test_one_policy_is_the_plain_program(lockstep):
+    """One policy among several is the plain program."""
     parts = parts_of()
     several = Parts(parts.algorithm, ENV, 4, actors=2, eval=parts.eval, policies=NamedPolicies(
         (NamedPolicy("solo", 0, parts),), lambda agent, episode: "solo"))

@@ -19,7 +19,8 @@ T, SEATS = 5, 4
 
 
 @pytest.mark.parametrize("net", [None, NetConfig(recurrent="lstm", lstm_size=16)], ids=["mlp", "lstm"])
-def test_one_of_each_and_a_queue_of_one_is_the_sequential_algorithm(net, tmp_path):
+def test_one_of_each_is_sequential(net, tmp_path):
+    """One of each and a queue of one is the sequential algorithm."""
     config = a2c.Config(unroll=T, normalise_observations=True)
     run = train(tmp_path, config, "predictor_trainer", "CartPole-v1", "inline", net=net)
     plain = sequential(config, "CartPole-v1", updates=12, net=net, env_seed=stream_of(7, "agent", "environments").integers(2**31),
@@ -62,7 +63,7 @@ def test_replies_never_cross(net, kind, tmp_path):
     assert 0 <= asked["asked"] - asked["answered"] <= 3  # each agent has at most one question open
 
 
-def test_every_step_is_trained_on_or_waits_or_is_under_way(tmp_path):
+def test_no_step_is_lost(tmp_path):
     """Conservation, with environments whose every row is a decision."""
     run = collect(tmp_path, "inline", length=10**6)
     agents = [run.final[f"agent-{i}"] for i in range(3)]
@@ -74,7 +75,8 @@ def test_every_step_is_trained_on_or_waits_or_is_under_way(tmp_path):
     assert sum(agent["env_steps"] for agent in agents) == rows * (unrolls["consumed"] + unrolls["occupied"]) + sum(under_way)
 
 
-def test_every_request_that_is_pending_is_answered_together(tmp_path):
+def test_pending_requests_in_one_batch(tmp_path):
+    """Every request that is pending is answered together."""
     run = train(tmp_path, a2c.Config(unroll=T), "predictor_trainer", "CartPole-v1", "inline", actors=4)
     assert run.final["predictor-0"]["inference_batch/max"] == 4 * SEATS
 
@@ -101,7 +103,8 @@ class Plant:
         return 100 - (numbers["agent"] - 5) ** 2 - 3 * (numbers["predictor"] - 2) ** 2 - 2 * (numbers["trainer"] - 3) ** 2
 
 
-def test_the_adjuster_climbs_from_one_of_each_and_keeps_what_is_better():
+def test_adjuster_climbs():
+    """The adjuster climbs from one of each and keeps what is better."""
     limits = {"agent": (1, 8), "predictor": (1, 4), "trainer": (1, 4)}
     adjuster, plant = Adjuster({"agent": 1, "predictor": 1, "trainer": 1}, limits, np.random.default_rng(0)), Plant()
     numbers = adjuster.kept
@@ -114,7 +117,8 @@ def test_the_adjuster_climbs_from_one_of_each_and_keeps_what_is_better():
     assert before >= 0.95 * 100
 
 
-def test_what_trains_slower_is_taken_back_and_measured_again():
+def test_slower_change_is_taken_back():
+    """What trains slower is taken back and measured again."""
     adjuster = Adjuster({"agent": 3}, {"agent": (1, 8)}, np.random.default_rng(1))
     tried = adjuster.hear(10.0)
     assert adjuster.kept == {"agent": 3}
@@ -125,7 +129,8 @@ def test_what_trains_slower_is_taken_back_and_measured_again():
 
 
 @pytest.mark.parametrize("kind", ["inline", "local"])
-def test_the_coordinator_changes_the_numbers_of_a_running_program(kind, tmp_path):
+def test_numbers_of_a_running_program(kind, tmp_path):
+    """The coordinator changes the numbers of a running program."""
     watch = Weights(until=lambda control: len(watch.texts("scale")) >= 5, seconds=20)
     run = train(tmp_path, a2c.Config(unroll=T), "predictor_trainer", "CartPole-v1", kind, actors=2, updates=None, watch=watch,
                 adjust_seconds=0.5, most_agents=3, most_threads=2)
@@ -135,7 +140,8 @@ def test_the_coordinator_changes_the_numbers_of_a_running_program(kind, tmp_path
 
 
 @pytest.mark.parametrize("victim", ["agent-1", "model"])
-def test_a_killed_agent_or_model_comes_back_and_training_goes_on(victim, tmp_path):
+def test_killed_agent_or_model(victim, tmp_path):
+    """A killed agent or model comes back and training goes on."""
     left, mark = [victim], [100.0]
 
     def act(control):

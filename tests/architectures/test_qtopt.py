@@ -14,11 +14,14 @@ import shoal
 from shoal import algorithms, cli, envs
 from shoal.algorithms import qtopt
 from shoal.envs.experts import explore_grasps
+from shoal.errors import ConfigError
 from shoal.learning import Progress
 from shoal.nets import NetConfig
+from shoal.offline import open_demos
 from shoal.roles.learner import Learner
 from shoal.roles.log_reader import LogReader
 from shoal.roles.parts import EnvSource, Parts
+from shoal.roles.recorded_env import check_log
 from shoal.roles.relabel import Relabel, ShareRamp
 from shoal.roles.replay import Replay
 from shoal.roles.replay_config import ReplayConfig
@@ -27,8 +30,8 @@ from shoal.runtime import Program
 from shoal.runtime.instance import RoleContext
 from shoal.slots import InlineAllocator, leaves
 from shoal.telemetry.outputs import read_lines
-from tests.architectures.graphs import COUNTS, Weights, counted, draw, go
-from tests.architectures.test_replay_role import Consumer, FakeParts, Producer, done
+from tests.architectures.graphs import COUNTS, NeverBackwards, Weights, counted, draw, go
+from tests.architectures.replay_table import Consumer, FakeParts, Producer, done
 from tests.offline.recordings import recorded
 from tests.runtime.harness import Files, Killer, Saver
 
@@ -86,7 +89,8 @@ class Spy(Relabel):
         return items, keys
 
 
-def test_online_both_tables_are_drawn_from_and_env_steps_reach_the_learner(logs, tmp_path):
+def test_online_draws_from_both_tables(logs, tmp_path):
+    """Online, both tables are drawn from, and env_steps reach the learner."""
     program = stopped_after(drawn(logs, online_start=0.2, online_final=0.6, online_updates=100, online_after=0), 300)
     program.nodes["updater"].role, Spy.seen = Spy, []
     watch = ran(program, tmp_path)
@@ -100,25 +104,27 @@ def test_online_both_tables_are_drawn_from_and_env_steps_reach_the_learner(logs,
     assert 0 < learned <= acted and learned >= acted - 200, "all but what is still on its way"
 
 
-def test_without_a_recording_updaters_draw_from_the_actors_alone(tmp_path):
+def test_without_a_recording(tmp_path):
+    """Without a recording updaters draw from the actors alone."""
     program = stopped_after(drawn(updaters=2), 40)
     assert "replay_offline" not in program.nodes and program.nodes["updater"].most == 2
     watch = ran(program, tmp_path)
     assert watch.reason == "counted" and Progress.of(watch.published["progress"]).env_steps > 0
 
 
-def test_the_same_seed_gives_the_same_weights(logs, tmp_path):
+def test_same_seed_gives_the_same_weights(logs, tmp_path):
     one, other = (ran(stopped_after(drawn(logs), 40), tmp_path / str(k)) for k in range(2))
     assert one.hash == other.hash
 
 
-def test_the_share_rises_from_where_actors_began():
+def test_share_rises_from_where_actors_began():
     ramp = ShareRamp(0.01, 0.5, 3000, after=5000)
     shares = [ramp.at(Progress(0, updates)) for updates in (0, 5000, 6500, 8000, 20000)]
     assert shares == pytest.approx([0.01, 0.01, 0.255, 0.5, 0.5])
 
 
-def test_relabelled_items_carry_the_key_of_the_item_they_were_made_of(logs, tmp_path):
+def test_keys_of_relabelled_items(logs, tmp_path):
+    """Relabelled items carry the key of the item they were made of."""
     kept = {}
 
     class Keeper(Replay):
@@ -134,7 +140,8 @@ def test_relabelled_items_carry_the_key_of_the_item_they_were_made_of(logs, tmp_
 
 
 # ---------------------------------------------------------------------------------------------- who counts
-def test_a_reader_that_does_not_count_takes_neither_env_steps_nor_its_share_of_the_limiter():
+def test_uncounted_reader():
+    """A reader that does not count takes neither env_steps nor its share of the limiter."""
     config = ReplayConfig(capacity=100, min_size=10, batch_size=4, insert_batch=10, samples_per_insert=1.0, tolerance=14)
     program, parts = Program("t", store=Files()), FakeParts(config, 1)
     inserts, samples = replay_wires(program, parts)
@@ -194,11 +201,13 @@ def stream_of(logs, seed, inserts=30):
     return digest.hexdigest()
 
 
-def test_the_same_logs_and_seed_give_the_same_stream(logs):
+def test_same_logs_and_seed(logs):
+    """The same logs and seed give the same stream."""
     assert stream_of(logs, 1) == stream_of(logs, 1) != stream_of(logs, 2)
 
 
-def test_transitions_of_a_log_never_reach_into_another_episode(logs):
+def test_transitions_stay_in_their_episode(logs):
+    """Transitions of a log never reach into another episode."""
     source = EnvSource(GRASP)
     parts = Parts(algorithms.make(ALGORITHM, envs.describe(GRASP), NET, 4), source, 4, replay=SMALL)
     reader = LogReader(SimpleNamespace(index=0, incarnation=0, stats=SimpleNamespace(add=lambda *_: None)), parts, logs,
@@ -211,29 +220,47 @@ def test_transitions_of_a_log_never_reach_into_another_episode(logs):
         assert np.allclose(following[:, 4], now[:, 4] + 0.1)
 
 
+# ---------------------------------------------------------------------------------------------- collectors that write logs
+def test_what_a_killed_collector_has_logged_can_be_read_and_its_successor_adds_to_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("shoal.offline.demo_folder.FLUSH_SECONDS", 0.0)  # a file for every few episodes
+    logs, killer, known = tmp_path / "collected", Killer(("actor-0",), 1, progress="recorded_episodes", every=40), []
+
+    def act(control):
+        if killer.kills and not known:
+            known.append(open_demos(logs).info.episodes)
+        killer(control)
+
+    watch = go(drawn(record=str(logs)), "local", tmp_path, Weights(killer.done, act, seconds=240))
+    assert watch.reason == "until" and killer.kills == 1
+    demos = open_demos(logs)
+    whole = list(demos.episodes())
+    assert len(whole) == demos.info.episodes > known[0] > 0
+    assert [made["incarnation"] for made in demos.info.made] == [0, 1]
+    for number in (0, known[0], len(whole) - 1):
+        assert np.array_equal(demos.episode(number).observation, whole[number].observation)
+    assert len(stream_of(str(logs), 1)) == 64, "a log reader plays it"
+    with pytest.raises(ConfigError, match="holds recordings of shoal/PointGrasp-v0, not of Pendulum-v1; give another folder"):
+        check_log(str(logs), EnvSource("Pendulum-v1"))
+
+
 # ---------------------------------------------------------------------------------------------- kills
 VICTIMS = ("updater-0", "replay_train-0", "log_reader-0", "replay_offline-0", "replay_online-0", "actor-0", "learner-0")
 
 
 @pytest.mark.parametrize("victims", [VICTIMS[:3], pytest.param(VICTIMS * 2, marks=pytest.mark.slow)], ids=["some", "all"])
-def test_training_goes_on_after_a_kill_and_no_counter_runs_backwards(victims, logs, tmp_path):
+def test_training_goes_on_after_kills(victims, logs, tmp_path):
+    """Training goes on after a kill and no counter runs backwards."""
     killer, save = Killer(victims, times=len(victims), progress="learner_steps", every=40), Saver(tmp_path, every=50)
-    highest: dict[str, float] = {}
-    versions = [0]
+    counts = NeverBackwards("env_steps", "learner_steps", "relabelled", "log_episodes", "replay_train_inserts",
+                            "replay_online_inserts", "replay_offline_samples")
 
     def act(control):
-        for name in ("env_steps", "learner_steps", "relabelled", "log_episodes", "replay_train_inserts", "replay_online_inserts",
-                     "replay_offline_samples"):
-            now = control.total(name)
-            assert now >= highest.get(name, 0), f"{name} ran backwards"
-            highest[name] = now
-        versions.append(control.program.wires["weights"].attach("reader", 0, 0).version)
-        assert versions[-1] >= versions[-2]
+        counts(control)
         save(control)
         killer(control)
 
     watch = go(drawn(logs, updaters=2), "local", tmp_path, Weights(killer.done, act, seconds=240))
-    assert watch.reason == "until" and killer.kills == len(victims), (watch.reason, killer.kills, highest)
+    assert watch.reason == "until" and killer.kills == len(victims), (watch.reason, killer.kills, counts.highest)
     assert not [event for event in watch.events if event["kind"] == "error"]
     assert sum(page["restarts"] for page in watch.final.values()) >= len(victims)
 
@@ -282,7 +309,8 @@ def test_record_learn_offline_then_go_online(tmp_path, monkeypatch, capsys):
     (["data", "record", "scripted", "CartPole-v1"], "CartPole-v1 has no registered expert"),
     (["data", "record", "skripted", GRASP], "did you mean scripted"),
 ])
-def test_what_does_not_fit_is_refused_in_a_sentence(words, sentence, tmp_path, monkeypatch, capsys):
+def test_what_does_not_fit(words, sentence, tmp_path, monkeypatch, capsys):
+    """What does not fit is refused with one sentence."""
     monkeypatch.chdir(tmp_path)
     if "cue" in words:
         recorded(tmp_path / "cue", "shoal/CueLure-v0", 4)

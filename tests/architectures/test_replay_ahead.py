@@ -46,7 +46,8 @@ def run(tmp_path, algorithm, role, replay, updates=40, kind="inline", architectu
 
 
 @pytest.mark.parametrize(("architecture", "algorithm"), [("actor_learner", APEX), ("actor_learner", R2D2), ("synchronous", APEX)])
-def test_who_has_no_batch_to_go_on_with_waits_and_learns_as_ever(architecture, algorithm, tmp_path, monkeypatch):
+def test_without_a_batch_ahead(architecture, algorithm, tmp_path, monkeypatch):
+    """A learner without a batch ahead waits, and learns as ever."""
     monkeypatch.setattr(ReplaySampler, "waiting", lambda self: False)
     table = replace(RATIO, exponent=0.0, insert_batch=4)  # priorities that differ in the last digit would change the draw
     roles = (Learner, Ahead)
@@ -58,7 +59,8 @@ def test_who_has_no_batch_to_go_on_with_waits_and_learns_as_ever(architecture, a
 
 
 @pytest.mark.parametrize("replay", [FREE, replace(RATIO, publish_updates=3)], ids=["free", "ratio"])
-def test_every_batch_is_told_of_once_in_order_and_at_most_one_late(replay, tmp_path):
+def test_each_batch_is_reported_once(replay, tmp_path):
+    """Every batch is reported once, in order, and at most one late."""
     events, learned, drawn, heard = [], [], [], []
 
     class Noting(Ahead):
@@ -106,13 +108,16 @@ def test_every_batch_is_told_of_once_in_order_and_at_most_one_late(replay, tmp_p
     assert 1 + (made - 1) // each <= watch.version <= 1 + made // each
 
 
-def test_with_processes_it_runs_and_what_it_learned_is_published(tmp_path):
+def test_it_publishes_with_processes(tmp_path):
+    """With processes it runs and what it learned is published."""
     watch, _ = run(tmp_path, R2D2, Ahead, FREE, updates=60, kind="local")
     assert watch.reason == "counted" and np.isfinite(watch.published["params"]).all() and watch.version >= 60
     assert watch.final["learner-0"]["loss"] > 0 and watch.final["replay-0"]["priority_updates"] > 55 * FREE.batch_size * 0.5
 
 
-def test_updates_that_are_not_finite_are_noticed_and_end_the_run(tmp_path):
+def test_updates_that_are_not_finite(tmp_path):
+    """Updates that are not finite are noticed and end the run."""
+
     class Broken(Ahead):
         async def _update(self, batch):
             batch["reward"][:] = np.nan

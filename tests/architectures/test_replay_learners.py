@@ -21,7 +21,8 @@ PLAIN = dqn.Config(double=False, epsilon_steps=500, target_period_updates=10, op
 TABLE = ReplayConfig(capacity=400, min_size=64, batch_size=16, insert_batch=10, samples_per_insert=8.0, exponent=0.0)
 
 
-def test_two_learners_make_the_update_of_their_joined_batch(tmp_path):
+def test_two_learners_equal_one(tmp_path):
+    """Two learners make the update of their joined batch."""
     seen = {0: [], 1: []}
 
     class Noting(Learner):

@@ -20,7 +20,7 @@ from shoal.roles.replay_memory import FIRST_LOOK, SLOT_BYTES, MemoryForecast, ca
 from shoal.roles.replay_wires import Block, items_layout, store, stored_columns
 from shoal.slots import Field, Layout
 from tests.architectures.graphs import go, train
-from tests.architectures.test_replay_role import ITEM, program_of
+from tests.architectures.replay_table import ITEM, program_of
 from tests.runtime.harness import Watch
 
 SIDE, SOME = 64, 10
@@ -65,7 +65,8 @@ def test_images_are_compressed_and_nothing_else():
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_the_same_bits_come_out_whatever_the_compression(compression):
+def test_same_bits_with_any_compression(compression):
+    """The same bits come out whatever the compression."""
     plain, small = table_of("none", 300), table_of(compression, 300)
     for _ in range(5):
         assert (batch_of(plain, 64) == batch_of(small, 64)).all()
@@ -88,7 +89,8 @@ def test_what_was_removed_is_given_back():
 
 
 @pytest.mark.parametrize("items", [ITEM, FRAMES])
-def test_what_is_counted_for_a_full_table_is_what_it_takes(items):
+def test_bytes_of_a_full_table(items):
+    """What is counted for a full table is what it takes."""
     columns, config = stored_columns(items), ReplayConfig(capacity=25 * SOME, insert_batch=SOME, compression="none")
     core = Core([replay.Table("t", replay.Prioritized(0.6), replay.Fifo(), max_size=config.capacity, limiter=replay.MinSize(1))])
     for _ in range(30):
@@ -99,7 +101,7 @@ def test_what_is_counted_for_a_full_table_is_what_it_takes(items):
     assert table_bytes(columns, replace(config, checkpoint=True)) == table_bytes(columns, config), "it is saved without a copy"
 
 
-def test_a_slot_takes_no_more_than_is_counted():
+def test_slot_takes_no_more_than_is_counted():
     core = Core([replay.Table("t", replay.Prioritized(0.6), replay.Fifo(), max_size=100_000, limiter=replay.MinSize(1))])
     columns = stored_columns(Layout({"x": Field((1,), "f4")}))
     for _ in range(110):
@@ -117,7 +119,8 @@ def test_the_largest_capacity_that_fits(shards):
     assert full(most) <= 10**9 < full(most + 1)
 
 
-def test_a_table_that_a_run_cannot_fill_counts_for_what_it_can():
+def test_table_that_is_never_full():
+    """A table that a run cannot fill counts for what it can."""
     config = ReplayConfig(capacity=10**6, insert_batch=SOME, compression="none")
     assert table_bytes(COLUMNS, config, 20_000) == table_bytes(COLUMNS, replace(config, capacity=20_000))
     assert table_bytes(COLUMNS, config, 10**7) == table_bytes(COLUMNS, config) == table_bytes(COLUMNS, config, None)
@@ -139,7 +142,8 @@ def grown(config, each, free, together=1, upto=10**6, budget=None):
     return said
 
 
-def test_a_table_that_will_not_fit_is_told_of_once_and_long_before():
+def test_warning_comes_once_and_early():
+    """A table that will not fit is reported once, and long before."""
     config = ReplayConfig(capacity=2_000_000)
     ((size, text),) = grown(config, 10_000, 10**10)  # a million items fit
     assert size <= FIRST_LOOK and re.search("5,000 items take 0.05 GB, .* full table would take 20 GB, and 9.95 GB are free", text)
@@ -150,7 +154,8 @@ def test_a_table_that_will_not_fit_is_told_of_once_and_long_before():
     assert not grown(config, 10_000, 10**10, budget=fits), "a run that ends before the table is full"
 
 
-def test_large_items_are_told_of_before_there_are_many():
+def test_warning_for_large_items():
+    """Large items are reported before there are many."""
     ((size, _),) = grown(ReplayConfig(capacity=100_000), 3_500_000, 20 * 10**9, upto=3_000)
     assert size * 3_500_000 < 0.03 * 20e9, "after a few per cent of the memory"
 
@@ -164,7 +169,8 @@ def test_items_that_grow_are_told_of_later():
         assert len(said) == told
 
 
-def test_shards_on_one_machine_share_its_memory_and_others_do_not():
+def test_shards_share_a_machines_memory():
+    """Shards on one machine share its memory; others do not."""
     config = ReplayConfig(capacity=2_000_000, shards=4)
     ((_, text),) = grown(config, 10_000, 10**10, together=4)
     assert "full table would take 20 GB" in text and "--replay.capacity 900000 or fewer" in text
@@ -180,7 +186,7 @@ def test_the_role_says_it_to_the_event_log(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("spread", [False, True])
-def test_one_of_several_shards_speaks_for_the_memory_that_they_share(spread, tmp_path, monkeypatch):
+def test_one_shard_warns_for_all(spread, tmp_path, monkeypatch):
     """Full, each takes 43 MB. There is room for one of them."""
     monkeypatch.setattr(role, "free_memory", lambda: 65 * 10**6)
     config = ReplayConfig(capacity=20_000, min_size=100, batch_size=16, insert_batch=10, samples_per_insert=4.0, compression="none",
@@ -221,7 +227,8 @@ LITTLE = {"capacity": 200, "min_size": 32, "batch_size": 8, "insert_batch": 4, "
 @pytest.mark.parametrize(("algorithm", "net"), [
     (dqn.Config(n_step=3, target_period_updates=5), {}),
     (r2d2.Config(burn_in=2, length=4, stride=2, target_period_updates=5), {"recurrent": "lstm", "lstm_size": 8})])
-def test_training_gives_the_same_weights_with_and_without_compression(algorithm, net, tmp_path):
+def test_same_weights_with_compression(algorithm, net, tmp_path):
+    """Training gives the same weights with and without compression."""
     runs = [train(tmp_path, algorithm, "actor_learner", Screen, "inline", updates=6,
                   net=NetConfig(torso="nature", **net), envs_per_actor=2, replay=ReplayConfig(**LITTLE, compression=kind))
             for kind in ("none", "auto", "zstd")]

@@ -44,7 +44,7 @@ def test_each_observation_counts_once(name, tmp_path):
     assert np.abs(watch.published["norm"]["mean"] - mean).max() < 0.2 and (watch.published["norm"]["scale"] > 0).all()
 
 
-def test_a_parameter_server_counts_each_once_also_with_gradients_that_are_not_applied(tmp_path):
+def test_parameter_server_counts_once(tmp_path):
     """Of two learners and shards; some gradients are refused for their age, some are never sent for their loss."""
     seen = []
 

@@ -16,7 +16,7 @@ from shoal.roles.replay_endpoints import ReplayInserter, ReplaySampler, deal, sh
 from shoal.runtime.instance import RoleContext
 from shoal.slots import InlineAllocator
 from tests.architectures.graphs import draw, go, train
-from tests.architectures.test_replay_role import SMALL, FakeParts, done, program_of
+from tests.architectures.replay_table import SMALL, FakeParts, done, program_of
 from tests.runtime.harness import Killer, Saver, Watch
 
 CATCH = "shoal/Catch-v0"
@@ -25,7 +25,8 @@ CATCH = "shoal/Catch-v0"
 # ---------------------------------------------------------------------------------------------- the draw
 @pytest.mark.parametrize("masses", [(1.0, 1.0), (0.1, 7.3), (1.0, 2.0, 3.5), (0.0, 4.0, 0.2, 0.1), (5.0,) * 7,
                                     (1e-9, 1.0, 1.0, 900.0)])
-def test_parts_of_a_batch_are_exact_on_average_and_never_too_large(masses):
+def test_parts_of_a_batch(masses):
+    """Parts of a batch are exact on average and never too large."""
     config = ReplayConfig(batch_size=37, shards=len(masses))
     share = shares(np.array(masses), np.ones(len(masses), np.int64), 37, config.most_drawn)
     counts = np.array([deal(share, 37, offset) for offset in (np.arange(4000) + 0.5) / 4000])
@@ -37,7 +38,8 @@ def test_parts_of_a_batch_are_exact_on_average_and_never_too_large(masses):
         np.testing.assert_allclose(share, proportional)
 
 
-def test_without_masses_sizes_count_and_without_either_all_are_alike():
+def test_parts_without_masses():
+    """Without masses the sizes count; without either all shards are alike."""
     assert shares(np.zeros(2), np.array([30, 10]), 8, 8).tolist() == [0.75, 0.25]
     assert shares(np.zeros(4), np.zeros(4, np.int64), 8, 4).tolist() == [0.25] * 4
 
@@ -108,7 +110,8 @@ def chi_square(counts, expected):
 
 
 @pytest.mark.parametrize(("shards", "exponent"), [(2, 0.7), (3, 0.7), (2, 0.0)])
-def test_items_are_drawn_as_from_one_table_and_their_probabilities_say_so(shards, exponent):
+def test_draws_as_from_one_table(shards, exponent):
+    """Items are drawn as from one table and their probabilities say so."""
     table, priority = filled(shards, exponent)
     _, first = table.take()  # nobody knows of any mass yet: even parts, and the probabilities of that
     within = np.array([priority[n] ** exponent for n in first["id"].tolist()])
@@ -128,7 +131,8 @@ def test_items_are_drawn_as_from_one_table_and_their_probabilities_say_so(shards
         assert chi_square(counts, even * total) > free + 20 * spread
 
 
-def test_priorities_go_back_to_the_shard_that_the_item_came_from():
+def test_priorities_return_to_their_shard():
+    """Priorities go back to the shard that the item came from."""
     table, priority = filled()
     for _ in range(40):
         keys, batch = table.take()
@@ -145,7 +149,8 @@ def test_priorities_go_back_to_the_shard_that_the_item_came_from():
 
 # ---------------------------------------------------------------------------------------------- the rate
 @pytest.mark.parametrize(("kind", "shards"), [("inline", 3), ("local", 2)])
-def test_items_come_back_whole_and_the_rate_is_that_of_the_whole(kind, shards, tmp_path):
+def test_items_and_rate(kind, shards, tmp_path):
+    """Items come back whole and the rate is that of the whole."""
     config = replace(SMALL, shards=shards)
     watch = go(program_of(config), kind, tmp_path, Watch(lambda c: c.total("learner_steps") >= 250, seconds=60))
     assert watch.reason == "until"
@@ -160,7 +165,8 @@ def test_items_come_back_whole_and_the_rate_is_that_of_the_whole(kind, shards, t
     assert samples - 3 * config.batch_size <= updates <= samples
 
 
-def test_an_actor_alone_fills_all_shards_and_passes_over_one_that_does_not_answer():
+def test_one_actor_fills_all_shards():
+    """An actor alone fills all shards and passes over one that does not answer."""
     table = Shards(3, capacity=100, min_size=3, batch_size=4, insert_batch=2)
     for _ in range(3):
         slot = done(table.inserts.slot())
@@ -180,7 +186,7 @@ def test_an_actor_alone_fills_all_shards_and_passes_over_one_that_does_not_answe
 
 # ---------------------------------------------------------------------------------------------- deaths and checkpoints
 @pytest.mark.parametrize("checkpoint", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_kill_9_of_a_shard_and_the_others_keep_what_they_have(checkpoint, tmp_path):
+def test_kill_9_of_a_shard(checkpoint, tmp_path):
     """Without a checkpoint it comes back empty: it is filled up while the others are held back by the rate, and nobody waits for
     ever."""
     config = ReplayConfig(capacity=3000, min_size=90, batch_size=16, insert_batch=10, samples_per_insert=4.0, shards=3,
@@ -200,7 +206,8 @@ def test_kill_9_of_a_shard_and_the_others_keep_what_they_have(checkpoint, tmp_pa
     assert watch.final["replay-0"]["replay_size"] >= config.part(config.min_size)
 
 
-def test_every_shard_is_saved_and_filled_again_by_itself(tmp_path):
+def test_every_shard_is_saved(tmp_path):
+    """Every shard is saved and filled again by itself."""
     config = ReplayConfig(capacity=400, min_size=60, batch_size=16, insert_batch=10, samples_per_insert=4.0, shards=2,
                           checkpoint=True)
     folder, asked = tmp_path / "save", []
@@ -234,7 +241,8 @@ TABLE = ReplayConfig(capacity=600, min_size=64, batch_size=16, insert_batch=10, 
     ("actor_learner", {"actors": 2}), ("actor_learner", {"actors": 1, "learners": 2}), ("central_inference", {"actors": 2}),
     ("parameter_server", {"actors": 2, "table": "global"}),
 ])
-def test_every_architecture_with_one_table_may_have_it_in_shards(architecture, options, tmp_path):
+def test_every_architecture_with_a_table(architecture, options, tmp_path):
+    """Every architecture with one table may have it in shards."""
     hashes = []
     for _ in range(2):
         watch = train(tmp_path, dqn.Config(epsilon_steps=500), architecture, CATCH, "inline", updates=20, replay=TABLE, **options)
@@ -247,12 +255,14 @@ def test_every_architecture_with_one_table_may_have_it_in_shards(architecture, o
     ("synchronous", {}, "take turns at one table"), ("actor_learner", {"one_place": True}, "there is one process"),
     ("parameter_server", {"table": "local"}, "every bundle has a table of its own"),
 ])
-def test_where_there_is_no_such_table_shards_are_refused(architecture, options, words):
+def test_shards_without_a_table(architecture, options, words):
+    """Where there is no such table shards are refused."""
     with pytest.raises(ConfigError, match=f"--replay.shards 2 .*does not fit.*{words}"):
         draw(dqn.Config(), architecture, CATCH, replay=TABLE, **options)
 
 
 @pytest.mark.parametrize(("change", "words"), [({"shards": 0}, "--replay.shards is 0"), ({"shards": 17}, "more than the 16 items")])
-def test_numbers_of_shards_that_make_no_sense_are_refused(change, words):
+def test_senseless_numbers_of_shards(change, words):
+    """Numbers of shards that make no sense are refused."""
     with pytest.raises(ConfigError, match=words):
         replace(TABLE, **change).validate()

@@ -41,12 +41,13 @@ def test_the_same_seed_gives_the_same_bits(architecture, algorithm, replay, tmp_
     assert first.reason == "counted" and first.hash == again.hash != other.hash
 
 
-def test_in_turns_processes_compute_the_bits_of_one_thread(tmp_path):
+def test_in_turns_bits_of_one_thread(tmp_path):
+    """In turns, processes compute the bits of one thread."""
     inline, local = (train(tmp_path, PLAIN, "synchronous", CATCH, kind, updates=40, replay=TURNS) for kind in ("inline", "local"))
     assert inline.reason == local.reason == "counted" and inline.hash == local.hash
 
 
-def test_in_turns_an_actor_always_acts_with_the_newest_weights(tmp_path):
+def test_in_turns_newest_weights(tmp_path):
     """An item is finished one act after it was begun, so the newest ones are one publication old, or none at an episode's end."""
     seen = []
 
@@ -65,7 +66,7 @@ def test_in_turns_an_actor_always_acts_with_the_newest_weights(tmp_path):
 @pytest.mark.parametrize(("kind", "architecture", "algorithm"), [
     ("inline", "actor_learner", APEX), ("local", "actor_learner", R2D2), ("inline", "central_inference", R2D2),
     ("inline", "central_inference", APEX)])
-def test_with_frozen_weights_the_actor_and_the_learner_agree_in_q_values_and_priorities(kind, architecture, algorithm, tmp_path,
+def test_actor_and_learner_agree(kind, architecture, algorithm, tmp_path,
                                                                                         monkeypatch):
     """They see the same observations, actions and rewards (and, with memory, the same stored state) with the same net, so their
     q-values at every step and their errors agree to 1e-5: a wrong row, action, state, discount or bootstrap would show."""
@@ -114,7 +115,8 @@ def test_with_frozen_weights_the_actor_and_the_learner_agree_in_q_values_and_pri
     assert watch.final["learner-0"]["samples_masked"] >= 1000
 
 
-def test_priorities_that_the_learner_sends_are_those_of_its_last_batch(tmp_path):
+def test_priorities_of_the_last_batch(tmp_path):
+    """Priorities that the learner sends are those of its last batch."""
     learned, drawn, heard = [], [], []
 
     class Listening(Learner):
@@ -146,7 +148,8 @@ def test_priorities_that_the_learner_sends_are_those_of_its_last_batch(tmp_path)
 
 @pytest.mark.parametrize(("architecture", "algorithm", "replay"), [
     pytest.param("synchronous", PLAIN, TURNS, marks=pytest.mark.slow), ("actor_learner", APEX, RATIO)])
-def test_kill_9_of_replay_actor_and_learner_and_it_goes_on(architecture, algorithm, replay, tmp_path):
+def test_kill_9_of_each_role(architecture, algorithm, replay, tmp_path):
+    """The run goes on after kill -9 of replay, actor and learner."""
     program, _ = draw(algorithm, architecture, CATCH, actors=2, replay=replace(replay, checkpoint=True))
     program.store = Files()
     killer = Killer(("replay-0", "actor-0", "learner-0"), times=3, progress="learner_steps", every=30)
@@ -171,7 +174,8 @@ def test_kill_9_of_replay_actor_and_learner_and_it_goes_on(architecture, algorit
     (["--algorithm", "ppo", "--architecture", "synchronous", "--replay.capacity", "5000"], "has no replay table"),
     (["--algorithm", "dqn", "--architecture", "actor_learner", "--replay.tolerance", "5"], "could block both sides"),
 ])
-def test_what_makes_no_sense_is_refused_before_anything_starts(words, sentence, capsys):
+def test_senseless_options(words, sentence, capsys):
+    """What makes no sense is refused before anything starts."""
     assert cli.main(["show", *words, CATCH, "--actors", "2"]) == 2
     assert sentence in capsys.readouterr().err
 
@@ -187,7 +191,8 @@ QUICK = ["--runtime", "inline", "--console.mode", "none", "--no-tensorboard", "-
 
 
 @pytest.mark.parametrize("preset", ["dqn", "double_dqn", "dqn_2013", "rainbow", "apex", "r2d2", "seed_r2d2", "gorila"])
-def test_every_preset_runs_resumes_with_its_table_and_is_evaluated(preset, tmp_path, monkeypatch):
+def test_every_preset(preset, tmp_path, monkeypatch):
+    """Every preset runs, resumes with its table and is evaluated."""
     monkeypatch.chdir(tmp_path)
     env = TMAZE if "r2d2" in preset else CATCH
     assert cli.main(["train", preset, env, "--run-dir", "run", "--max-env-steps", "600", "--replay.checkpoint", *QUICK]) == 0
@@ -196,7 +201,7 @@ def test_every_preset_runs_resumes_with_its_table_and_is_evaluated(preset, tmp_p
     assert cli.main(["eval", "run", "--episodes", "5"]) == 0
 
 
-def test_a_saved_table_is_not_read_to_evaluate(tmp_path, monkeypatch, caplog):
+def test_saved_table_is_not_read_to_evaluate(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", "dqn", CATCH, "--run-dir", "run", "--max-env-steps", "600", "--replay.checkpoint", *QUICK]) == 0
     table = max((tmp_path / "run" / "checkpoints").glob("*/replay-0.safetensors"))

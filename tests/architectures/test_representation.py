@@ -28,7 +28,8 @@ LOCK_STEP = {"features": "shared", "lockstep": True}
 
 @pytest.mark.parametrize(("algorithm", "env"), [pytest.param(DQN, CATCH, id="dqn"), pytest.param(SAC, Drawing, id="sac"),
                                                 pytest.param(RAINBOW, CATCH, id="rainbow", marks=pytest.mark.slow)])
-def test_shared_in_lock_step_is_the_synchronous_learner_bit_for_bit(algorithm, env, tmp_path):
+def test_lock_step_is_synchronous(algorithm, env, tmp_path):
+    """Shared, in lock step, it is the synchronous learner bit for bit."""
     options = {"net": NET, "replay": SMALL, "updates": 50, "max_env_steps": 400}
     one = train(tmp_path, algorithm, "synchronous", env, "inline", **options)
     two = train(tmp_path, algorithm, "representation", env, "inline", **options, **LOCK_STEP)
@@ -38,13 +39,15 @@ def test_shared_in_lock_step_is_the_synchronous_learner_bit_for_bit(algorithm, e
     assert two.final["representation-0"]["encoder_updates"] == 50
 
 
-def test_lock_step_has_the_same_bits_between_processes(tmp_path):
+def test_lock_step_between_processes(tmp_path):
+    """Lock step has the same bits between processes."""
     options = {"net": NET, "replay": SMALL, "updates": 12, **LOCK_STEP}
     inline, local = (train(tmp_path, DQN, "representation", CATCH, kind, **options) for kind in ("inline", "local"))
     assert (local.version, local.hash) == (inline.version, inline.hash)
 
 
-def test_detached_the_encoder_is_learned_beside_the_learner_at_its_pace(tmp_path):
+def test_detached_encoder(tmp_path):
+    """A detached encoder is learned beside the learner, at its pace."""
     program, _ = draw(DQN, "representation", CATCH, net=NET, replay=SMALL)
     assert set(program.nodes) == {"actor", "replay", "learner", "representation"}
     watch = train(tmp_path, DQN, "representation", CATCH, "inline", net=NET, replay=SMALL, updates=60, encoder_updates=0.5)
@@ -57,7 +60,8 @@ def test_detached_the_encoder_is_learned_beside_the_learner_at_its_pace(tmp_path
 
 
 @pytest.mark.parametrize("features", ["detached", "shared"])
-def test_training_goes_on_after_a_kill_of_the_representation_learner(features, tmp_path):
+def test_killed_representation_learner(features, tmp_path):
+    """Training goes on after a kill of the representation learner."""
     killer, save = Killer(("representation-0",), times=2, progress="encoder_updates", every=30), Saver(tmp_path, every=50)
     highest: dict[str, float] = {}
 
@@ -90,14 +94,16 @@ QUICK = ["--runtime", "inline", "--max-env-steps", "200", "--console.mode", "non
     ("curl", "tests.algorithms.test_curl:Drawing", "critic_loss"),
     pytest.param("curl_rainbow", CATCH, "head_loss", marks=pytest.mark.slow),
 ])
-def test_every_preset_runs_with_every_kind_of_actions(preset, env, loss, tmp_path, monkeypatch):
+def test_every_preset_and_action_space(preset, env, loss, tmp_path, monkeypatch):
+    """Every preset runs with every kind of actions."""
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", preset, env, "--run-dir", "run", *QUICK]) == 0
     losses = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["losses"]
     assert losses[loss] > 0 and losses["encoder_loss"] > 0 and losses["contrast_loss"] > 0
 
 
-def test_a_run_with_a_representation_learner_is_resumed_and_evaluated(tmp_path, monkeypatch):
+def test_resumed_and_evaluated(tmp_path, monkeypatch):
+    """A run with a representation learner is resumed and evaluated."""
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", "curl_async", CATCH, "--run-dir", "run", *QUICK]) == 0
     assert cli.main(["resume", "run", "--max-env-steps", "400", "--console.mode", "none"]) == 0
@@ -116,7 +122,8 @@ def test_a_run_with_a_representation_learner_is_resumed_and_evaluated(tmp_path, 
     (["--algorithm", "curl", "--architecture", "parameter_server", CATCH], "a part of them; use --architecture actor_learner"),
     (["curl_async", "CartPole-v1"], "it learns from crops of one image"),
 ])
-def test_what_does_not_fit_is_refused_in_a_sentence(words, sentence, tmp_path, monkeypatch, capsys):
+def test_what_does_not_fit(words, sentence, tmp_path, monkeypatch, capsys):
+    """What does not fit is refused with one sentence."""
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", *words, "--console.mode", "none"]) == 2
     assert sentence in capsys.readouterr().err

@@ -66,7 +66,8 @@ def test_acting_and_learning_beat_within_a_step():
     assert stepped(trainer) and trainer.me.beats == 2 * 4
 
 
-def test_an_evaluation_beats_after_every_step_of_its_environments():
+def test_evaluation_beats_at_every_step():
+    """An evaluation beats after every step of its environments."""
     cast = Cast(a2c.Config(unroll=UNROLL), eval=EvalPlan(episodes=8, every_env_steps=1))
     evaluator = cast.born("evaluator")
     assert not stepped(cast.trainer) and stepped(evaluator)
@@ -78,7 +79,7 @@ def test_an_evaluation_beats_after_every_step_of_its_environments():
     assert evaluator.me.beats >= 9 and evaluator.me.stats.get("eval_env_steps") == 8 * evaluator.me.beats  # 9 rows to fall
 
 
-def test_an_evaluator_that_waits_for_weights_can_be_checkpointed(tmp_path):
+def test_checkpoint_of_a_waiting_evaluator(tmp_path):
     """Within a step that has changed nothing yet; but not in the middle of one that has."""
     cast = Cast(a2c.Config(unroll=UNROLL), eval=EvalPlan(episodes=4, every_env_steps=1))
     cast.program.store = Files()
@@ -106,7 +107,7 @@ class Files:
         path.write_bytes(b"")
 
 
-def test_a_trainer_drops_the_unroll_of_a_worker_that_was_outlived():
+def test_unroll_of_a_dead_worker():
     """A worker's successor pulls weights, and they are replaced by those of an update that went on without it: what it then sends
     is older than its turn. The barrier gives it back and waits for the next, so that the lag stays 0."""
     cast = Cast(a2c.Config(unroll=UNROLL), actors=2)

@@ -28,13 +28,14 @@ def test_reuse_is_what_was_asked_for(reuse, tmp_path):
     assert done.published["progress"][0] == taken  # env_steps count once, however often they are learned from
 
 
-def test_an_actor_takes_weights_when_it_has_a_slot_and_not_before(tmp_path):
+def test_weights_are_taken_with_a_slot(tmp_path):
     """One slot: the actor waits for it while the learner learns from the last unroll, and begins with what that has made."""
     _, learner = run(tmp_path, batch_slots=1, buffer_slots=0, slots_per_actor=1)
     assert learner["policy_lag/max"] == 0
 
 
-def test_a_delay_makes_data_older_and_a_bound_masks_them(tmp_path):
+def test_delay_and_bound(tmp_path):
+    """A delay makes data older, and a bound masks them."""
     lags = []
     for delay in (0, 8, 32):
         _, learner = run(tmp_path, delay_slots=delay, updates=150)
@@ -45,7 +46,8 @@ def test_a_delay_makes_data_older_and_a_bound_masks_them(tmp_path):
     assert learner["samples_masked"] > 0 and learner["policy_lag/max"] <= 5
 
 
-def test_the_bound_of_the_algorithm_and_of_the_architecture_are_one_mask(tmp_path):
+def test_both_bounds_are_one_mask(tmp_path):
+    """The bound of the algorithm and of the architecture are one mask."""
     config = {"delay_slots": 8, "updates": 60}
     one, first = run(tmp_path, appo.Config(unroll=T, max_lag=4), **config)
     two, second = run(tmp_path, appo.Config(unroll=T, max_lag=None), max_staleness=4, **config)
@@ -54,7 +56,7 @@ def test_the_bound_of_the_algorithm_and_of_the_architecture_are_one_mask(tmp_pat
     assert first["samples_masked"] == second["samples_masked"] == third["samples_masked"] > 0
 
 
-def test_a_batch_in_which_all_is_too_old_makes_no_update(tmp_path):
+def test_batch_that_is_too_old(tmp_path):
     """What was made with version 0 is never young enough here: nothing is learned, nothing published, nobody hangs."""
 
     class Impatient(Learner):
@@ -73,7 +75,8 @@ def test_a_batch_in_which_all_is_too_old_makes_no_update(tmp_path):
     assert done.final["learner-0"]["samples_consumed"] == done.final["learner-0"]["learner_steps"] == 0
 
 
-def test_the_artificial_bound_holds_between_processes(tmp_path):
+def test_bound_between_processes(tmp_path):
+    """The artificial bound holds between processes."""
     done = train(tmp_path, appo.Config(unroll=T, max_lag=2), "actor_learner", "shoal/Catch-v0", "local", actors=2, updates=150,
                  batch_slots=BATCH, buffer_slots=8, reuse=2.0, max_staleness=6)
     learner = done.final["learner-0"]

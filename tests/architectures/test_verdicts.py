@@ -80,7 +80,8 @@ def test_each_bottleneck_gets_its_sentence(case, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("where", [stores, draws], ids=["inserts", "samples"])
-def test_a_replay_table_that_can_do_no_more_is_named(where, tmp_path, monkeypatch):
+def test_saturated_replay_table(where, tmp_path, monkeypatch):
+    """A replay table that can do no more is named."""
     monkeypatch.setattr("shoal.runtime.core_use.STAT", tmp_path / "none")
     kept = ReplayConfig(capacity=500, min_size=10, batch_size=4, insert_batch=2, samples_per_insert=2.0, prefetch=4)
     program, _ = draw(dqn.Config(), "actor_learner", EnvSource(Sleeper), actors=2, net=NET, eval=SILENT, envs_per_actor=1,

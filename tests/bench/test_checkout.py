@@ -34,7 +34,8 @@ def test_rows_say_where_to_run_them(installed, suite, words):
     assert all(row["skipped"] for row in rows)
 
 
-def test_a_folder_of_the_same_name_is_not_a_checkout(tmp_path, monkeypatch):
+def test_folder_of_the_same_name(tmp_path, monkeypatch):
+    """A folder of the same name is not a checkout."""
     assert checkout.benchmarks() is not None
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "__init__.py").touch()

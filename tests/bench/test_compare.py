@@ -22,7 +22,7 @@ def judged(a, b):
     return {(d.group, d.column.name): d.judgement() for d in differences(a, b)}
 
 
-def test_a_difference_is_noise_better_or_worse(tmp_path):
+def test_difference_is_noise_better_or_worse(tmp_path):
     a = {"calm": speeds("calm", [100.0, 101.0, 99.0]), "wild": speeds("wild", [50.0, 100.0, 150.0]),
          "few": speeds("few", [1.0, 2.0]), "gone": speeds("gone", [1.0] * 3)}
     b = {"calm": speeds("calm", [120.0, 121.0, 119.0]), "wild": speeds("wild", [60.0, 110.0, 160.0]),
@@ -36,20 +36,22 @@ def test_a_difference_is_noise_better_or_worse(tmp_path):
     assert "1.20 (1.1" in text and "Only in A: gone." in text and "Only in B: new." in text and "geometric mean" in text
 
 
-def test_with_few_runs_the_ranges_must_not_overlap():
+def test_few_runs():
     """Three runs of which one overlaps: the bootstrap alone would call it a difference."""
     a, b = {"c": speeds("c", [100.0, 101.0, 111.0])}, {"c": speeds("c", [110.0, 121.0, 120.0])}
     (difference,) = [d for d in differences(a, b) if d.column.name == "env_steps_per_second"]
     assert difference.ratio.excludes(1.0) and difference.judgement() == "noise"
 
 
-def test_less_is_better_where_it_is_and_failed_runs_do_not_count():
+def test_less_is_better():
+    """In some columns less is better; failed runs do not count."""
     a = {"c": [learning("c", s, 5000 + s) for s in range(3)]}
     b = {"c": [*(learning("c", s, 2500 + s) for s in range(3)), row("c", 9, error="x", env_steps_to_threshold=10**9)]}
     assert judged(a, b)["c", "env_steps_to_threshold"] == "better"
 
 
-def test_negative_returns_are_compared_without_a_ratio():
+def test_negative_returns():
+    """Negative returns are compared without a ratio."""
     a = {"p": [row("p", s, final_return=-300.0 - s) for s in range(4)]}
     b = {"p": [row("p", s, final_return=-150.0 - s) for s in range(4)]}
     (difference,) = differences(a, b)
@@ -74,7 +76,7 @@ def lines_of(text, case):
             if line.startswith("|") and (cells := [cell.strip() for cell in line.strip("|").split("|")])[0] == case}
 
 
-def test_a_case_whose_runs_all_failed_is_told(tmp_path):
+def test_case_whose_runs_all_failed_is_told(tmp_path):
     a = [learning(group, seed, 5000 + seed) for group in ("ppo", "seed") for seed in (1, 2, 3)]
     b = [{**one, "error": "boom"} if one["group"] == "ppo" else one for one in a]
     text = comparison(results_with(tmp_path / "a", a), results_with(tmp_path / "b", b))
@@ -110,7 +112,7 @@ def test_too_few_runs_are_judged_nowhere(tmp_path):
     assert re.search(r"\| env steps/s +\| 2 of 3 +\| 0.90 \(0.89 - 0.91\) .*WORSE", text)
 
 
-def test_the_probability_of_improvement_is_that_of_the_better():
+def test_probability_of_improvement():
     """6.5 of 9 pairs are less in B, a tie counted half. Of what is neither better nor worse nothing is said."""
     def line(better):
         column = ResultColumn("x", "x", "", better=better)
@@ -119,7 +121,7 @@ def test_the_probability_of_improvement_is_that_of_the_better():
     assert line(-1)[4] == "0.72" and line(1)[4] == "0.28" and line(0)[4] == "-"
 
 
-def test_the_interval_of_the_interquartile_mean_draws_both_sides():
+def test_interquartile_mean():
     """B's runs are all alike, so what is not known comes from A alone."""
     column = ResultColumn("x", "x", "", better=1)
     pairs = ([100.0, 110.0, 120.0], [110.0] * 3), ([110.0] * 3, [100.0, 110.0, 120.0])
@@ -152,7 +154,7 @@ def test_other_suites_are_said(tmp_path):
     assert "different" not in comparison(books[0], books[0])
 
 
-def test_the_committed_results_can_be_compared():
+def test_committed_results_can_be_compared():
     """In a moment: every interval once, all its draws together."""
     folder = ROOT / "docs" / "results" / "learning-suite"
     text = comparison(ResultsFolder.open(folder), ResultsFolder.open(folder))
@@ -170,7 +172,8 @@ def test_an_interval_is_computed_once(monkeypatch):
 # ---------------------------------------------------------------------------------------------- false alarms
 @pytest.mark.parametrize("noise", false_alarms.DRAWS)
 @pytest.mark.parametrize("runs", [3, 5])
-def test_equal_programs_are_told_apart_once_in_ten_times(noise, runs):
+def test_equal_programs(noise, runs):
+    """Equal programs are told apart once in ten times."""
     alone, rule = false_alarms.rates(noise, runs, 400)
     assert rule < 0.125 and alone > rule + 0.02
     assert false_alarms.over_all(noise, runs, 4, 200) < 0.125

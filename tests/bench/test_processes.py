@@ -36,7 +36,7 @@ def gone(processes: list[psutil.Process], seconds: float = 60.0) -> bool:
 
 
 def below(pid: int, word: str, many: int = 1, seconds: float = 60.0) -> list[psutil.Process]:
-    """All processes below one, as soon as so many of them have this word in their command."""
+    """All processes below one, as soon as this many of them have this word in their command."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = []
@@ -56,7 +56,8 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(600)  # asleep"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_command_ends_with_the_process_that_started_it(number):
+def test_command_ends_with_its_parent(number):
+    """A command ends with the process that started it."""
     code = HEARS + START.replace("WORDS", repr(SLEEP))
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as parent:
         children = below(parent.pid, "-c import time")
@@ -64,7 +65,8 @@ def test_a_command_ends_with_the_process_that_started_it(number):
     assert gone(children)
 
 
-def test_a_tied_command_is_the_process_itself_and_says_if_it_is_missing():
+def test_tied_command():
+    """A tied command is the process itself and says if it is missing."""
     words = tied_to_parent([sys.executable, "-c", "import os; print(os.getpid())"])
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None and int(child.stdout.read()) == child.pid
@@ -76,7 +78,8 @@ def test_a_tied_command_is_the_process_itself_and_says_if_it_is_missing():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_replay_driver_and_its_server_end_with_the_suite(tmp_path, number):
+def test_replay_driver_ends_with_the_suite(tmp_path, number):
+    """A replay driver and its server end with the suite."""
     (tmp_path / "s.toml").write_text(
         '[[case]]\nworkload = "small"\nsize = 100\nwho = ["shoal ipc"]\nmax_seconds = 60.0\nseeds = [1]\n')
     words = [sys.executable, "-m", "shoal.cli", "bench", str(tmp_path / "s.toml"), "--out", str(tmp_path / "out")]
@@ -99,14 +102,16 @@ def nothing_installed(monkeypatch):
 
 
 @pytest.mark.parametrize("job", [BUFFER, LIBRARY], ids=["buffer", "library"])
-def test_a_virtual_environment_that_cannot_be_made_is_a_row(job, nothing_installed):
+def test_failed_venv_is_a_row(job, nothing_installed):
+    """A virtual environment that cannot be made becomes a row."""
     nothing_installed.setattr(install, "FOLDER", Path("/proc/nope"))
     row = run_job(job, ChildProcesses())
     assert row["error"].startswith("could not be installed: ") and "/proc/nope" in row["error"]
 
 
 @pytest.mark.parametrize("job", [BUFFER, LIBRARY], ids=["buffer", "library"])
-def test_the_words_of_pip_are_kept_and_it_is_asked_once(job, nothing_installed):
+def test_words_of_pip_are_kept(job, nothing_installed):
+    """The words of pip are kept and it is asked once."""
     ran: list[list[str]] = []
 
     def run(command):
@@ -120,7 +125,7 @@ def test_the_words_of_pip_are_kept_and_it_is_asked_once(job, nothing_installed):
     assert sum("pip" in command for command in ran) == 1
 
 
-def test_a_buffer_that_needs_no_torch_gets_none(nothing_installed):
+def test_buffer_that_needs_no_torch_gets_none(nothing_installed):
     ran: list[list[str]] = []
 
     def run(command):
@@ -135,7 +140,8 @@ def test_a_buffer_that_needs_no_torch_gets_none(nothing_installed):
 
 
 # ---------------------------------------------------------------------------------------------- where and with what
-def test_outside_a_checkout_nothing_is_said_of_changes(tmp_path, monkeypatch):
+def test_outside_a_checkout(tmp_path, monkeypatch):
+    """Outside a checkout nothing is said of changes."""
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     (tmp_path / "site-packages").mkdir()
     monkeypatch.setattr(machine, "ROOT", tmp_path / "site-packages")  # in somebody else's repository

@@ -29,14 +29,15 @@ def test_one_rollout_between_two_looks_is_no_rate():
         assert rate(looked_at(2.4, phase, 1024, 24.0), 4.0, looked=True) == pytest.approx(1024 / 2.4, rel=COARSEST)
 
 
-def test_what_is_marked_as_it_changes_needs_no_more():
+def test_marked_at_every_change():
     """A peer's own marks: exact, however few they are."""
     marks = [(2.4 * n, 1024 * n) for n in range(4)]
     assert rate(marks, 2.0) == pytest.approx(1024 / 2.4)
 
 
 @pytest.mark.parametrize("until", [5.0, 7.0, 14.0, 24.0])
-def test_a_rate_is_near_the_truth_or_there_is_none(until):
+def test_rate_is_near_or_missing(until):
+    """A rate is near the truth or there is none."""
     draw, found = random.Random(1), 0
     for _ in range(2000):
         period, phase, jump = draw.uniform(0.05, 6.0), draw.uniform(0.0, 1.0), draw.randint(1, 5000)
@@ -47,7 +48,7 @@ def test_a_rate_is_near_the_truth_or_there_is_none(until):
     assert found > (50 if until < 10 else 500)
 
 
-def test_rollouts_that_are_not_all_alike_are_still_jumps():
+def test_rollouts_of_different_sizes():
     """Decisions are counted, and the first step of an episode is none: nothing divides them all."""
     seen = looked_at(2.4, 0.5, 1024, 7.0)
     uneven = [(at, steps - round(at)) if steps else (at, 0) for at, steps in seen]
@@ -55,7 +56,8 @@ def test_rollouts_that_are_not_all_alike_are_still_jumps():
     assert math.isnan(rate(uneven, 2.0, looked=True))
 
 
-def test_a_count_that_runs_has_a_rate_in_a_short_window():
+def test_rate_in_a_short_window():
+    """A count that runs has a rate in a short window."""
     draw = random.Random(2)
     steps, marks = 0, []
     for second in range(1, 7):

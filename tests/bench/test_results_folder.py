@@ -62,7 +62,7 @@ def test_two_benches_in_one_folder_are_refused(tmp_path, capsys):
         pass
 
 
-def test_a_suite_has_its_folder_alone_while_it_runs(tmp_path, monkeypatch):
+def test_folder_is_locked_during_a_suite(tmp_path, monkeypatch):
     def run(job, children, results):
         with pytest.raises(ConfigError, match="is running"), ResultsFolder(tmp_path).locked():
             pass
@@ -92,7 +92,7 @@ def test_rows_say_what_they_were_given(tmp_path, ran):
     assert "- c: overrides.algorithm.lr 0.001 and 0.002" in comparison(ResultsFolder(tmp_path / "a"), ResultsFolder(tmp_path / "b"))
 
 
-def test_the_exit_code_is_of_what_was_asked_for(tmp_path, ran, capsys):
+def test_exit_code_is_of_what_was_asked_for(tmp_path, ran, capsys):
     suite = suite_of("good", "bad")
     assert command.run_suite(suite, ResultsFolder(tmp_path)) == 1
     assert command.run_suite(suite, ResultsFolder(tmp_path), only="good") == 0
@@ -101,7 +101,8 @@ def test_the_exit_code_is_of_what_was_asked_for(tmp_path, ran, capsys):
 
 
 # ---------------------------------------------------------------------------------------------- again
-def test_again_measures_again_and_can_be_interrupted(tmp_path, ran, monkeypatch):
+def test_again(tmp_path, ran, monkeypatch):
+    """Again measures again and can be interrupted."""
     suite = suite_of("a", "b")
     command.run_suite(suite, ResultsFolder(tmp_path))
     ResultsFolder(tmp_path).append("limit", {"workload": "w", "env": "E", "name": "a"})
@@ -133,7 +134,8 @@ def test_again_is_an_option_and_what_make_uses(tmp_path, ran, capsys):
 
 
 # ---------------------------------------------------------------------------------------------- damaged
-def test_what_is_torn_is_run_again_and_nothing_is_lost(tmp_path, ran, capsys):
+def test_torn_line_is_run_again(tmp_path, ran, capsys):
+    """A torn line is run again, and nothing is lost."""
     suite = suite_of("a")
     command.run_suite(suite, ResultsFolder(tmp_path))
     whole = (tmp_path / "results.jsonl").read_bytes().splitlines(keepends=True)
@@ -179,7 +181,8 @@ def test_another_programs_line_gets_a_sentence(tmp_path, ran, line, words):
     assert (tmp_path / "results.jsonl").read_bytes() == before
 
 
-def test_a_folder_that_cannot_be_one_gets_a_sentence(tmp_path, capsys):
+def test_impossible_folder(tmp_path, capsys):
+    """A folder that cannot hold results is refused with one sentence."""
     (tmp_path / "s.toml").write_text(SUITE)
     (tmp_path / "file").write_text("a file")
     (tmp_path / "strange").mkdir()
@@ -193,7 +196,7 @@ def test_a_folder_that_cannot_be_one_gets_a_sentence(tmp_path, capsys):
     assert (tmp_path / "file").read_text() == "a file"
 
 
-def test_a_value_that_is_no_number_is_no_value(tmp_path):
+def test_value_that_is_no_number_is_no_value(tmp_path):
     book = results_with(tmp_path, [row("a", s, env_steps_per_second="fast", limit=7, startup_seconds=2.0) for s in range(3)])
     text = comparison(book, book)
     assert "start-up s" in text and "env steps/s" not in text
@@ -201,7 +204,7 @@ def test_a_value_that_is_no_number_is_no_value(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------- an edited suite
-def test_an_edited_case_is_not_mixed_with_what_it_was(tmp_path, ran):
+def test_edited_case(tmp_path, ran):
     """Three seeds, then one of other settings: the table has that one alone, and the old ones when they are asked for again."""
     seeds, lr = [1, 2, 3], "algorithm.lr"
     command.run_suite(suite_of("a", seeds=seeds, overrides={lr: 1e-3}), ResultsFolder(tmp_path))
@@ -214,7 +217,8 @@ def test_an_edited_case_is_not_mixed_with_what_it_was(tmp_path, ran):
     assert "| a    | 3 " in (tmp_path / "results.md").read_text()
 
 
-def test_what_was_edited_does_not_count_before_it_is_run(tmp_path, ran, monkeypatch):
+def test_edited_case_before_it_is_run(tmp_path, ran, monkeypatch):
+    """What was edited does not count before it is run."""
     command.run_suite(suite_of("a", "b"), ResultsFolder(tmp_path))
 
     def stop(job, children, results):
@@ -226,14 +230,15 @@ def test_what_was_edited_does_not_count_before_it_is_run(tmp_path, ran, monkeypa
     assert not ResultsFolder(tmp_path).rows()
 
 
-def test_rows_of_before_suites_were_written_down_are_not_mixed_either(tmp_path):
+def test_rows_without_a_suite_line(tmp_path):
     """Files of before have no line of the suite: the newest row says what its group is now."""
     rows = [{**row("a", seed, env_steps_per_second=speed), "key": f"a, seed {seed} #{mark}"}
             for seed, mark, speed in ((1, "old", 1.0), (2, "old", 2.0), (1, "new", 3.0))]
     assert [one["env_steps_per_second"] for one in results_with(tmp_path, rows).rows()] == [3.0]
 
 
-def test_what_is_not_in_the_suite_any_more_is_left_out_and_said(tmp_path, ran):
+def test_case_removed_from_the_suite(tmp_path, ran):
+    """A case that left the suite is left out, and the report says so."""
     command.run_suite(suite_of("a", "b"), ResultsFolder(tmp_path))
     command.run_suite(suite_of("a"), ResultsFolder(tmp_path))
     assert list(ResultsFolder(tmp_path).groups()) == ["a"] and len(ran) == 4
@@ -264,7 +269,8 @@ def test_a_session_says_how_long_it_took(tmp_path, ran, monkeypatch):
     assert ", took 485 s, commit" in (tmp_path / "results.md").read_text()
 
 
-def test_a_session_that_was_killed_cannot_tell_how_long(tmp_path):
+def test_killed_session(tmp_path):
+    """A killed session does not say how long it took."""
     book = results_with(tmp_path, [row("a", 1)])
     assert "took" not in where_line(book.sessions(), book.rows())
     book.append("session", SESSION)
@@ -274,7 +280,7 @@ def test_a_session_that_was_killed_cannot_tell_how_long(tmp_path):
 
 
 @pytest.mark.parametrize(("load", "busy"), [(0.3, False), (2.0, False), (12.3, True)])
-def test_a_machine_that_is_not_quiet_is_named(tmp_path, ran, monkeypatch, capsys, load, busy):
+def test_machine_that_is_not_quiet_is_named(tmp_path, ran, monkeypatch, capsys, load, busy):
     about = {key: SESSION[key] for key in ("date", "commit", "uncommitted_changes", "versions")}
     monkeypatch.setattr(machine, "describe", lambda: {**about, "machine": {"cores": 2, "cpu": "A CPU", "load": [load, 0.0, 0.0]}})
     command.run_suite(suite_of("a"), ResultsFolder(tmp_path))
@@ -283,7 +289,7 @@ def test_a_machine_that_is_not_quiet_is_named(tmp_path, ran, monkeypatch, capsys
 
 
 # ---------------------------------------------------------------------------------------------- who could not be run
-def test_a_peer_that_cannot_be_installed_is_reported_and_not_judged(tmp_path, monkeypatch):
+def test_peer_that_cannot_be_installed(tmp_path, monkeypatch):
     """It is neither a failure nor a miss, and tried again at the next start."""
     monkeypatch.setattr(cases, "installed", lambda peer: (False, "could not be installed: no wheel"))
     race = {"env": "CartPole-v1", "peer": "torchrl", "max_seconds": 9.0, "until_return": 475.0}
@@ -298,7 +304,8 @@ def test_a_peer_that_cannot_be_installed_is_reported_and_not_judged(tmp_path, mo
     assert page.count("no wheel") == 2 and "class=bad" not in page
 
 
-def test_who_was_not_run_is_not_counted_among_those_who_missed():
+def test_runs_not_made_are_not_missed():
+    """A run that was not made does not count as missed."""
     rows = [learning("a", 1, 5000), {**learning("a", 2, None), "error": "not installed", "skipped": True}]
     assert verdict_of(rows) == "reached 475: 1 of 1"
     assert verdict_of([*rows, learning("a", 3, None)]) == "🔴 missed 475: 1 of 2"

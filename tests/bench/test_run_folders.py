@@ -43,7 +43,7 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_killed_benchmark_leaves_nothing_for_ever(place):
+def test_killed_benchmark_leaves_nothing(place):
     """Two real ones: the folder of the one that still runs is not touched, nor one that nobody locks, nor one that is just made."""
     (place / "shoal-bench-unlocked").mkdir()
     holders = [subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -73,7 +73,7 @@ def test_the_next_benchmark_sweeps(place, monkeypatch):
     assert command.run_suite(suite, ResultsFolder(place / "out")) == 0 and not left.exists()
 
 
-def test_what_a_failed_run_has_written_is_kept_where_the_row_says(place):
+def test_output_of_a_failed_run(place):
     """A real one: it has no environment."""
     job = Job(SuiteCase("c|1", **{**CASE, "env": "shoal/None-v0"}), 1)
     words, _, kept = run_job(job, ChildProcesses(), place / "out")["error"].rpartition("; what it wrote is in ")
@@ -82,7 +82,9 @@ def test_what_a_failed_run_has_written_is_kept_where_the_row_says(place):
     assert [folder.name for folder in place.iterdir()] == ["out"]
 
 
-def test_the_run_directory_of_a_failed_run_is_kept_without_its_checkpoints(place):
+def test_run_directory_of_a_failed_run(place):
+    """The run directory of a failed run is kept without its checkpoints."""
+
     class Ran:
         def run(self, words, seconds, beside=None, cwd=None, env=None):
             (run,) = place.glob("shoal-bench-*")
@@ -100,7 +102,7 @@ def test_the_run_directory_of_a_failed_run_is_kept_without_its_checkpoints(place
 
 
 @pytest.mark.parametrize(("given", "seconds"), [({"max_env_steps": 5}, 3900), ({"max_seconds": 60.0}, 360)])
-def test_a_run_that_does_not_end_says_what_to_give(given, seconds):
+def test_run_that_does_not_end(given, seconds):
     """A case without max_seconds has an hour, and five minutes to begin and to end."""
     class Ran:
         def run(self, words, seconds, beside=None, cwd=None, env=None):

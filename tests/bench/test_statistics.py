@@ -47,7 +47,7 @@ def test_intervals_are_rliables(name):
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.06 * (high - low))
 
 
-def test_the_interval_of_improvement_is_rliables():
+def test_interval_of_improvement_is_rliables():
     low, high = GOLDEN["improvement_interval"]
     found = bootstrap(probability_of_improvement, X, Y, repeats=4000)
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.06 * (high - low))
@@ -65,7 +65,7 @@ def test_tasks_may_have_different_numbers_of_runs():
     assert found.value == 6.0 and found.low < 6.0 < found.high and found.high <= 6.5
 
 
-def test_many_matrices_at_once_are_each_for_itself():
+def test_many_matrices_at_once():
     """The bootstrap's draws: what one call says of all of them is what it says of each."""
     rng = np.random.default_rng(3)
     x, y = rng.random((6, 5, 4)), rng.random((6, 7, 4))
@@ -91,5 +91,6 @@ def test_permutations_stay_within_their_task():
     assert permutation_test(ones, ones, np.log) == 1.0
 
 
-def test_noise_is_what_the_interval_does_not_exclude():
+def test_noise():
+    """Noise is what the interval does not exclude."""
     assert Interval(1.2, 1.1, 1.3).excludes(1.0) and not Interval(1.2, 0.9, 1.5).excludes(1.0)

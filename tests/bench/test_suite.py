@@ -71,11 +71,13 @@ def test_what_measures_speed_runs_alone():
     assert not any(case.alone for case in load_suite("faults").cases)
 
 
-def test_the_scaling_suite_has_one_to_eight_actors():
+def test_scaling_suite():
+    """The scaling suite has one to eight actors."""
     assert all(case.actors == (1, 2, 4, 8) and case.limit for case in load_suite("scaling").cases)
 
 
-def test_the_full_throughput_suite_has_every_peer_and_the_quick_one_is_short():
+def test_throughput_suites():
+    """The full throughput suite has every peer and the quick one is short."""
     assert {case.peer for case in load_suite("throughput").cases if case.peer} == {peer.name for peer in PEERS}
     quick = load_suite("throughput", "quick")
     runs = sum((case.max_seconds or 0) + 6.0 for case in quick.cases for _ in case.seeds)  # six seconds to start and stop
@@ -125,7 +127,8 @@ def test_the_readme_gets_the_quick_table(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------- reading
-def test_cases_take_defaults_and_the_quick_variant_overrides_both():
+def test_defaults_and_quick_variant():
+    """Cases take defaults and the quick variant overrides both."""
     lr, gamma = "algorithm.lr", "algorithm.gamma"
     table = {"title": "T", "defaults": {"seeds": [1, 2], "overrides": {lr: 1.0, gamma: 0.5}},
              "quick": {"seeds": [7], "overrides": {lr: 2.0}},
@@ -151,12 +154,14 @@ def test_cases_take_defaults_and_the_quick_variant_overrides_both():
     ({**CASE, "seeds": ["one"]}, "seeds="),
     ({**CASE, "max_seconds": "long"}, "max_seconds='long'"),
 ])
-def test_a_case_that_makes_no_sense_gets_a_sentence(case, words):
+def test_senseless_case(case, words):
+    """A case that makes no sense is refused with one sentence."""
     with pytest.raises(ConfigError, match=words):
         parse_suite("t", {"case": [case]})
 
 
-def test_a_suite_that_makes_no_sense_gets_a_sentence(tmp_path, capsys):
+def test_senseless_suite(tmp_path, capsys):
+    """A suite that makes no sense is refused with one sentence."""
     with pytest.raises(ConfigError, match="two cases called"):
         parse_suite("t", {"case": [CASE, CASE]})
     with pytest.raises(ConfigError, match="cases"):
@@ -231,7 +236,7 @@ def ended(process: psutil.Process) -> bool:
     return False
 
 
-def test_so_many_at_once_and_who_measures_speed_alone(tmp_path, monkeypatch):
+def test_jobs_at_once(tmp_path, monkeypatch):
     """Rows come as runs end; the table has the suite's order."""
     timed = {**CASE, "name": "timed", "warm_seconds": 0.5, "seeds": [1]}
     suite = parse_suite("t", {"case": [timed, *({**CASE, "name": name, "seeds": [1]} for name in "abc")]})
@@ -273,8 +278,8 @@ def test_whatever_was_started_ends_with_the_suite(tmp_path):
     assert not ResultsFolder(tmp_path / "out").rows()
 
 
-def test_a_run_ends_with_the_suite_that_was_killed(tmp_path):
-    """kill -9 of whoever started it."""
+def test_run_ends_with_a_killed_suite(tmp_path):
+    """kill -9 of the process that started it."""
     order = json.dumps({"preset": "a2c", "env": "shoal/Catch-v0", "runtime": "inline", "max_seconds": 600.0, "actors": 1,
                         "console.mode": "none", "tensorboard": False, "run_dir": str(tmp_path / "run")})
     with subprocess.Popen([sys.executable, "-c", PARENT_OF_RUN, order]) as parent:
@@ -286,7 +291,7 @@ def test_a_run_ends_with_the_suite_that_was_killed(tmp_path):
     assert len(children) == 1 and ended(children[0])
 
 
-def test_a_case_for_a_gpu_says_so_without_one(tmp_path, monkeypatch):
+def test_case_for_a_gpu_says_so_without_one(tmp_path, monkeypatch):
     """It is no failure and no miss, and it is said."""
     monkeypatch.setattr(jobs, "_has_gpu", lambda: False)
     case = {"preset": "anakin", "env": "CartPole-v1", "max_seconds": 1.0, "gpu": True, "seeds": [1], "until_return": 5.0}

@@ -56,7 +56,8 @@ REPLAY = {"workload": "small", "size": 100, "who": ["shoal inline"]}
     ({**SHOAL, "preset": "r2d3", "env": "shoal/CueLure-v0", "expert": "no.such:thing"}, "expert='no.such:thing' is not possible"),
     ({**SHOAL, "preset": "dqn", "env": "Pendulum-v1"}, "Pendulum-v1"),
 ])
-def test_a_case_that_could_not_be_run_is_refused_by_name(case, words):
+def test_case_that_cannot_run(case, words):
+    """A case that could not be run is refused by name."""
     with pytest.raises(ConfigError) as error:
         parse_suite("t", {"case": [{**SHOAL, "name": "fine"}, {**case, "name": "the bad one"}]})
     assert words in str(error.value) and str(error.value).startswith("suite t, case 2 (the bad one): ")
@@ -74,7 +75,8 @@ def test_what_does_not_apply_is_refused(case, key):
         parse_suite("t", {"case": [case]})
 
 
-def test_the_defaults_give_each_case_what_it_takes():
+def test_defaults_of_each_case():
+    """The defaults give each case what it takes."""
     table = {"defaults": {"overrides": {"eval.enabled": False}, "limit": True, "actors": [1, 2], "max_env_steps": 9,
                           "order": {"epochs": 1, "threads": 2}},
              "quick": {"order": {"threads": 1}},
@@ -114,7 +116,8 @@ GOOD = '[[case]]\npreset = "impala"\nenv = "CartPole-v1"\nmax_seconds = 3.0\n'
     ("", "has no [[case]]"),
     (b"\xff\xfecase = []", "is not UTF-8 text"),
 ])
-def test_a_file_that_is_no_suite_says_what_to_write(tmp_path, text, words):
+def test_file_that_is_no_suite(tmp_path, text, words):
+    """A file that is no suite says what to write."""
     path = tmp_path / "s.toml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError) as error:
@@ -122,7 +125,7 @@ def test_a_file_that_is_no_suite_says_what_to_write(tmp_path, text, words):
     assert words in str(error.value)
 
 
-def test_a_suite_without_a_quick_case_says_so():
+def test_suite_without_a_quick_case_says_so():
     with pytest.raises(ConfigError, match="no case for --suite quick"):
         parse_suite("t", {"case": [{**SHOAL, "quick": False}]}, "quick")
 
@@ -134,7 +137,8 @@ def test_nothing_is_run_of_a_suite_with_a_fault(tmp_path, capsys):
     assert "there is no peer 'acme'" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_an_unknown_workload_is_not_taken_for_another():
+def test_unknown_workload():
+    """An unknown workload is not taken for another."""
     with pytest.raises(ValueError, match="'huge' is not possible: give small, frames or sequences"):
         workloads.records("huge", None)
 
@@ -161,7 +165,7 @@ class Ran:
 
 
 @pytest.mark.parametrize("case", [SHOAL, PEER], ids=["shoal", "peer"])
-def test_a_timed_run_without_a_rate_is_an_error(case, monkeypatch):
+def test_timed_run_without_a_rate_is_an_error(case, monkeypatch):
     monkeypatch.setattr(peer_cases, "installed", lambda peer: (True, "1.0"))
     timed = Job(SuiteCase("c", **{**case, "warm_seconds": 1.0}), 1)
     short, long = [[0.5, 5], [1.5, 10]], [[at / 10, at] for at in range(5, 30)]
@@ -176,19 +180,21 @@ def test_a_timed_run_without_a_rate_is_an_error(case, monkeypatch):
     [{**SHOAL, "name": "x", "actors": [1, 2]}, {**SHOAL, "name": "x, 1 actor"}],
     [{**REPLAY, "name": "small", "who": ["shoal inline", "cpprb"]}, {**SHOAL, "name": "small, cpprb"}],
 ])
-def test_two_cases_whose_rows_would_hide_each_other_are_refused(cases):
+def test_cases_with_the_same_rows(cases):
+    """Two cases whose rows would hide each other are refused."""
     with pytest.raises(ConfigError, match="two cases whose runs are called"):
         parse_suite("t", {"case": cases})
     parse_suite("t", {"case": [cases[0], {**cases[1], "name": "another"}]})
 
 
-def test_two_that_meet_in_the_full_variant_only_are_refused_in_both():
+def test_same_rows_in_the_full_variant():
+    """Two that meet in the full variant only are refused in both."""
     cases = [{**SHOAL, "name": "x", "actors": [1, 2], "quick": False}, {**SHOAL, "name": "x, 1 actor"}]
     with pytest.raises(ConfigError, match="two cases whose runs are called 'x, 1 actor'"):
         parse_suite("t", {"case": cases}, "quick")
 
 
-def test_a_package_that_is_missing_is_no_fault_of_the_suite(monkeypatch):
+def test_missing_package(monkeypatch):
     """Its case becomes a row that says so."""
     def without(self):
         try:

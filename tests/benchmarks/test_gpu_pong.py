@@ -10,7 +10,8 @@ from benchmarks import gpu_pong
 from benchmarks.gpu_pong import turn
 
 
-def test_a_case_that_gpu_pong_does_not_know_is_refused(capsys):
+def test_unknown_case(capsys):
+    """A case that gpu_pong does not know is refused."""
     with pytest.raises(SystemExit) as ended:
         gpu_pong.main(["--only", "seed,nonsense"])
     assert ended.value.code == 2 and "--only has 'nonsense'; there are seed, seed resnet" in capsys.readouterr().err

@@ -30,7 +30,8 @@ def test_evaluations_are_listed_once_each():
     assert [row["eval_return"] for row in gpu_sac._evaluations(shots)] == [-5.0, 3.0]
 
 
-def test_a_run_is_told_as_json_whether_it_was_fast_enough_to_have_a_rate_or_not(tmp_path, capsys):
+def test_result_as_json(tmp_path, capsys):
+    """A result is valid JSON, with a rate or without."""
     gpu_sac.main(["--env", "Pendulum-v1", "--device", "cpu", "--layouts", "turns", "--seconds", "4", "--bare-seconds", "0.01",
                   "--set", "net.hidden=[8]", "replay.batch_size=8", "replay.samples_per_insert=8.0", "replay.min_size=50",
                   "algorithm.random_steps=50", "eval.episodes=1", "--out", str(tmp_path / "out.json")])

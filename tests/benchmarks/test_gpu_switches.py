@@ -51,7 +51,7 @@ def test_the_ratio_is_that_of_the_turns():
     assert gpu_switches.switch_row is switch_row
 
 
-def test_the_page_shows_the_ratios_of_the_turns():
+def test_page_shows_the_ratios_of_the_turns():
     """The page is made from the results: what it shows is the middle one of each line's turns."""
     page = (ROOT / "docs" / "performance.md").read_text()
     results = json.loads((ROOT / "docs" / "results" / "h200_switches.json").read_text())
@@ -120,7 +120,8 @@ def test_a_switch_of_a_whole_program(programs, capsys, tmp_path):
     assert "1.50 (1.50)" in page.read_text()
 
 
-def test_a_program_that_does_not_begin_is_a_row_that_says_so(programs, capsys):
+def test_program_that_does_not_begin(programs, capsys):
+    """A program that does not begin becomes a row that says so."""
     programs.rates = {"on": None}
     gpu_pong.main(["--switch", "core_each", "--only", "seed"])
     (row,) = json.loads(capsys.readouterr().out)["rows"]
@@ -128,7 +129,7 @@ def test_a_program_that_does_not_begin_is_a_row_that_says_so(programs, capsys):
     assert "failed: no 20 updates" in switch_rows([row])
 
 
-def test_a_switch_that_there_is_not_is_refused(capsys):
+def test_switch_that_there_is_not_is_refused(capsys):
     with pytest.raises(SystemExit):
         gpu_pong.main(["--switch", "core-each", "--only", "seed"])
     assert "--switch has 'core-each'; there are bf16, " in capsys.readouterr().err

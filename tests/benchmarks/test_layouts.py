@@ -3,7 +3,8 @@
 from evidence.layouts import share_of_best
 
 
-def test_a_choice_that_fails_by_itself_has_no_share():
+def test_choice_that_fails():
+    """A choice that fails by itself has no share."""
     speeds = {"a": 50.0, "b": 100.0}
     assert share_of_best("a", speeds) == {"best": "b", "share_of_best": 0.5}
     assert share_of_best("c", speeds) == {"best": "b", "share_of_best": 0.0}, "it is not among those that ran"

@@ -34,14 +34,15 @@ def test_the_faster_bare_loop_counts(monkeypatch):
     assert bare.rates(2.0) == {"bare_eager": 40.0, "bare_graphs": 70.0, "bare": 70.0} and made == [1.0, 1.0]
 
 
-def test_what_cannot_be_captured_has_one_bare_loop(monkeypatch):
+def test_one_bare_loop_without_graphs(monkeypatch):
+    """A learner that cannot be captured has one bare loop."""
     from shoal.algorithms import vtrace
 
     monkeypatch.setattr(vtrace.VTraceObjective, "captures", False)
     assert set(BareLoop(algorithm_of("small_conv", 3, 2, IMAGES), Hardware(), 1).rates(0.01)) == {"bare_eager", "bare"}
 
 
-def test_a_program_is_held_against_the_best_bare_loop(monkeypatch, capsys):
+def test_program_against_the_best_loop(monkeypatch, capsys):
     """Really: producers and a learner in processes of their own, which are stopped for the bare loops."""
     for name, value in {"UNROLL": 3, "SEATS": 2, "PRODUCERS": 1, "SETTLE_SECONDS": 0.1}.items():
         monkeypatch.setattr(learner_limit, name, value)

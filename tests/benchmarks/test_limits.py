@@ -26,7 +26,8 @@ def test_a_gpu_works_beside_the_environments():
     assert composed(e=3.0, i=math.inf, l=math.inf, gpu=True) == pytest.approx(3.0)
 
 
-def test_replay_adds_an_insert_and_as_many_samples_as_belong_to_it():
+def test_limit_with_replay():
+    """Replay adds an insert and as many samples as belong to it."""
     assert composed(4.0, 4.0, 8.0, 2, n=8.0, s=16.0, q=1.0) == pytest.approx(1.0)  # 1/4 + 1/4 + 1/8 + 2/16 + 2/8
     assert composed(4.0, 4.0, 8.0, 2, n=8.0, s=16.0, q=0.0) == pytest.approx(1 / 0.875)
     assert composed(4.0, 4.0, 8.0, 2, True, n=8.0, s=16.0) == pytest.approx(2.0)  # the cores; the device does 1/4 + 2/8 too
@@ -75,7 +76,7 @@ def test_the_limit_uses_the_passes():
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_workload_of_a_gpu_has_its_policy_and_learner_measured_there(device, monkeypatch):
+def test_limit_on_a_gpu(device, monkeypatch):
     """The device is chosen as a run's would be; here by a driver that claims to have a GPU, or not."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: int(device == "cuda"))
     speeds, asked = {"env": 1000.0, "act": 800.0, "learn": 800.0}, []
@@ -156,7 +157,8 @@ def with_kwargs(scene, *pairs):
     return Workload("own", scene, "ppo", {"envs.kwargs": list(pairs), "device": "cpu"})
 
 
-def test_the_environment_is_made_with_the_case_s_own_arguments():
+def test_arguments_of_the_environment():
+    """The environment is made with the case's own arguments."""
     pairs = ("stack_num=2", "frameskip=1")
     env = probe._started("ALE/Pong-v5", "raw:ale", 2, 1, pairs)
     assert env.single_observation_space.shape == (2, 84, 84)
@@ -172,7 +174,8 @@ def test_the_environment_is_made_with_the_case_s_own_arguments():
     assert (cartpole.step(np.zeros(2, np.int64))[1] == 0).all()
 
 
-def test_a_back_end_that_does_not_know_the_arguments_is_left_out():
+def test_back_end_without_the_arguments():
+    """A back end that does not know the arguments is left out."""
     cells, said = asked(with_kwargs(CARTPOLE, "render_mode=rgb_array"))
     assert {cell.backend for cell in cells if cell.what == "env"} == {"raw:gymnasium"}
     assert "compiled cannot make CartPole-v1 with render_mode=rgb_array" in said[0]
@@ -180,7 +183,8 @@ def test_a_back_end_that_does_not_know_the_arguments_is_left_out():
     assert {cell.backend for cell in cells if cell.what == "env"} == {"compiled", "raw:gymnasium"} and "cannot" not in said[0]
 
 
-def test_a_limit_that_no_back_end_can_have_is_refused_in_words():
+def test_limit_without_a_back_end():
+    """A limit that no back end can have is refused in words."""
     scene = replace(CARTPOLE, grid=replace(CARTPOLE.grid, backends=("compiled",)))
     with pytest.raises(RuntimeError, match=r"no back-end of the limit \(compiled\) can make CartPole-v1 with render_mode"):
         asked(with_kwargs(scene, "render_mode=rgb_array"))

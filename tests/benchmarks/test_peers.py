@@ -36,21 +36,23 @@ def script(monkeypatch):
 
 
 @pytest.mark.parametrize(("order", "epochs"), [({}, 4), ({"epochs": 1}, 1), ({"epochs": 2, "settings": {"epochs": 3}}, 3)])
-def test_the_script_makes_the_epochs_that_are_ordered(script, capsys, order, epochs):
+def test_epochs_of_the_script(script, capsys, order, epochs):
+    """The script makes the epochs that are ordered."""
     small = {"envs": 2, "steps": 4, "minibatches": 2, **order.get("settings", {})}
     script.main({"scene": "cartpole", "seconds": 0, **order, "settings": small})
     report = json.loads(capsys.readouterr().out)
     assert report["samples_per_insert"] == report["settings"]["epochs"] == epochs
 
 
-def test_who_learns_in_epochs_makes_one_in_the_throughput_suite():
+def test_one_epoch_for_throughput():
     """SB3 has to be told; the script's own number is four."""
     told = {case.name: case.order.get("epochs") for case in load_suite("throughput").cases
             if case.peer in ("sb3", "cleanrl") and "epochs" not in case.name}
     assert len(told) == 4 and set(told.values()) == {1}
 
 
-def test_the_page_names_the_columns_that_peers_leave_empty():
+def test_columns_that_peers_leave_empty():
+    """The page names the columns that peers leave empty."""
     case = SuiteCase("p", peer="sb3", env="CartPole-v1", until_return=475.0)
     report = {"marks": [[0.0, 0], [9.0, 900], [99.0, 9000]], "began_at": 1.0, "samples_per_insert": 1, "seconds": 50.0,
               "eval_return": 480.0, "train_return": 450.0}
@@ -64,7 +66,8 @@ def test_the_page_names_the_columns_that_peers_leave_empty():
     assert all(word in said for word in words.values())
 
 
-def test_a_peer_that_cannot_be_installed_is_a_row_that_says_why(monkeypatch):
+def test_failed_install_is_a_row(monkeypatch):
+    """A peer that cannot be installed becomes a row that says why."""
     from benchmarks.peers import cases, install
 
     monkeypatch.setattr(install, "install", lambda peer, say: (False, f"{peer.name} could not be installed: no wheel"))

@@ -31,7 +31,8 @@ def test_targets_are_judged_by_medians(tmp_path, capsys):
     assert main(str(tmp_path)) == 1 and text in capsys.readouterr().out
 
 
-def test_every_target_is_about_a_buffer_that_the_suite_measures():
+def test_targets_name_measured_buffers():
+    """Every target is about a buffer that the suite measures."""
     measured = {(case.name, who) for case in load_suite("replay").cases for who in case.who}
     assert {(case, side[0]) for case, _, ours, theirs, _ in TARGETS for side in (ours, theirs)} <= measured
     assert {(SMALL_10K, "shoal inline"), (SMALL_1M, "shoal inline")} <= measured

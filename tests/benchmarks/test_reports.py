@@ -19,7 +19,8 @@ from tests.bench.rows import SESSION, learning, results_with, row
 LIMIT = {"env_steps_per_second": 1000.0, "e": 4000.0, "i": 4000.0, "l": 2000.0, "passes": 1, "cores": 2}
 
 
-def test_the_table_marks_misses_and_says_what_failed(tmp_path):
+def test_misses_and_failures(tmp_path):
+    """The table marks misses and says what failed."""
     book = results_with(tmp_path, [learning("good", 1, 5000), learning("good", 2, 7000), learning("bad", 1, None),
                              row("peer", 1, error="could not be installed: no wheel")])
     text = results_table(book.groups())
@@ -55,7 +56,8 @@ def test_the_report_needs_nothing_but_itself(tmp_path):
     assert ">parts alone<" in text and ">model<" not in text  # nothing to calibrate it with
 
 
-def test_the_model_is_drawn_where_it_says_something(tmp_path, monkeypatch):
+def test_curve_of_the_model(tmp_path, monkeypatch):
+    """The model is drawn where it says something."""
     monkeypatch.setattr(html_report, "predicted", lambda by_actors: [(float(n), 300.0 * n) for n in by_actors])
     rows = [row(f"impala E-v0, {n} actors", 1, case="impala E-v0", asked_actors=n, env_steps_per_second=350.0 * n) for n in (1, 2)]
     text = page("T", "where", results_with(tmp_path, rows).groups())
@@ -76,7 +78,7 @@ def test_the_model_of_scaling_with_a_gpu():
     assert [modelled(limit, actors) for actors in (1, 2, 4)] == [2000.0, 3000.0, 3000.0]
 
 
-def test_the_bound_of_scaling_is_that_of_the_case(tmp_path, monkeypatch):
+def test_bound_of_scaling_is_that_of_the_case(tmp_path, monkeypatch):
     """The parts differ from run to run: their medians make one bound, which does not fall where there are more actors."""
     rates = {1: 4000.0, 2: 8000.0, 4: 3000.0, 8: 5000.0}
     rows = [row(f"c, {n} actors", 1, case="c", asked_actors=n, env_steps_per_second=9.0 * n, limit={
@@ -99,7 +101,7 @@ def test_ticks_are_round_and_inside():
 
 
 # ---------------------------------------------------------------------------------------------- what must not count
-def test_what_a_failed_run_left_behind_does_not_count(tmp_path):
+def test_failed_run_does_not_count(tmp_path):
     """Neither in a cell nor in a plot: it may have stopped at any moment."""
     broken = {"error": "stopped", "env_steps_per_second": 9e6, "limit": LIMIT, "observed": {"batch": 1}}
     rows = [row("a", 1, env_steps_per_second=1000.0), row("a", 2, **broken), learning("b", 1, 5000),
@@ -112,7 +114,7 @@ def test_what_a_failed_run_left_behind_does_not_count(tmp_path):
     assert "1 of 2 runs reach it" in page("T", "where", groups) and "seed 2</title>" not in page("T", "where", groups)
 
 
-def test_a_replay_buffer_that_failed_is_in_the_table_of_replay_buffers(tmp_path):
+def test_failed_replay_buffer(tmp_path):
     """A peer that could not be installed has no rates; it has no preset and no peer either."""
     gone = row("small, cpprb", 1, preset=None, peer=None, error="could not be installed")
     groups = results_with(tmp_path, [row("small, shoal", 1, preset=None, peer=None, rates={"insert": 1e6}), gone]).groups()
@@ -124,7 +126,7 @@ def test_a_replay_buffer_that_failed_is_in_the_table_of_replay_buffers(tmp_path)
     assert "| small, cpprb |" in results_table(groups) and "<table>" in page("T", "where", groups)
 
 
-def test_a_bar_in_a_name_does_not_end_the_cell(tmp_path):
+def test_bar_in_a_name_does_not_end_the_cell(tmp_path):
     head, _, body = results_table(results_with(tmp_path, [row("a|b", 1, env_steps_per_second=5.0)]).groups()).splitlines()[:3]
     assert body.startswith("| a\\|b |") and head.count("|") == body.replace("\\|", "").count("|")
 
@@ -180,7 +182,8 @@ def test_a_curve_without_the_model_says_why(tmp_path):
     assert "cannot calibrate it" in curve(1, 2)
 
 
-def test_a_throughput_has_its_limit_beside_it_or_a_word_that_it_has_none():
+def test_limit_beside_throughput():
+    """A throughput has its limit beside it or a word that it has none."""
     plain = {"error": None, "seed": 1, "env_steps_per_second": 60.0}
     limited = {**plain, "limit": {"env_steps_per_second": 240.0}, "efficiency": 0.25}
     table = results_table({"a": [limited], "b": [plain]})
@@ -190,7 +193,8 @@ def test_a_throughput_has_its_limit_beside_it_or_a_word_that_it_has_none():
     assert "not measured" not in results_table({"a": [limited]})
 
 
-def test_the_layout_that_auto_chose_is_in_the_table():
+def test_layout_that_auto_chose():
+    """The layout that auto chose is in the table."""
     layout = {"chosen": "1 actor of 1024 environments in the learner's process", "how": "by trying", "tried": {}}
     plain = {"error": None, "seed": 1, "env_steps_per_second": 60.0}
     words = "- a: 1 actor of 1024 environments in the learner's process (2 of 3 runs)"

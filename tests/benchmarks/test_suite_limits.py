@@ -41,7 +41,8 @@ def stepped(asked):
     return count
 
 
-def test_e_is_that_of_the_same_environment_with_the_same_arguments(tmp_path, asked):
+def test_e_is_kept_for_equal_environments(tmp_path, asked):
+    """The e of a limit is kept for the same environment with the same arguments."""
     beside(tmp_path, "plain", {})
     assert stepped(asked) > 1
     beside(tmp_path, "another network", {"net.hidden": [8]})
@@ -54,7 +55,8 @@ def test_e_is_that_of_the_same_environment_with_the_same_arguments(tmp_path, ask
     assert [record["env_kwargs"] for record in records] == [[], [], *[REWARD["envs.kwargs"]] * 2]
 
 
-def test_a_limit_of_a_file_that_did_not_know_the_arguments_is_measured_again(tmp_path, asked):
+def test_limit_of_an_older_file(tmp_path, asked):
+    """A limit of a file that did not know the arguments is measured again."""
     beside(tmp_path, "own", REWARD)
     (record,) = ResultsFolder(tmp_path).limits().values()
     old = ResultsFolder(tmp_path / "old")
@@ -65,12 +67,13 @@ def test_a_limit_of_a_file_that_did_not_know_the_arguments_is_measured_again(tmp
 
 
 @pytest.mark.parametrize("gpu", [False, True])
-def test_a_row_tells_whether_its_limit_is_that_of_a_gpu(tmp_path, asked, monkeypatch, gpu):
+def test_row_names_a_limit_of_a_gpu(tmp_path, asked, monkeypatch, gpu):
+    """A row tells whether its limit is that of a GPU."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: int(gpu))
     assert beside(tmp_path, "images", {"device": "auto"}, "ALE/Pong-v5")["gpu"] is gpu
 
 
-def test_a_limit_that_cannot_be_measured_costs_the_efficiency_only(tmp_path, monkeypatch):
+def test_limit_that_cannot_be_measured(tmp_path, monkeypatch):
     """A real probe that dies: there is no such environment back-end."""
     cell = limits.Cell("env", 4, limits.CoreLayout(1, 1), "no such back-end")
     monkeypatch.setattr(limits, "cells", lambda case, cores, gpu: [cell])
@@ -81,7 +84,7 @@ def test_a_limit_that_cannot_be_measured_costs_the_efficiency_only(tmp_path, mon
         assert beside.measure(Job(SuiteCase("c", preset="impala", env="Unknown-v0", max_seconds=1.0, limit=True), 1)) is None
 
 
-def test_a_limit_is_read_back_from_the_results(tmp_path, monkeypatch):
+def test_limit_is_read_back_from_the_results(tmp_path, monkeypatch):
     cell = limits.Cell("env", 4, limits.CoreLayout(2, 1), "compiled", 100.0)
     known = limits.ComposedLimit(cell, cell, cell, 2, [cell])
     given: list[limits.ComposedLimit | None] = []

@@ -28,7 +28,8 @@ def startup_run(actors, seconds, mb):
     return {"actors": actors, "seconds": seconds, "error": None, "load": 0.5, "actor_mb": [mb] * actors}
 
 
-def test_startup_tables_judge_by_medians_and_the_largest_actor():
+def test_startup_tables():
+    """Startup tables judge by medians and the largest actor."""
     runs = [startup_run(2, 3.0, 60.0), startup_run(16, 5.0, 40.0), startup_run(2, 3.5, 60.0), startup_run(16, 9.0, 151.0)]
     text = startup_tables(results(goals=GOALS, runs=runs, parts={"torch": [1.0, 2.0]}))
     rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
@@ -38,13 +39,16 @@ def test_startup_tables_judge_by_medians_and_the_largest_actor():
     assert "151" in rows["largest of 16 actors, MB (PSS)"] and "no " in rows["largest of 16 actors, MB (PSS)"].split("|")[-2]
 
 
-def test_means_tables_have_ratios_of_the_same_round():
+def test_means_tables():
+    """Means tables have ratios of the same round."""
     row = {"name": "threads", "without": "many", "with": "one", "unit": "frames/s", "note": "", "off": [1.0, 10.0],
            "on": [2.0, 30.0]}
     assert "2.50 (2.00 - 3.00)" in means_tables(results(means=[row]))
 
 
-def test_feed_tables_judge_the_first_case_by_medians():
+def test_feed_tables():
+    """Feed tables judge the first case by medians."""
+
     def way(updates, idle, waits):
         return {"updates_per_second": updates, "learner_idle": idle, "env_steps_per_second": 5e3, "actor_waits": waits,
                 "actor_hands_over": 0.02, "actor_makes_items": 0.1}
@@ -62,7 +66,7 @@ def test_feed_tables_judge_the_first_case_by_medians():
     assert shown[second, "learner idle"][1:] == ["-", "-"], "it has no goal"
 
 
-def test_the_page_shows_the_results_beside_it(tmp_path):
+def test_page_shows_the_results_beside_it(tmp_path):
     """`python -m benchmarks.performance_page` would change nothing: what is committed belongs together."""
     page = tmp_path / "performance.md"
     page.write_text(performance_page.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
@@ -90,7 +94,8 @@ def test_the_page_is_generated(tmp_path):
         insert("no markers", "means", "x")
 
 
-def test_every_row_of_a_file_of_several_runs_has_its_own_stamp():
+def test_stamps_of_several_runs():
+    """Every row of a file of several runs has its own stamp."""
     old = results(means=[{"name": "threads"}, {"name": "pinning"}])  # from before rows had stamps
     new = results(date="2026-02-02T00:00:00Z", commit="fedcba9876543210", uncommitted_changes=True, means=[{"name": "threads"}])
     joined = with_earlier_rows(new, old, "means")
@@ -113,7 +118,7 @@ def test_a_row_without_a_word_on_changes_says_so():
     assert "commit 0123456789." in origins(results(), [{**row, "uncommitted_changes": False}])
 
 
-def test_a_throughput_without_its_limit_says_so():
+def test_throughput_without_its_limit_says_so():
     means = {"name": "pinning", "without": "off", "with": "on", "note": "", "off": [1.0], "on": [2.0]}
     assert UNMEASURED in means_tables(results(means=[{**means, "unit": "env steps/s"}]))
     assert UNMEASURED not in means_tables(results(means=[{**means, "unit": "unrolls/s"}]))

@@ -55,7 +55,7 @@ def reversals(path):
     return sum((a > 0) != (b > 0) for a, b in itertools.pairwise(steps))
 
 
-def test_from_one_to_the_needed_number_and_on_to_the_next():
+def test_from_one_to_the_needed_number():
     """specs: a learner of 10,240 frames/s, actors of 900, then of 450: 12, then 23."""
     rule, pipeline = Rule(1, 64), Pipeline(10_240, 900)
     path = drive(rule, pipeline, 1, 8)
@@ -81,7 +81,7 @@ def test_noise_does_not_make_it_oscillate(needed, noise):
             assert path[-1] <= math.ceil(needed * (1 + HEADROOM)) + 1 + (needed * 2 * noise), path
 
 
-def test_one_actor_too_many_is_not_enough_to_go_down_again():
+def test_one_actor_too_many():
     """Wherever it goes down, one less still has headroom: so it does not go up from there."""
     for n in range(2, 65):
         for needed in np.linspace(0.2, n + 1, 97):
@@ -91,7 +91,8 @@ def test_one_actor_too_many_is_not_enough_to_go_down_again():
                 assert pipeline.window(path[-1]).idle == 0.0
 
 
-def test_more_actors_than_cores_are_taken_back_and_not_tried_again():
+def test_more_actors_than_cores():
+    """More actors than cores are taken back and not tried again."""
     assert drive(Rule(1, 64), Pipeline(10_000, 100, cores=3), 1, 50)[:8] == [1, 2, 4, 8, 8, 8, 4, 4]  # half of 4 was worth it
     rule, pipeline = Rule(1, 64), Pipeline(10_000, 100, cores=2)
     path = drive(rule, pipeline, 1, 50)
@@ -103,7 +104,8 @@ def test_more_actors_than_cores_are_taken_back_and_not_tried_again():
     assert drive(rule, pipeline, 2, 20)[-1] == 64
 
 
-def test_cores_stay_used_up_while_the_learner_is_slow_for_a_while():
+def test_slow_learner_on_full_cores():
+    """Cores stay used up while the learner is slow for a while."""
     rule, pipeline = Rule(1, 64), Pipeline(10_000, 100, cores=2)
     drive(rule, pipeline, 1, 20)
     pipeline.demand = 120  # actors are blocked 40 % of the time: each could do what it did
@@ -112,13 +114,15 @@ def test_cores_stay_used_up_while_the_learner_is_slow_for_a_while():
     assert set(drive(rule, pipeline, 2, 10)) == {2}
 
 
-def test_an_increase_cannot_bring_more_than_the_learner_lacked():
+def test_gain_of_an_increase():
+    """An increase cannot bring more than the learner lacked."""
     rule = Rule(1, 64)
     assert [rule.hear(LoadWindow(6, 600.0, 0.05, 0.0, 0.5)).actors for _ in range(2)] == [6, 7]
     assert all(rule.hear(LoadWindow(7, 620.0, 0.03, 0.12, 0.5)).actors >= 7 for _ in range(2 * PATIENCE))
 
 
-def test_a_decrease_that_had_to_be_taken_back_is_not_tried_again():
+def test_decrease_that_was_taken_back():
+    """A decrease that had to be taken back is not tried again."""
     full, starved = (lambda n: LoadWindow(n, 100.0, 0.0, 0.4, 1.0)), (lambda n: LoadWindow(n, 100.0, 0.12, 0.0, 0.2))
     rule = Rule(1, 8)
     assert [rule.hear(full(5)).actors for _ in range(PATIENCE)][-1] == 4
@@ -129,7 +133,8 @@ def test_a_decrease_that_had_to_be_taken_back_is_not_tried_again():
     assert 4 in {rule.hear(LoadWindow(5, 50.0, 0.0, 0.7, 1.0)).actors for _ in range(2 * PATIENCE)}  # the learner needs fewer now
 
 
-def test_an_environment_that_slows_down_while_an_increase_is_judged_is_not_taken_for_full_cores():
+def test_environment_that_slows_down():
+    """An environment that slows down while an increase is judged is not taken for full cores."""
     rule, pipeline = Rule(1, 64), Pipeline(1000, 100)
     path = drive(rule, pipeline, 1, 3)
     assert path[-1] == 8
@@ -137,7 +142,8 @@ def test_an_environment_that_slows_down_while_an_increase_is_judged_is_not_taken
     assert drive(rule, pipeline, 8, 30)[-1] == pipeline.needed() == 25
 
 
-def test_it_holds_where_something_is_missing_or_somebody_came_or_went():
+def test_it_holds_without_a_clear_view():
+    """It changes nothing where a number is missing, or where actors came or went."""
     starved = LoadWindow(4, 100.0, 0.9, 0.0, 0.0)
     full = LoadWindow(4, 100.0, 0.0, 0.9, 1.0)
     for broken in ({"steady": False}, {"supply": math.nan}, {"idle": math.nan}, {"blocked": math.nan}, {"occupied": math.nan},
@@ -164,21 +170,24 @@ def test_bounds_and_what_is_said_at_them():
     assert full.actors == 4 and "there is no room for more" in full.reason
 
 
-def test_a_small_wait_must_last_and_a_long_one_need_not():
+def test_small_and_long_waits():
+    """A small wait must last and a long one need not."""
     slight, long = LoadWindow(10, 100.0, 0.05, 0.0, 0.3), LoadWindow(10, 100.0, 0.3, 0.0, 0.3)
     rule = Rule(1, 64)
     assert [rule.hear(slight).actors for _ in range(2)] == [10, 11]
     assert Rule(1, 64).hear(long).actors == 15
 
 
-def test_who_waits_for_each_other_lacks_slots_not_actors():
+def test_both_sides_wait():
+    """Where actors and learner wait for each other, slots are missing, not actors."""
     rule = Rule(1, 64)
     for _ in range(5):
         decision = rule.hear(LoadWindow(4, 100.0, 0.2, 0.5, 0.9))
         assert decision.actors == 4 and "--architecture.slots-per-actor" in decision.reason
 
 
-def test_the_lag_limit_holds_it_back_and_takes_one_away():
+def test_lag_limit():
+    """The lag limit holds it back and takes one away."""
     rule, pipeline = Rule(1, 64, max_lag=6.0), Pipeline(1000, 100)
     pipeline.lag_per_actor = 1.0
     path = drive(rule, pipeline, 1, 40)
@@ -192,7 +201,7 @@ def auto(**overrides):
     return plan_of(preset, "CartPole-v1", None, None, {"actors": "auto", **overrides})
 
 
-def test_a_number_does_not_move_and_auto_does():
+def test_number_does_not_move_and_auto_does():
     said = []
     fixed = layouts.laid_out(plan_of("impala", "CartPole-v1", None, None, {"actors": 3}), said.append).experiment
     assert not fixed.moving and not said
@@ -206,7 +215,8 @@ def test_a_number_does_not_move_and_auto_does():
     assert again.experiment.moving and layouts.laid_out(again, said.append) is again
 
 
-def test_one_process_has_nothing_to_scale_and_says_so(monkeypatch):
+def test_one_process_has_nothing_to_scale(monkeypatch):
+    """One process has nothing to scale and says so."""
     from shoal.coordination.calibration import ActorLayout, Trial
 
     monkeypatch.setattr("shoal.coordination.calibrate", lambda *_: [Trial(ActorLayout(1, 16, True, 1), 1.0)])
@@ -259,7 +269,8 @@ class Slow(gym.Env):
         return np.zeros(2, np.float32), 0.0, False, False, {}
 
 
-def test_a_real_run_adds_actors_and_writes_down_why(tmp_path):
+def test_real_run_adds_actors(tmp_path):
+    """A real run adds actors and writes down why."""
     run = shoal.train("impala", Slow, actors="auto", max_seconds=60.0, max_env_steps=1600, run_dir=str(tmp_path / "run"),
                       **{"autoscale.start": 1, "autoscale.most": 3, "autoscale.every_seconds": 0.2, "eval.enabled": False,
                          "architecture.envs_per_actor": 1, "architecture.batch_slots": 1, "algorithm.unroll": 4,

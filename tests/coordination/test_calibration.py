@@ -18,7 +18,8 @@ from shoal.telemetry.outputs import read_lines
 
 
 @pytest.mark.parametrize(("rows", "cores"), [(1024, 1), (1024, 2), (16, 16), (7, 2), (96, 3)])
-def test_every_candidate_has_the_rows_of_the_batch_and_the_cores_of_the_machine(rows, cores):
+def test_candidates(rows, cores):
+    """Every candidate has the rows of the batch and the cores of the machine."""
     found = candidates(rows, cores)
     assert len(set(found)) == len(found)
     for layout in found:
@@ -29,7 +30,7 @@ def test_every_candidate_has_the_rows_of_the_batch_and_the_cores_of_the_machine(
 
 
 @pytest.mark.parametrize("winner", [ActorLayout(1, 16, True, 2), ActorLayout(2, 8, True, 1, 2), ActorLayout(2, 8, False, 1)])
-def test_the_fastest_is_taken_and_the_batch_stays(winner, monkeypatch):
+def test_fastest_is_taken_and_the_batch_stays(winner, monkeypatch):
     monkeypatch.setattr(calibration, "calibrate", lambda *_: [Trial(winner, 2.0), Trial(ActorLayout(1, 16, True, 1), 1.0)])
     monkeypatch.setattr("shoal.coordination.calibrate", calibration.calibrate)
     plan = plan_of("impala", "CartPole-v1", None, None, {"actors": "auto", "architecture.envs_per_actor": 8})
@@ -41,7 +42,8 @@ def test_the_fastest_is_taken_and_the_batch_stays(winner, monkeypatch):
     assert chosen == winner
 
 
-def test_a_real_calibration_tries_them_all_and_the_run_uses_one(tmp_path, monkeypatch, capsys):
+def test_real_calibration(tmp_path, monkeypatch, capsys):
+    """A real calibration tries them all and the run uses one."""
     monkeypatch.setattr(calibration, "TRIAL_SECONDS", 0.1)
     run = shoal.train("ppo", "shoal/Catch-v0", actors="auto", max_env_steps=500, run_dir=str(tmp_path / "run"),
                       **{"algorithm.unroll": 16, "eval.enabled": False, "console.mode": "plain", "tensorboard": False})
@@ -84,7 +86,7 @@ class Trials:
         return [trial.layout.actors for trial in trials], "\n".join(said)
 
 
-def test_the_trials_have_the_faults_of_the_run(monkeypatch):
+def test_trials_have_the_faults_of_the_run(monkeypatch):
     trials, faults = Trials(monkeypatch, {1: 5.0, 2: 1.0}), Faults(start_seconds=1000.0)
     assert trials.found(faults=faults)[0] == [1, 2] and trials.faults == [faults] * 2
     seen = []
@@ -102,7 +104,8 @@ def test_a_rate_of_nothing_is_no_measurement(monkeypatch):
         Trials(monkeypatch, {1: None, 2: None}).found()
 
 
-def test_where_nothing_can_be_measured_the_cores_decide_and_it_is_said(monkeypatch):
+def test_nothing_can_be_measured(monkeypatch):
+    """Where nothing can be measured the number of cores decides, and the run says so."""
     monkeypatch.setattr("shoal.coordination.calibrate", lambda *_: [])
     said = []
     plan = layouts.laid_out(plan_of("impala", "CartPole-v1", None, None, {"actors": "auto"}), said.append)
@@ -124,7 +127,8 @@ def test_a_layout_in_words(layout, words):
 @pytest.mark.parametrize(("preset", "runtime", "words"), [
     ("anakin", "local", "no actors: the learner itself acts in 1024 environments, as the architecture has it"),
     ("impala", "inline", "in one thread, by the number of cores")])
-def test_where_nothing_is_tried_the_layout_is_told_as_it_is(preset, runtime, words):
+def test_layout_without_trials(preset, runtime, words):
+    """Where nothing is tried the run says which layout it has."""
     plan = plan_of(preset, "CartPole-v1", None, None, {"actors": "auto", "runtime": runtime})
     found = layouts.laid_out(plan, lambda line: None).found
     assert f"{found.chosen}, {found.how}".endswith(words)
@@ -157,7 +161,8 @@ def test_ctrl_c_in_a_trial_ends_the_command(monkeypatch):
 
 
 @pytest.mark.parametrize("reuse", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_reuse_that_is_no_number_of_times_is_refused(reuse):
+def test_senseless_reuse(reuse):
+    """A senseless number for reuse is refused."""
     with pytest.raises(ConfigError, match="reuse is"):
         actor_learner.Config(reuse=reuse, buffer_slots=8).validate()
 
@@ -177,7 +182,8 @@ def measured(monkeypatch, tmp_path):
     return calls
 
 
-def test_what_was_calibrated_is_not_tried_again_and_holds_for_the_same_values_only(measured, capsys):
+def test_calibration_is_kept(measured, capsys):
+    """What was calibrated is not tried again and holds for the same values only."""
     assert cli.main(["calibrate", "CartPole-v1", "impala"]) == 0
     said = capsys.readouterr().out
     assert len(measured) == 1 and "kept in" in said and "--actors auto" in said

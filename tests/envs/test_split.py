@@ -65,7 +65,8 @@ def test_executed_actions_are_those_of_their_rows(split):
     assert split.step(np.array([1, 2, 3, 4, 7])).executed_action.tolist() == [1, 2, 3, 4, 0]
 
 
-def test_an_error_of_another_process_is_raised_here(split):
+def test_error_of_another_process(split):
+    """An error of another process is raised here."""
     split.reset(seed=4)
     with pytest.raises(EnvironmentError_, match="eight"):
         split.step(np.array([0, 0, 0, 0, 8]))

@@ -19,7 +19,8 @@ def planned(preset: str, game: str):
 
 @pytest.mark.parametrize("game", GAMES)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_rewards_are_clipped_once_and_the_rest_is_the_id_s(preset, game):
+def test_rewards_are_clipped_once(preset, game):
+    """Rewards are clipped once and the rest is the id's."""
     experiment = planned(preset, game).experiment
     protocol, _ = AtariProtocol.of(game, {}, experiment.envs.arguments())
     in_learner = getattr(experiment.algorithm, "reward_clip", 0.0)

@@ -38,7 +38,8 @@ def test_state_comes_back_as_it_was(tmp_path):
     np.testing.assert_array_equal(back["turned"], STATE["params"].T)
 
 
-def test_what_is_written_in_pieces_is_the_same_file_to_everybody(tmp_path):
+def test_file_written_in_pieces(tmp_path):
+    """A file that is written in pieces reads like any other."""
     path, parts = tmp_path / "x.safetensors", [b"", b"abc", np.arange(300_000)[::2], np.zeros((0, 3)), b"z" * 2_000_000]
     raw = b"".join(np.ascontiguousarray(part).tobytes() if isinstance(part, np.ndarray) else part for part in parts)
     TensorFiles().save(path, {**STATE, "chunks": Pieces(parts, lambda: None)})
@@ -71,7 +72,8 @@ def test_two_at_the_same_step_are_both_whole(tmp_path):
     assert checkpoints.newest().name == "000000000005+"
 
 
-def test_many_at_the_same_step_keep_their_order_and_short_names(tmp_path):
+def test_many_at_the_same_step(tmp_path):
+    """Many at the same step keep their order and short names."""
     checkpoints = Checkpoints(tmp_path, keep=3)
     (tmp_path / "000000000005++").mkdir()  # torn, and named as by earlier versions
     for number in range(20):
@@ -202,7 +204,8 @@ def flip(path, at=-3):
 
 
 @pytest.mark.parametrize("name", ["learner-0.safetensors", "checkpoint.json"])
-def test_a_flipped_byte_makes_the_older_one_the_newest(name, tmp_path, caplog):
+def test_flipped_byte(name, tmp_path, caplog):
+    """A flipped byte makes the older one the newest."""
     checkpoints = Checkpoints(tmp_path)
     for steps in (1, 2, 3):
         save(checkpoints, steps)
@@ -220,7 +223,8 @@ def test_a_flipped_byte_makes_the_older_one_the_newest(name, tmp_path, caplog):
         checkpoints.sound()
 
 
-def test_a_changed_number_of_the_metadata_is_noticed(tmp_path):
+def test_changed_metadata(tmp_path):
+    """A changed number of the metadata is noticed."""
     checkpoints = Checkpoints(tmp_path)
     save(checkpoints, 7)
     meta = json.loads((tmp_path / "000000000007" / "checkpoint.json").read_text())
@@ -229,7 +233,8 @@ def test_a_changed_number_of_the_metadata_is_noticed(tmp_path):
         checkpoints.sound()
 
 
-def test_checkpoints_of_earlier_versions_have_sizes_only(tmp_path):
+def test_checkpoints_of_earlier_versions(tmp_path):
+    """Checkpoints of earlier versions have sizes only."""
     checkpoints = Checkpoints(tmp_path)
     save(checkpoints, 7)
     path = tmp_path / "000000000007" / "checkpoint.json"
@@ -259,7 +264,8 @@ def test_files_are_put_into_the_newest_checkpoint(tmp_path):
     assert set(meta["files"]) == {"learner-0.safetensors", "evaluator-0.safetensors"}
 
 
-def test_a_full_disk_leaves_the_newest_checkpoint_as_it_was(tmp_path, monkeypatch):
+def test_full_disk(tmp_path, monkeypatch):
+    """A full disk leaves the newest checkpoint as it was."""
     checkpoints = Checkpoints(tmp_path)
     save(checkpoints, 7)
     folder = checkpoints.begin(6)

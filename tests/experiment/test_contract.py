@@ -56,7 +56,8 @@ class Silent(a2c.A2C):
     (lacking(dqn.DQN, Transitions, "weights_version"), "actor_learner", r"Lacking\.record\.layout has no field weights_version;"),
     (Silent, "synchronous", r"Silent\.published_layout\(\) has no field progress; roles read it"),
 ])
-def test_an_algorithm_that_lacks_what_roles_read_is_refused(algorithm, architecture, words, tmp_path):
+def test_incomplete_algorithm(algorithm, architecture, words, tmp_path):
+    """An algorithm that lacks what roles read is refused."""
     with pytest.raises(ConfigError, match=words):
         shoal.train(algorithm=algorithm, architecture=architecture, env="CartPole-v1", max_env_steps=100,
                     run_dir=str(tmp_path / "run"), **QUIET)

@@ -47,7 +47,7 @@ def refused(capsys, *words) -> str:
 
 @pytest.mark.parametrize("name", ["config.json", "summary.json"])
 @pytest.mark.parametrize("text", [b"", b"[]", b"3", b"\xff\xfe{}", b"{", DEEP.encode(), b'{"a": 1}'])
-def test_a_file_that_is_not_what_it_should_be(name, text, run, capsys):
+def test_file_that_is_not_what_it_should_be(name, text, run, capsys):
     (run / name).write_bytes(text)
     if name == "config.json":
         assert str(run / name) in refused(capsys, "eval", run)
@@ -58,7 +58,8 @@ def test_a_file_that_is_not_what_it_should_be(name, text, run, capsys):
 
 @pytest.mark.parametrize("text", [b"\xff\n", b"[]\n3\n", DEEP.encode() + b"\n",
                                   b'{"kind": "snapshot", "env_steps": "x", "seconds": []}\n'])
-def test_metrics_that_cannot_be_read_are_passed_over(text, run, capsys):
+def test_unreadable_metrics(text, run, capsys):
+    """Metrics that cannot be read are passed over."""
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(text)
     assert say(capsys, "resume", run, "--max-env-steps", "600", "--console.mode", "none")[0] == 0
@@ -92,7 +93,7 @@ def changed(value, path, new):
 
 
 @pytest.mark.parametrize("seed", [*range(25), 172])
-def test_a_configuration_with_something_else_in_it(seed, run, capsys):
+def test_configuration_with_other_values(seed, run, capsys):
     rng = random.Random(seed)
     config = json.loads((run / "config.json").read_text())
     for _ in range(rng.randint(1, 2)):
@@ -103,7 +104,8 @@ def test_a_configuration_with_something_else_in_it(seed, run, capsys):
 
 
 @pytest.mark.parametrize("changes", [{"net": {"hidden": [5]}}, {"env": {"name": "Acrobot-v1", "id": "Acrobot-v1"}}])
-def test_a_configuration_of_another_net_or_environment(changes, run, capsys):
+def test_configuration_of_another_net(changes, run, capsys):
+    """A configuration of another net or environment."""
     config = json.loads((run / "config.json").read_text())
     changes = {section: {**config[section], **values} for section, values in changes.items()}
     (run / "config.json").write_text(json.dumps({**config, **changes}))
@@ -111,7 +113,8 @@ def test_a_configuration_of_another_net_or_environment(changes, run, capsys):
     assert "parameters, and this one would have" in refused(capsys, "resume", run, "--max-env-steps", "900")
 
 
-def test_a_flipped_byte_is_noticed_by_eval_and_resume(run, capsys, caplog):
+def test_flipped_byte(run, capsys, caplog):
+    """A flipped byte is noticed by eval and resume."""
     newest = sorted((run / "checkpoints").iterdir())[-1]
     path = newest / "trainer-0.safetensors"
     data = bytearray(path.read_bytes())
@@ -126,7 +129,8 @@ def test_a_flipped_byte_is_noticed_by_eval_and_resume(run, capsys, caplog):
 
 
 @pytest.mark.parametrize("text", [b"", b"\x08" + bytes(7) + b"{}", b"\xff" * 400])
-def test_a_file_of_an_earlier_version_with_a_damaged_header(text, run, capsys):
+def test_damaged_header_of_an_old_file(text, run, capsys):
+    """A file of an earlier version with a damaged header."""
     for folder in (run / "checkpoints").iterdir():
         meta = json.loads((folder / "checkpoint.json").read_text())
         meta.pop("sha256"), meta.pop("seal")

@@ -14,7 +14,9 @@ WORDS = ["train", "a2c", "CartPole-v1", "--runtime", "inline", "--max-env-steps"
 
 
 @pytest.mark.parametrize("failure", [ZeroDivisionError("an odd one"), OSError(errno.EIO, "an odd one"), MemoryError("an odd one")])
-def test_an_odd_error_of_a_role_ends_an_inline_run_with_3_and_its_traceback(failure, monkeypatch, tmp_path, capsys):
+def test_odd_error_of_a_role(failure, monkeypatch, tmp_path, capsys):
+    """An odd error of a role ends an inline run with 3 and its traceback."""
+
     def broken(self, batch):
         raise failure
 
@@ -26,7 +28,9 @@ def test_an_odd_error_of_a_role_ends_an_inline_run_with_3_and_its_traceback(fail
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped_by"] == "failure"
 
 
-def test_an_odd_error_before_the_run_is_a_bug_and_stays_one(monkeypatch, tmp_path):
+def test_odd_error_before_the_run(monkeypatch, tmp_path):
+    """An odd error before the run is a bug and stays one."""
+
     def broken(*_):
         raise ZeroDivisionError("before the run")
 
@@ -47,7 +51,8 @@ def test_a_disk_that_refuses_is_one_sentence(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.parametrize("preset", ["a2c", "dqn"])
 @pytest.mark.parametrize("size", [10**6, 10**11])
-def test_a_network_that_cannot_be_made_is_one_sentence(preset, size, tmp_path, capsys):
+def test_impossible_network(preset, size, tmp_path, capsys):
+    """A network that cannot be made is refused with one sentence."""
     assert cli.main([WORDS[0], preset, *WORDS[2:-1], str(size), str(size), "--run-dir", str(tmp_path / "run")]) == 2
     said = capsys.readouterr().err
     words = "the network is too large for this machine: its 1,000,004," if size == 10**6 else "--net.hidden is 100000000000 1000"
@@ -55,7 +60,9 @@ def test_a_network_that_cannot_be_made_is_one_sentence(preset, size, tmp_path, c
     assert not list(tmp_path.iterdir())
 
 
-def test_more_threads_than_cores_are_refused_before_there_is_any(tmp_path, capsys, monkeypatch):
+def test_more_threads_than_cores(tmp_path, capsys, monkeypatch):
+    """More threads than cores are refused before any is started."""
+
     def never(count):
         raise AssertionError(f"set_num_threads({count})")
 
@@ -69,7 +76,8 @@ def test_more_threads_than_cores_are_refused_before_there_is_any(tmp_path, capsy
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_of_a_larger_machine_is_played_here_and_resumed_with_fewer_threads(tmp_path, capsys):
+def test_run_of_a_larger_machine(tmp_path, capsys):
+    """A run of a larger machine is played here and resumed with fewer threads."""
     run = tmp_path / "run"
     assert cli.main([*WORDS, "--run-dir", str(run)]) == 0
     config = json.loads((run / "config.json").read_text())
@@ -81,7 +89,8 @@ def test_a_run_of_a_larger_machine_is_played_here_and_resumed_with_fewer_threads
     assert cli.main([*resume, "--learner-threads", "1"]) == 0
 
 
-def test_senseless_faults_are_found_before_the_run(tmp_path, capsys):
+def test_senseless_faults(tmp_path, capsys):
+    """Senseless faults are found before the run."""
     assert cli.main([*WORDS, "--faults.exceptions-per-minute", "0", "--run-dir", str(tmp_path / "run")]) == 2
     said = capsys.readouterr().err
     assert "--faults.exceptions-per-minute is 0; it must be at least 1 (the default is 3)" in said

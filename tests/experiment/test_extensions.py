@@ -84,7 +84,8 @@ def shown(run) -> dict:
 
 
 @RUNTIMES
-def test_an_algorithm_by_command_is_resumed_evaluated_and_played(parts, runtime, tmp_path, capsys):
+def test_algorithm_by_command(parts, runtime, tmp_path, capsys):
+    """An algorithm given by command is resumed, evaluated and played."""
     words = ["train", "--algorithm", f"{parts}:MyAlgorithm", "--architecture", "actor_learner", "CartPole-v1", "--runtime", runtime,
              "--algorithm.luck", "13", *QUICK]
     assert cli.main([*words, "--run-dir", "run", "--console.mode", "plain"]) == 0
@@ -138,7 +139,8 @@ def test_classes_from_python(parts, runtime, tmp_path, monkeypatch):
     assert (names.algorithm, names.architecture) == (f"{parts}:MyAlgorithm", f"{parts}:MyArchitecture")
 
 
-def test_a_config_and_an_instance_bring_their_values(parts, tmp_path, monkeypatch):
+def test_config_and_instance(parts, tmp_path, monkeypatch):
+    """A config and an instance bring their values."""
     from shoal.experiment.run import plan_of
 
     monkeypatch.syspath_prepend(tmp_path)
@@ -154,7 +156,8 @@ def test_a_config_and_an_instance_bring_their_values(parts, tmp_path, monkeypatc
     assert plan_of(None, "CartPole-v1", vtrace.VTrace, ActorLearner(), {}).names == own.names
 
 
-def test_titles_have_the_declared_names_and_folders_the_same_joined(parts, tmp_path, monkeypatch):
+def test_titles_and_folders(parts, tmp_path, monkeypatch):
+    """Titles have the declared names and folders the same joined."""
     from shoal.experiment.run import plan_of
 
     monkeypatch.syspath_prepend(tmp_path)
@@ -169,7 +172,9 @@ def test_titles_have_the_declared_names_and_folders_the_same_joined(parts, tmp_p
 
 
 @RUNTIMES
-def test_a_class_of_a_script_trains_and_is_refused_at_resume(runtime, tmp_path):
+def test_class_of_a_script(runtime, tmp_path):
+    """A class of a script trains and is refused at resume."""
+
     @dataclass(frozen=True)
     class Config(vtrace.Config):
         luck: int = number(7, at_least=1)
@@ -185,7 +190,8 @@ def test_a_class_of_a_script_trains_and_is_refused_at_resume(runtime, tmp_path):
     assert cli.main(["resume", str(run.directory), "--max-learner-steps", "9"]) == 2
 
 
-def test_an_undeclared_metric_ends_the_run_with_its_name(parts, tmp_path, capsys):
+def test_undeclared_metric(parts, tmp_path, capsys):
+    """An undeclared metric ends the run with its name."""
     assert cli.main(["train", "--algorithm", f"{parts}:Forgotten", "--architecture", "actor_learner", "CartPole-v1", "--runtime",
                      "inline", "--run-dir", "run", *QUICK]) == 3
     assert "there is no metric" in capsys.readouterr().err

@@ -49,7 +49,8 @@ QUICK = {"runtime": "inline", "actors": 1, "console.mode": "none", "tensorboard"
     (["impala", "CartPole-v1", "--net.recurrent", "lstm", "--net.lstm-size", "1000000"], "lower --net.hidden or --net.lstm-size"),
     (["impala", "CartPole-v1", "--learners", "9999"], "--learners 9999 is too much for this machine: learners compute all"),
     (["impala", "CartPole-v1", "--architecture.batch-slots", "1000000000"], "--architecture.batch-slots 1000000000 is too much")])
-def test_other_words_and_huge_numbers_are_answered_at_once(words, said, capsys, tmp_path, monkeypatch):
+def test_odd_words_and_huge_numbers(words, said, capsys, tmp_path, monkeypatch):
+    """Other words and huge numbers are answered at once."""
     monkeypatch.chdir(tmp_path)
     start = time.process_time()
     assert cli.main(["train", *words]) == 2
@@ -70,7 +71,8 @@ def test_help_is_answered_after_every_command(words, capsys):
     assert capsys.readouterr().out.startswith(f"  shoal {words[0]}")
 
 
-def test_the_columns_of_the_list_fit_the_longest_name(capsys):
+def test_columns_of_the_list(capsys):
+    """The columns of the list fit the longest name."""
     assert cli.main(["list"]) == 0
     presets, grid = capsys.readouterr().out.split("\n\n")[:2]
     rows = presets.splitlines()[1:]
@@ -122,7 +124,8 @@ def test_a_day_of_metrics_stays_small(tmp_path, monkeypatch):
     assert max(b - a for a, b in itertools.pairwise(seconds)) <= 61
 
 
-def test_a_network_of_a_script_runs_in_other_processes(tmp_path):
+def test_network_of_a_script(tmp_path):
+    """A network of a script runs in other processes."""
     script = tmp_path / "script.py"
     script.write_text(
         "import shoal, torch\n"

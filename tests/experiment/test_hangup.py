@@ -23,7 +23,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
-def test_a_closed_terminal_ends_the_run_like_ctrl_c(tmp_path):
+def test_closed_terminal(tmp_path):
     """Checkpoint, summary and exit code, with nowhere left to say so."""
     screen, terminal = pty.openpty()
     words = [*WORDS, "--console.mode", "live", "--run-dir", str(tmp_path / "run")]
@@ -70,7 +70,8 @@ class Presses:
 
 
 @pytest.mark.parametrize("nohup", [False, True])
-def test_a_hangup_counts_once_and_under_nohup_not_at_all(nohup):
+def test_hangup_and_nohup(nohup):
+    """A hangup counts once; under nohup it does not count."""
     session = Presses()
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
     try:

@@ -27,14 +27,15 @@ def events(run: shoal.Run) -> list[str]:
 
 # ---------------------------------------------------------------------------------------------- episodes that never end
 @pytest.mark.parametrize("preset", ["a2c", "dqn"])
-def test_an_inline_run_ends_though_no_episode_does(preset, tmp_path):
+def test_inline_run_without_an_episode(preset, tmp_path):
+    """An inline run ends though no episode does."""
     run = quick(preset, Endless, tmp_path / "run", max_env_steps=500, eval={**NEVER, "max_episode_steps": 400})
     assert run.summary["stopped_by"] == "env_steps" and 500 <= run.summary["env_steps"] < 600
     assert (run.summary["eval_return"], run.summary["eval_episodes"]) == (400.0, 1)
     assert any("1 of 1 episodes of an evaluation had not ended after 400 steps" in text for text in events(run))
 
 
-def test_an_evaluation_that_never_ends_leaves_the_training_as_it_is(tmp_path):
+def test_evaluation_that_never_ends(tmp_path):
     """Inline, its share is bounded by what was trained, and the same every time."""
     states = []
     for name in ("a", "b"):
@@ -45,7 +46,8 @@ def test_an_evaluation_that_never_ends_leaves_the_training_as_it_is(tmp_path):
     assert states[0] == states[1]
 
 
-def test_the_return_stops_a_run_by_episodes_that_were_cut_off(tmp_path):
+def test_return_of_cut_off_episodes(tmp_path):
+    """The return stops a run by episodes that were cut off."""
     bounds = {**NEVER, "episodes": 4, "max_episode_steps": 50}
     run = quick("a2c", Endless, tmp_path / "run", until_return=50.0, max_env_steps=20_000, eval=bounds)
     assert run.summary["stopped_by"] == "return"
@@ -104,7 +106,8 @@ class Mortal(Endless):
 
 
 # ---------------------------------------------------------------------------------------------- processes
-def test_an_evaluator_that_dies_at_the_end_costs_only_its_evaluation(tmp_path):
+def test_evaluator_that_dies_at_the_end(tmp_path):
+    """An evaluator that dies at the end costs only its evaluation."""
     run = quick("a2c", Mortal, tmp_path / "run", runtime="local", max_env_steps=100, eval={**NEVER, "last_env_steps": 1})
     assert run.summary["stopped_by"] == "env_steps" and run.summary["checkpoint_failed"] is None
     assert run.summary["policy"] == "last" and run.summary["eval_return"] is None
@@ -133,7 +136,8 @@ def evaluating(folder: Path) -> bool:
     return any(row["env_steps"] > 0 and row["eval_env_steps"] > 0 for row in rows)
 
 
-def test_ctrl_c_and_checkpoints_do_not_wait_for_an_evaluation(tmp_path):
+def test_nothing_waits_for_an_evaluation(tmp_path):
+    """Ctrl-C and checkpoints do not wait for an evaluation."""
     process = command(tmp_path / "run", "--checkpoint.every-seconds", "1")
     try:
         eventually(lambda: evaluating(tmp_path / "run"), process)
@@ -149,7 +153,8 @@ def test_ctrl_c_and_checkpoints_do_not_wait_for_an_evaluation(tmp_path):
     assert "of 100 episodes" in out  # the progress of the evaluation under way
 
 
-def test_a_budget_ends_training_while_an_evaluation_is_under_way(tmp_path):
+def test_budget_during_an_evaluation(tmp_path):
+    """A budget ends training while an evaluation is under way."""
     process = command(tmp_path / "run", "--max-env-steps", "300", "--eval.max-episode-steps", "40")
     try:
         out, err = process.communicate(timeout=120)
@@ -179,7 +184,9 @@ class Looks(Gift):
 
 
 @pytest.mark.parametrize(("preset", "runtime"), [("impala", "local"), ("a3c", "local"), ("gala", "inline"), ("a3c", "inline")])
-def test_it_is_there_before_the_first_environment_step(preset, runtime, tmp_path):
+def test_checkpoint_before_the_first_step(preset, runtime, tmp_path):
+    """A checkpoint of step 0 is there before the first environment step."""
+
     class Here(Looks):
         folder = tmp_path
 

@@ -87,13 +87,15 @@ def test_what_cannot_change_is_refused(values, words):
         changed_plan(plan(), values)
 
 
-def test_learners_of_a_group_do_not_change_one_after_the_other():
+def test_learners_of_a_group_are_not_changed():
+    """Learners of a group would change one after the other, and drift apart."""
     with pytest.raises(shoal.ConfigError, match="drift apart"):
         changed_plan(plan(learners=2), {"algorithm.lr": 1e-4})
     assert changed_plan(plan(learners=2), {"algorithm.lr": 1e-4}, running=False).experiment.algorithm.lr == 1e-4
 
 
-def test_a_value_reaches_the_learner_and_survives_kills(tmp_path, capsys):
+def test_value_survives_kills(tmp_path, capsys):
+    """A value reaches the learner and survives kills."""
     run = tmp_path / "run"
     with Running(run, "a2c", "shoal/Catch-v0", "--actors", "2") as running:
         assert running.shoal("set", "algorithm.lr=0.00025", "algorithm.entropy=0.5") == 0
@@ -139,7 +141,8 @@ def test_stop_pause_and_checkpoint(tmp_path, capsys):
     assert cli.main(["set", str(run), "algorithm.gamma=0.5"]) == 2
 
 
-def test_letters_are_whole_ordered_and_answered_once(tmp_path):
+def test_letters(tmp_path):
+    """Letters are whole, in order, and answered once."""
     box = Mailbox(tmp_path)
     assert box.take() == [] and box.answer("x") is None
     names = [box.post({"command": "set", "number": n}) for n in range(5)]

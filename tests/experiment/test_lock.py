@@ -40,7 +40,8 @@ time.sleep(120)
 """
 
 
-def test_a_killed_driver_leaves_no_lock_though_its_children_live_on(tmp_path):
+def test_killed_driver_leaves_no_lock(tmp_path):
+    """A killed driver leaves no lock though its children live on."""
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     children = [int(word) for word in driver.stdout.readline().split()]
     try:
@@ -60,7 +61,7 @@ def test_a_killed_driver_leaves_no_lock_though_its_children_live_on(tmp_path):
         driver.communicate()  # to the end of its output, which the children have too
 
 
-def test_a_child_that_has_not_run_since_its_fork_is_waited_for(tmp_path):
+def test_child_that_has_not_run_yet(tmp_path):
     """A stopped holder of the lock stands for a child whose first moment has not come."""
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / NAME)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
@@ -75,7 +76,8 @@ def test_a_child_that_has_not_run_since_its_fork_is_waited_for(tmp_path):
     holder.stdout.close()
 
 
-def test_a_run_is_resumed_by_nobody_else_while_it_goes_on(tmp_path, capsys):
+def test_running_run_is_not_resumed(tmp_path, capsys):
+    """A run that goes on cannot be resumed elsewhere."""
     run = tmp_path / "run"
     train("a2c", "CartPole-v1", run_dir=str(run), **QUIET)
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != NAME}
@@ -104,7 +106,9 @@ def test_a_new_run_holds_its_directory(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
-def test_where_there_are_no_locks_a_run_goes_on_without(number, tmp_path, monkeypatch):
+def test_file_system_without_locks(number, tmp_path, monkeypatch):
+    """A run goes on where the file system has no locks."""
+
     def unable(fd, operation):
         raise OSError(number, os.strerror(number))
 
@@ -115,7 +119,8 @@ def test_where_there_are_no_locks_a_run_goes_on_without(number, tmp_path, monkey
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_what_cannot_be_written_is_left_to_whoever_writes_there(tmp_path):
+def test_folder_that_cannot_be_written(tmp_path):
+    """A folder that cannot be written needs no lock."""
     with alone(tmp_path / "nowhere"):
         pass
     assert not (tmp_path / "nowhere").exists()

@@ -58,7 +58,8 @@ def refused(values, words) -> int:
      "--architecture.buffer-slots (\\d+) or fewer", "architecture.buffer_slots"),
     ({"architecture.envs_per_actor": 10**9}, "--architecture.envs-per-actor 1000000000 .*GB of memory.*; give "
      "--architecture.envs-per-actor (\\d+) or fewer", "architecture.envs_per_actor")])
-def test_absurd_numbers_are_refused_with_one_that_would_work(values, words, knob, machine):
+def test_absurd_numbers(values, words, knob, machine):
+    """Absurd numbers are refused with one that would work."""
     most = refused(values, words)
     drawn(prepared(**{**values, knob: most}))
     with pytest.raises(ConfigError):
@@ -69,14 +70,16 @@ def test_absurd_numbers_are_refused_with_one_that_would_work(values, words, knob
     ({"actors": 10_000}, "--actors 10000 .*open files.*ulimit -Hn.*; give --actors (\\d+) or fewer", "actors"),
     ({"actors": 2000}, "--actors 2000 .*at least .* GB of memory.*; give --actors (\\d+) or fewer", "actors"),
     ({"actors": 1, "learners": 3000}, "--learners 3000 .*open files.*; give --learners (\\d+) or fewer", "learners")])
-def test_no_more_processes_are_recommended_than_are_sure_to_start(values, words, knob, machine):
+def test_recommended_processes(values, words, knob, machine):
+    """No more processes are recommended than are sure to start."""
     assert refused(values, words) == SURE
     drawn(prepared(**{**values, knob: SURE}))
 
 
 @pytest.mark.parametrize("runtime", ["local", "inline", "ray"])
 @pytest.mark.parametrize("knob", ["actors", "learners", "autoscale.most"])
-def test_a_huge_number_is_refused_before_anything_is_drawn(knob, runtime, machine, monkeypatch):
+def test_huge_number(knob, runtime, machine, monkeypatch):
+    """A huge number is refused before anything is drawn."""
     sizes = []
     draw = Prepared.program
 
@@ -94,7 +97,8 @@ def test_a_huge_number_is_refused_before_anything_is_drawn(knob, runtime, machin
 
 
 @pytest.mark.parametrize("knob", ["actors", "learners"])
-def test_a_cluster_that_is_started_here_has_no_more_room_than_this_machine(knob, machine):
+def test_cluster_started_here(knob, machine):
+    """A cluster that is started here has no more room than this machine."""
     values = {"runtime": "ray", knob: 2000}
     most = refused(values, f"--{knob} 2000 is too much .* GB of memory.*; give --{knob} (\\d+) or fewer")
     program = drawn(prepared(**{**values, knob: most}))
@@ -102,11 +106,12 @@ def test_a_cluster_that_is_started_here_has_no_more_room_than_this_machine(knob,
     refused({**values, knob: most + 1}, r"is too much .* (\d+) or fewer")
 
 
-def test_a_cluster_that_is_joined_is_not_measured_by_this_machine(machine):
+def test_cluster_that_is_joined(machine):
+    """A cluster that is joined is not measured by this machine."""
     drawn(prepared(runtime="ray", actors=500, **{"ray.address": "10.0.0.1:6379"}))
 
 
-def test_batches_and_buffers_of_learners_are_counted(machine):
+def test_batches_and_buffers(machine):
     """3 batches of 10 unrolls for each of 2 learners, and their buffers of 20."""
     program = prepared(learners=2, **{"architecture.batch_slots": 10, "architecture.buffer_slots": 20}, **BOUNDED).program()
     slot = program.wires["unrolls"].layout.nbytes
@@ -128,7 +133,7 @@ def test_inline_has_no_processes_to_run_out_of(machine):
 
 
 @pytest.mark.parametrize("runtime", ["inline", "local"])
-def test_environments_count_where_what_is_sent_does_not_grow_with_them(runtime, machine):
+def test_environments_count(runtime, machine):
     """Items of a replay table are sent in messages of a fixed size."""
     plan = plan_of("dqn", "CartPole-v1", None, None, {"runtime": runtime, "architecture.envs_per_actor": 2**31})
     words = "--architecture.envs-per-actor 2147483648 is too much for this machine.*GB of memory"
@@ -147,7 +152,8 @@ def test_this_machine_has_room_for_a_few():
     assert start_checks.most_files() >= 64 and start_checks.free_processes() > 0 and start_checks.most_memory() > 10**8
 
 
-def test_the_command_says_it_before_anything_is_written(tmp_path, capsys):
+def test_command_writes_nothing(tmp_path, capsys):
+    """The command says it before anything is written."""
     assert cli.main(["train", "impala", "CartPole-v1", "--actors", "100000", "--run-dir", str(tmp_path / "run")]) == 2
     said = capsys.readouterr().err
     assert said.startswith("shoal: --actors 100000 is too much for this machine: it needs ") and said.count("\n") == 1
@@ -155,7 +161,8 @@ def test_the_command_says_it_before_anything_is_written(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("preset", "name"), [("ga3c", "predictors"), ("ga3c", "trainers"), ("gorila", "shards")])
-def test_other_processes_are_counted_before_they_are_drawn(machine, preset, name):
+def test_other_processes_are_counted(machine, preset, name):
+    """Other processes are counted before they are drawn."""
     plan = plan_of(preset, "CartPole-v1", None, None, {f"architecture.{name}": 10**8})
     with pytest.raises(ConfigError, match=rf"--architecture.{name} 100000000 is too .*; give --architecture.{name} \d+ or fewer"):
         drawn(prepare(plan))
@@ -168,7 +175,8 @@ def replaying(preset="apex", env="CartPole-v1", **values):
 
 @pytest.mark.parametrize("values", [{}, {"replay.shards": 3}, {"runtime": "inline"}, {"runtime": "ray"},
                                     {"replay.checkpoint": True}])
-def test_a_table_that_would_not_fit_is_refused_with_the_capacity_that_does(values, machine):
+def test_table_that_does_not_fit(values, machine):
+    """A table that would not fit is refused with the capacity that does."""
     words = (r"--replay.capacity 1000000000 is too much for this machine: a full table, with all else, needs at least .* GB of "
              r"memory, and there are 24.0 GB; give --replay.capacity (\d+) or fewer$")
     with pytest.raises(ConfigError, match=words) as caught:
@@ -191,12 +199,14 @@ def test_every_bundle_s_own_table_is_counted(machine):
     assert most(4, "local") < 0.3 * most(4, "global")
 
 
-def test_the_tables_of_a_cluster_that_is_joined_are_not_measured_by_this_machine(machine):
+def test_tables_of_a_joined_cluster(machine):
+    """The tables of a cluster that is joined are not measured by this machine."""
     drawn(replaying(runtime="ray", **{"replay.capacity": 10**9, "ray.address": "10.0.0.1:6379"}))
 
 
 @pytest.mark.atari
-def test_images_that_are_not_compressed_are_refused_with_both_ways_out(machine):
+def test_uncompressed_images(machine):
+    """Images that are not compressed are refused with both ways out."""
     pytest.importorskip("ale_py")
     drawn(replaying(env="ALE/Pong-v5"))  # as it is shipped
     with pytest.raises(ConfigError, match=r"--replay.capacity 2000000 is too much .* at least 11\d.\d GB .*; give "

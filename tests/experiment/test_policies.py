@@ -116,7 +116,7 @@ def test_fixed_policies(tmp_path, capsys, monkeypatch):
     assert "leave --video out" in capsys.readouterr().err
 
 
-def test_the_same_seed_gives_the_same_weights(tmp_path):
+def test_same_seed_gives_the_same_weights(tmp_path):
     runs = [train(tmp_path / name, preset="impala", policies="independent") for name in ("one", "two")]
     for name in ("player_0", "player_1"):
         assert digest(runs[0].published_by(name)) == digest(runs[1].published_by(name))

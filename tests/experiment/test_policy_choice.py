@@ -24,7 +24,8 @@ def newest(run: shoal.Run):
     return max((run.directory / "checkpoints").iterdir())
 
 
-def test_the_last_version_of_a_short_run_is_evaluated(short):
+def test_last_version_is_evaluated(short):
+    """The last version of a short run is evaluated."""
     found = TensorFiles().load(newest(short) / "evaluator-0.safetensors")
     learned = TensorFiles().load(newest(short) / "trainer-0.safetensors")
     assert found["versions"].tolist() == [2] and found["last_version"][0] > 1
@@ -32,7 +33,8 @@ def test_the_last_version_of_a_short_run_is_evaluated(short):
     assert found["best_return"][0] == max(found["best_return"][0], found["last_return"][0])
 
 
-def test_the_summary_says_which_policy_its_return_belongs_to(short):
+def test_policy_of_the_summary(short):
+    """The summary says which policy its return belongs to."""
     summary, best, last = (short.summary, *(choose_policy(newest(short), name) for name in ("best", "last")))
     assert summary == json.loads((short.directory / "summary.json").read_text())
     assert summary["policy"] == "best" and summary["policy_version"] == best.version == summary["eval_version"]
@@ -40,7 +42,7 @@ def test_the_summary_says_which_policy_its_return_belongs_to(short):
     assert summary["policy_env_steps"] == best.env_steps and last.version > 1 and best.eval_return >= last.eval_return
 
 
-def test_the_last_policy_for_those_who_ask_for_it(tmp_path, short, capfd):
+def test_last_policy_for_those_who_ask_for_it(tmp_path, short, capfd):
     learned = TensorFiles().load(newest(short) / "trainer-0.safetensors")["learn/params"]
     chosen = shoal.load(short.directory, policy="last")
     np.testing.assert_array_equal(chosen.published["params"], learned)

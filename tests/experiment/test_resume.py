@@ -57,7 +57,8 @@ def test_what_is_not_given_stays(words, changed, made, monkeypatch):
         assert getattr(getattr(experiment, section) if section else experiment, name) == value, key
 
 
-def test_what_is_said_of_a_cluster_in_vain_is_refused(made, capsys):
+def test_cluster_options_in_vain(made, capsys):
+    """Options of a cluster that no run would use are refused."""
     words = ["resume", str(made), "--max-env-steps", "400", "--runtime", "local", "--ray.wait-seconds", "60"]
     assert cli.main(words) == 2
     assert "--ray.wait-seconds 60.0 needs --runtime ray, but this run has --runtime local" in capsys.readouterr().err
@@ -65,7 +66,7 @@ def test_what_is_said_of_a_cluster_in_vain_is_refused(made, capsys):
         resume_plan(RunDir(made), {"runtime": "inline", "ray": {"address": "auto"}, "max_env_steps": 400})
 
 
-def test_the_number_of_actors_may_be_found_anew(tmp_path, capsys):
+def test_number_of_actors_may_be_found_anew(tmp_path, capsys):
     run = tmp_path / "run"
     shoal.train("a2c", "CartPole-v1", run_dir=str(run), **QUIET)
     assert cli.main(["resume", str(run), "--actors", "auto", "--max-env-steps", "600", "--console.mode", "plain"]) == 0
@@ -74,7 +75,7 @@ def test_the_number_of_actors_may_be_found_anew(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("preset, env", [("impala", "CartPole-v1"), ("gorila", "shoal/Catch-v0")])
-def test_versions_and_budgets_go_on_where_they_were(preset, env, tmp_path):
+def test_versions_and_budgets_go_on(preset, env, tmp_path):
     """weights_version never runs backwards, and what is left of the budget is what the first part has not used."""
     values = {**QUIET, "max_env_steps": 900, "actors": 2}
     if preset == "gorila":

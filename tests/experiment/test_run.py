@@ -33,7 +33,8 @@ def test_three_lines(tmp_path):
         path.name for path in run.directory.iterdir()}
 
 
-def test_until_return_stops_after_a_confirmed_evaluation(tmp_path):
+def test_until_return(tmp_path):
+    """`until_return` stops a run after a confirmed evaluation."""
     run = quick("a2c", Gift, tmp_path / "run", until_return=2.0)
     assert run.summary["stopped_by"] == "return" and run.summary["eval_return"] == 2.0
     assert run.summary["eval_episodes"] == 4 and run.summary["env"] == "Gift"
@@ -65,7 +66,8 @@ def test_resume_goes_on_with_everything(tmp_path):
     assert json.loads((first.directory / "config.json").read_text())["resumed"] == 1
 
 
-def test_resume_does_not_run_backwards_over_work_that_was_lost(tmp_path):
+def test_resume_over_lost_work(tmp_path):
+    """Resume does not run backwards over work that was lost."""
     run = quick("a2c", "CartPole-v1", tmp_path / "run", max_env_steps=300)
     with (run.directory / "metrics.jsonl").open("a") as file:  # as after a kill -9, long after the last checkpoint
         file.write(json.dumps({"kind": "snapshot", "env_steps": 700, "seconds": 50.0}) + "\n")
@@ -94,7 +96,8 @@ def test_environments_made_on_the_spot(tmp_path):
     assert shoal.load(run.directory, env=Gift).policy.act(np.zeros(3)) in (5, 6)
 
 
-def test_the_policy_speaks_the_environment_s_own_language(tmp_path):
+def test_actions_of_the_policy(tmp_path):
+    """The policy takes observations and gives actions as the environment has them."""
     run = quick("ppo", Nested, tmp_path / "run", max_env_steps=600)
     action = run.policy.act((np.zeros(2), 2))
     assert Nested.action_space.contains(np.asarray(action))
@@ -103,7 +106,8 @@ def test_the_policy_speaks_the_environment_s_own_language(tmp_path):
     assert action.shape == (1,) and abs(action[0]) <= 2
 
 
-def test_a_policy_with_memory_remembers_until_it_is_reset(tmp_path):
+def test_policy_with_memory(tmp_path):
+    """A policy with memory remembers until it is reset."""
     net = {"recurrent": "lstm", "lstm_size": 8, "hidden": (8,), "prev_action_reward": True}
     policy = quick("a2c", "CartPole-v1", tmp_path / "run", max_env_steps=200, net=net).policy
     states = []
@@ -154,7 +158,8 @@ def test_frames_of_whole_episodes(tmp_path):
     (("impala", "CartPole-v1"), {"envs": {"kwargs": {"no_such": 1}}}, "no_such"),
     (("impala", Unlearnable), {}, "action space"),
 ])
-def test_bad_input_is_a_config_error_before_anything_is_written(tmp_path, arguments, overrides, words):
+def test_bad_input(tmp_path, arguments, overrides, words):
+    """Bad input is a config error before anything is written."""
     with pytest.raises(ConfigError) as caught:
         shoal.train(*arguments, run_dir=str(tmp_path / "run"), **overrides)
     assert words in str(caught.value)

@@ -153,7 +153,8 @@ def test_summary_has_every_key_of_the_design(tmp_path, clock):
     assert listener.closed and listener.shots[-1]["env_steps"] == 3000
 
 
-def test_there_is_a_checkpoint_from_step_0_then_every_minute_then_at_the_end(tmp_path, clock):
+def test_times_of_checkpoints(tmp_path, clock):
+    """There is a checkpoint at step 0, then every minute, then at the end."""
     session, control, _ = start(tmp_path, Goals())
     steps = [int(path.name) for path in sorted((tmp_path / "run" / "checkpoints").iterdir())]
     assert steps == [0]
@@ -218,7 +219,7 @@ def test_a_resumed_run_goes_on_counting(tmp_path, clock):
     assert summary["env_steps_per_second"] == pytest.approx(7000 / summary["seconds"])
 
 
-def test_a_failed_checkpoint_is_told_and_tried_again(tmp_path, clock):
+def test_failed_checkpoint_is_tried_again(tmp_path, clock):
     session, control, listener = start(tmp_path, Goals())
     whole = session.newest()
     control.broken = True
@@ -229,7 +230,8 @@ def test_a_failed_checkpoint_is_told_and_tried_again(tmp_path, clock):
     assert session.newest() != whole
 
 
-def test_a_failure_is_written_down_without_another_checkpoint(tmp_path, clock):
+def test_failure_is_written_down(tmp_path, clock):
+    """A failure is written down without another checkpoint."""
     session, control, _ = start(tmp_path, Goals())
     play(session, control, clock, 2)
     session.end(control, "failure", "RoleFailed: actor-0 kept dying")
@@ -247,7 +249,7 @@ def test_a_run_may_fail_before_it_has_begun(tmp_path, clock):
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_an_interrupted_start_saves_nothing_and_complains_of_nothing(saved, tmp_path, clock):
+def test_interrupted_start(saved, tmp_path, clock):
     """While roles are still starting, a checkpoint would lack some of them, and be newer than one that has all."""
     rundir, listener = RunDir.create(tmp_path / "run", {}), Listener()
     if saved:
@@ -263,7 +265,8 @@ def test_an_interrupted_start_saves_nothing_and_complains_of_nothing(saved, tmp_
     assert (session.newest() is not None and session.newest().name == "000000000007") == saved
 
 
-def test_what_is_kept_when_a_checkpoint_fails_is_said_as_it_is(tmp_path, clock):
+def test_words_of_a_failed_checkpoint(tmp_path, clock):
+    """The message of a failed checkpoint says what is kept."""
     session = RunSession(RunDir.create(tmp_path / "run", {}), LABELS, Goals(), checkpoint_seconds=60, keep=3, outputs=[Listener()])
     control, listener = Control(session), session._outputs[0]
     control.broken = True
@@ -277,7 +280,7 @@ def test_what_is_kept_when_a_checkpoint_fails_is_said_as_it_is(tmp_path, clock):
     assert [text.partition("; ")[2] for text in said] == ["there is none yet", "the previous one stays"]
 
 
-def test_a_checkpoint_that_comes_after_the_end_does_not_take_the_reason_away(tmp_path, clock):
+def test_checkpoint_after_the_end(tmp_path, clock):
     """A role may answer while the places are being stopped."""
     session, control, _ = start(tmp_path, Goals())
     play(session, control, clock, 59)
@@ -291,13 +294,16 @@ def test_a_checkpoint_that_comes_after_the_end_does_not_take_the_reason_away(tmp
     assert summary["stopped_by"] == "failure" and "actor-0" in summary["error"]
 
 
-def test_a_killed_run_leaves_a_summary_without_a_reason(tmp_path, clock):
+def test_summary_of_a_killed_run(tmp_path, clock):
+    """A killed run leaves a summary without a reason."""
     session, control, _ = start(tmp_path, Goals())
     play(session, control, clock, 61)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped_by"] is None
 
 
-def test_events_reach_the_sinks_and_a_broken_sink_is_dropped(tmp_path, clock):
+def test_events_and_a_broken_sink(tmp_path, clock):
+    """Events reach the sinks and a broken sink is dropped."""
+
     class Broken(Listener):
         def write(self, shot):
             raise OSError("No space left on device")

@@ -42,7 +42,8 @@ def made(preset: str, env: str, **values):
     return plan_of(preset, env, None, None, values)
 
 
-def test_sixteen_cores_and_a_gpu_take_what_solved_pong(on):
+def test_sixteen_cores_and_a_gpu(on):
+    """Sixteen cores and a GPU take the values that solved Pong."""
     on(LARGE)
     plan = planned("appo", PONG, "--until-return", "18")
     by_hand = planned(*BY_HAND, "--anneal-env-steps", "12000000", "--eval.episodes", "10", "--until-return", "18",
@@ -54,7 +55,8 @@ def test_sixteen_cores_and_a_gpu_take_what_solved_pong(on):
 
 @pytest.mark.parametrize("preset", TRAINED)
 @pytest.mark.parametrize("machine", [Machine(12, 1), LARGE, Machine(64, 8)])
-def test_size_large_keeps_the_batch_and_leaves_cores_free(on, preset, machine):
+def test_size_large(on, preset, machine):
+    """Size `large` keeps the batch and leaves cores free."""
     on(LARGE)
     usual = made(preset, PONG)
     on(machine)
@@ -69,7 +71,9 @@ def test_size_large_keeps_the_batch_and_leaves_cores_free(on, preset, machine):
 
 @pytest.mark.parametrize("preset", preset_names())
 @pytest.mark.parametrize("machine", [LARGE, MIDDLE, CPUS])
-def test_cheap_environments_and_one_thread_are_the_same_on_every_machine(on, preset, machine):
+def test_same_on_every_machine(on, preset, machine):
+    """Cheap environments and one thread are the same on every machine."""
+
     def plans():
         return made(preset, CARTPOLE), made(preset, PONG, runtime="inline"), made(preset, PONG, cores=2)
 
@@ -80,7 +84,8 @@ def test_cheap_environments_and_one_thread_are_the_same_on_every_machine(on, pre
 
 
 @pytest.mark.parametrize("preset", preset_names())
-def test_between_takes_a_small_machine_s_learning_values(on, preset):
+def test_between_takes_small_values(on, preset):
+    """A machine between the sizes takes a small machine's learning values."""
     on(LAPTOP)
     small = made(preset, PONG)
     assert small.sizing.size == "small"
@@ -94,7 +99,8 @@ def test_between_takes_a_small_machine_s_learning_values(on, preset):
             assert small.experiment.actors <= plan.experiment.actors < machine.cores
 
 
-def test_between_has_more_actors_and_the_same_batch(on):
+def test_between_has_more_actors(on):
+    """A machine between the sizes has more actors and the same batch."""
     on(MIDDLE)
     impala, ppo = planned("impala", PONG), planned("ppo", PONG)
     assert impala.experiment.actors == 6 and impala.slots_per_batch == 2
@@ -112,7 +118,8 @@ def test_what_is_given_wins(on):
     assert planned("appo", PONG, "--actors", "auto").experiment.actors == "auto"
 
 
-def test_device_and_cores_say_how_much_of_the_machine_there_is(on):
+def test_device_and_cores(on):
+    """Device and cores say how much of the machine there is."""
     on(LARGE)
     assert planned("appo", PONG, "--device", "cpu").sizing.machine == Machine(16)
     assert planned("appo", PONG, "--device", "cpu").sizing.size == "small"
@@ -132,7 +139,7 @@ def test_a_run_is_kept_to_its_cores():
     assert os.sched_getaffinity(0) == before
 
 
-def test_the_paper_s_values_are_kept_on_request(on):
+def test_paper_s_values_are_kept_on_request(on):
     on(LARGE)
     plan = planned("impala", PONG, "--values", "paper")
     assert plan.experiment.algorithm.optimiser == "rmsprop" and plan.experiment.net.torso == "impala"
@@ -144,7 +151,7 @@ def test_the_paper_s_values_are_kept_on_request(on):
         planned("--algorithm", "ppo", "--architecture", "synchronous", CARTPOLE, "--values", "paper").validate()
 
 
-def test_a_run_that_goes_on_is_not_sized_anew(on):
+def test_run_that_goes_on_is_not_sized_anew(on):
     on(LARGE)
     saved = plan_to_json(planned("appo", PONG))
     on(LAPTOP)

@@ -34,7 +34,8 @@ def wait():
     raise ConfigError("waited to the end")
 
 
-def test_the_corrected_command_may_have_the_same_directory(tmp_path, capfd):
+def test_corrected_command(tmp_path, capfd):
+    """The corrected command may have the same directory."""
     pytest.importorskip("ray")
     run = ["--run-dir", str(tmp_path / "some" / "run")]
     assert cli.main([*WORDS, *NOWHERE, *run]) == 2
@@ -70,7 +71,7 @@ except BaseException:
 """
 
 
-def test_an_import_is_not_broken_off_and_loses_no_ctrl_c(tmp_path, tmp_path_factory, monkeypatch):
+def test_ctrl_c_during_an_import(tmp_path, tmp_path_factory, monkeypatch):
     """As of a module in C, which prints what is raised while it is being imported, and goes on."""
     folder = tmp_path_factory.mktemp("modules")
     (folder / "fragile_module.py").write_text(FRAGILE)
@@ -86,7 +87,8 @@ def test_an_import_is_not_broken_off_and_loses_no_ctrl_c(tmp_path, tmp_path_fact
     assert imported[0].whole and not list(tmp_path.iterdir())
 
 
-def test_a_table_that_was_shown_gives_the_cursor_back(tmp_path, monkeypatch, capsys):
+def test_cursor_after_the_table(tmp_path, monkeypatch, capsys):
+    """A table that was shown gives the cursor back."""
     monkeypatch.setattr(runtime, "run", refuse)
     monkeypatch.setattr("rich.console.Console.is_terminal", True)
     assert cli.main([*WORDS, *INLINE, "--run-dir", str(tmp_path / "run"), "--console.mode", "live"]) == 2
@@ -108,7 +110,8 @@ def test_a_resume_that_is_refused_changes_nothing(start, tmp_path, monkeypatch):
     assert json.loads((run / "config.json").read_text())["resumed"] == 1
 
 
-def test_a_run_that_is_stopped_while_roles_start_is_not_said_to_be_saved(tmp_path, monkeypatch, capsys):
+def test_stopped_while_roles_start(tmp_path, monkeypatch, capsys):
+    """A run that is stopped while roles start does not claim to be saved."""
     run, spawn = tmp_path / "run", InlineSupervisor._spawn
 
     def pressed(self, node, index):
@@ -133,6 +136,7 @@ def test_a_run_that_is_stopped_while_roles_start_is_not_said_to_be_saved(tmp_pat
     (["--runtime", "inline", "--ray.wait-seconds", "5"], "--ray.wait-seconds 5.0 needs --runtime ray"),
     (["--runtime", "ray", "--ray.address", "ray://10.0.0.1:10001"], "not through a client: give --ray.address auto or HOST:PORT"),
     (["--runtime", "ray", "--ray.address", "head"], "--ray.address is head; it must be auto or HOST:PORT")])
-def test_what_is_said_of_a_cluster_in_vain_is_refused(words, said, tmp_path, capsys):
+def test_cluster_options_in_vain(words, said, tmp_path, capsys):
+    """Options of a cluster that no run would use are refused."""
     assert cli.main([*WORDS, *words, "--run-dir", str(tmp_path / "run")]) == 2
     assert said in capsys.readouterr().err and not list(tmp_path.iterdir())

@@ -33,7 +33,8 @@ class Outer:
     on: bool = True
 
 
-def test_dotted_and_nested_keys_reach_the_same_field():
+def test_dotted_and_nested_keys():
+    """Dotted and nested keys reach the same field."""
     assert with_values(Outer(), {"inner.lr": 2}, "") == with_values(Outer(), {"inner": {"lr": 2.0}}, "")
     assert with_values(Outer(), {"inner.sizes": [3, 4]}, "").inner.sizes == (3, 4)
     assert with_values(Outer(), {"actors": 3, "limit": 1e3, "on": False}, "") == Outer(actors=3, limit=1000, on=False)
@@ -70,7 +71,8 @@ def test_keys_and_plain_values():
     assert json_values(Outer())["inner"]["sizes"] == [64]
 
 
-def test_env_arguments_are_literals_where_they_look_like_one():
+def test_env_arguments():
+    """Arguments of environments are literals where they look like one."""
     pairs = EnvsConfig(kwargs=("observation=pixels", "size=7", "wind=(1, 2)", "name='7'", "on=True"))
     assert pairs.arguments() == {"observation": "pixels", "size": 7, "wind": (1, 2), "name": "7", "on": True}
     with pytest.raises(ConfigError, match="name=value"):
@@ -80,7 +82,8 @@ def test_env_arguments_are_literals_where_they_look_like_one():
 # ---------------------------------------------------------------------------------------------- presets
 @pytest.mark.parametrize("name", preset_names())
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "shoal/Catch-v0", "ALE/Pong-v5"])
-def test_every_preset_is_valid_for_every_environment_it_speaks_of(name, env):
+def test_every_preset_is_valid(name, env):
+    """Every preset is valid for every environment it speaks of."""
     preset = load_preset(name)
     plan = default_plan(Names(preset.algorithm, preset.architecture, name), EnvRef(env), preset)
     plan.validate()
@@ -107,7 +110,7 @@ def test_the_environment_s_values_win():
 
 
 @pytest.mark.parametrize("wrong", ['title = "t"', '[guessed]\nactors = 2'])
-def test_a_preset_without_its_words_is_refused(wrong):
+def test_preset_without_its_words_is_refused(wrong):
     whole = 'title = "t"\nalgorithm = "ppo"\narchitecture = "synchronous"\nstatus = "s"\n'
     with pytest.raises(ConfigError):
         parse_preset("x", tomllib.loads(wrong if wrong.startswith("title") else whole + wrong))
@@ -126,7 +129,8 @@ def test_atari_evaluates_twenty_episodes():
 
 
 # ---------------------------------------------------------------------------------------------- fit, json, references
-def test_an_algorithm_that_cannot_learn_from_the_data_path_is_refused(monkeypatch):
+def test_algorithm_and_data_path(monkeypatch):
+    """An algorithm that cannot learn from the data path is refused."""
     from shoal.architectures.actor_learner import ActorLearner
     from shoal.learning import Delivery, Tolerance
 
@@ -153,7 +157,8 @@ class Own(gym.Env):
     """An environment that can be imported."""
 
 
-def test_environments_are_recorded_by_name_where_they_can_be_found_again():
+def test_recorded_environments():
+    """Environments are recorded by name where they can be found again."""
     assert EnvRef("CartPole-v1").record() == {"name": "CartPole-v1", "id": "CartPole-v1"}
     record = EnvRef(Own).record()
     assert record == {"name": "Own", "import": f"{__name__}:Own"}
@@ -165,7 +170,8 @@ def test_environments_are_recorded_by_name_where_they_can_be_found_again():
     assert EnvRef.from_record(lost, given=Own).target is Own
 
 
-def test_a_word_names_an_id_or_something_to_import(tmp_path, monkeypatch):
+def test_words_for_environments(tmp_path, monkeypatch):
+    """A word names an id or something to import."""
     (tmp_path / "mysim.py").write_text(
         "import gymnasium as gym\n"
         "from gymnasium.envs.classic_control import CartPoleEnv\n"
@@ -190,7 +196,8 @@ def test_a_word_names_an_id_or_something_to_import(tmp_path, monkeypatch):
     assert import_path(gym.Env) == "gymnasium.core:Env"
 
 
-def test_modules_outside_the_installed_environment_need_trust(tmp_path, monkeypatch):
+def test_modules_that_need_trust(tmp_path, monkeypatch):
+    """Modules outside the installed environment need trust."""
     (tmp_path / "strange_nets.py").write_text("raise RuntimeError('imported without trust')")
     monkeypatch.syspath_prepend(tmp_path)
     config = {"env": {"name": "E", "import": "gymnasium.core:Env"}, "net": {"module": "strange_nets:Net"}}

@@ -36,7 +36,8 @@ CONFIGS = {"a2c": a2c.Config(unroll=6, normalise_advantage=True), "vtrace": vtra
 
 @pytest.mark.parametrize("net", [NetConfig(hidden=(16,)), LSTM], ids=["mlp", "lstm"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_learner_on_the_gpu_makes_the_updates_of_one_on_the_cpu(name, net):
+def test_updates_as_on_the_cpu(name, net):
+    """A learner on the GPU makes the updates of one on the CPU."""
     env = envs.make("CartPole-v1", 4, backend="compiled", max_episode_steps=8)
     algorithm = algorithms.make(CONFIGS[name], EnvSource("CartPole-v1", "compiled", {"max_episode_steps": 8}).describe(), net, 4)
     here, there = algorithm.learn(0), algorithm.learn(0)
@@ -61,7 +62,8 @@ def replays(captured):
 
 @pytest.mark.parametrize("net", [NetConfig(hidden=(16,)), LSTM], ids=["mlp", "lstm"])
 @pytest.mark.parametrize("name", ["vtrace", "ppo"])
-def test_a_captured_learner_makes_the_updates_of_one_on_the_cpu(name, net):
+def test_captured_updates_as_on_the_cpu(name, net):
+    """A captured learner makes the updates of one on the CPU."""
     config = {"vtrace": vtrace.Config(unroll=6, lr_final=1e-5, entropy_final=0.0),
               "ppo": ppo.Config(unroll=6, epochs=2, minibatches=2, lr_final=1e-5, clip_final=0.01, normalise_returns=True)}[name]
     env = envs.make("CartPole-v1", 4, backend="compiled")  # nothing is truncated: all batches are alike
@@ -117,7 +119,8 @@ def test_batched_inference_acts_as_the_policy(net):
     assert seen == {0, 1, 2}
 
 
-def test_the_device_architecture_learns_catch_as_a_graph(tmp_path):
+def test_device_architecture_learns_catch(tmp_path):
+    """The device architecture learns catch as a graph."""
     program, parts = draw(a2c.Config(unroll=9, lr=5e-3, lambda_=1.0), "device", "shoal/Catch-v0", envs_per_actor=256,
                           updates_per_step=10)
     role = program.nodes["device"].role(Me(), Parts(parts.algorithm, parts.env, 256, hardware=GPU), None, 10)
@@ -186,7 +189,8 @@ def pong_policy(torso="impala", **gpu):
     return learn, policy, BatchedInference(policy, hardware, torch.Generator("cuda").manual_seed(0)), algorithm, hardware
 
 
-def test_a_captured_graph_answers_with_the_weights_that_were_handed_over():
+def test_graph_uses_the_newest_weights():
+    """A captured graph answers with the weights that were handed over."""
     learn, policy, inference, *_ = pong_policy(bf16=False)
     view = StepView(np.random.default_rng(0).integers(256, size=(32, 4, 84, 84), dtype=np.uint8), np.zeros(32, bool))
     still, seen = np.zeros(32, np.float32), []
@@ -208,7 +212,7 @@ def test_a_captured_graph_answers_with_the_weights_that_were_handed_over():
     assert np.abs(seen[-1] - seen[-2]).max() > 1e-5
 
 
-def test_no_parcel_is_ever_torn_while_a_learner_writes_and_a_server_reads():
+def test_weights_are_never_torn():
     """Two threads, two streams: DeviceWeights hold one number each, and so must what the server copies."""
     learn, policy, inference, *_ = pong_policy("nature")
     params, handoff, stop = learn.model.params, WeightHandoff(), threading.Event()
@@ -291,7 +295,8 @@ def test_server_and_learner_in_one_process(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("architecture", ["actor_learner", "central_inference", "synchronous"])
-def test_programs_run_with_their_learner_on_the_gpu(architecture, tmp_path, monkeypatch):
+def test_programs_on_the_gpu(architecture, tmp_path, monkeypatch):
+    """Programs run with their learner on the GPU."""
     monkeypatch.setattr("tests.architectures.graphs.Parts", lambda *a, **k: Parts(*a, **k, hardware=GPU))
     run = train(tmp_path, vtrace.Config(unroll=4), architecture, "shoal/Catch-v0", "local", actors=2, updates=60, net=LSTM)
     assert run.reason == "counted" and np.isfinite(run.published["params"]).all()

@@ -33,7 +33,7 @@ TABLE = ReplayConfig(capacity=2000, min_size=100, batch_size=32, insert_batch=10
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_learner_on_the_gpu_makes_the_updates_of_one_on_the_cpu(name, captured):
+def test_updates_as_on_the_cpu(name, captured):
     """Fourteen updates of every phase, most of them replayed: gradients, priorities, metrics, parameters and targets agree.
     The batch whose rewards are NaN leaves the critics alone."""
     config, env = CASES[name]
@@ -66,7 +66,7 @@ def test_a_learner_on_the_gpu_makes_the_updates_of_one_on_the_cpu(name, captured
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_whole_update_is_one_graph_with_the_cpus_numbers(name):
+def test_whole_update_is_one_graph(name):
     """As a learner without others makes it. Of td3 there are two graphs: with the actor and without."""
     config, env = CASES[name]
     algorithm = algorithms.make(config, envs.describe(env), NET, 4)
@@ -122,7 +122,8 @@ def test_a_servers_answers_are_the_policys(name):
 @pytest.mark.parametrize(("architecture", "name", "options"), [
     ("synchronous", "sac", {}), ("actor_learner", "ddpg", {}), ("actor_learner", "sac", {"learners": 2}),
     ("central_inference", "td3", {})], ids=["in_turns", "apex_dpg", "two_learners", "central"])
-def test_programs_run_with_their_learner_on_the_gpu(architecture, name, options, tmp_path, monkeypatch):
+def test_programs_on_the_gpu(architecture, name, options, tmp_path, monkeypatch):
+    """Programs run with their learner on the GPU."""
     monkeypatch.setattr("tests.architectures.graphs.Parts", lambda *a, **k: Parts(*a, **k, hardware=GPU))
     config, env = CASES[name]
     run = train(tmp_path, config, architecture, env, "local", actors=2, updates=200, replay=TABLE, net=NET, **options)

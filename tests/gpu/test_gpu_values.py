@@ -46,7 +46,7 @@ def update(learn, batch, progress=None):
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_learner_on_the_gpu_makes_the_updates_of_one_on_the_cpu(name, captured):
+def test_updates_as_on_the_cpu(name, captured):
     """Twelve updates: gradients, priorities, metrics, parameters, the target net (refreshed after every fourth) and the optimiser's
     moments agree; the batch whose rewards are NaN changes nothing and does not count."""
     config, env, net = CASES[name]
@@ -72,7 +72,7 @@ def test_a_learner_on_the_gpu_makes_the_updates_of_one_on_the_cpu(name, captured
         assert replays(there._graphs["all"].descend) and replays(there._graphs["all"]._step)
 
 
-def test_priorities_and_metrics_of_an_update_outlive_the_next():
+def test_priorities_outlive_the_next_update():
     """They are sent for before the next update runs, and looked at after it."""
     algorithm = algorithms.make(DQN, envs.describe("shoal/Catch-v0"), SMALL, 4)
     here, there = algorithm.learn(0), algorithm.learn(0)
@@ -133,7 +133,8 @@ def test_a_switch_changes_no_number(switch, name):
 
 
 @pytest.mark.parametrize("name", ["dqn", "r2d2"])
-def test_in_bfloat16_errors_stay_close_and_updates_go_the_same_way(name):
+def test_bfloat16(name):
+    """In bfloat16 errors stay close and updates go the same way."""
     seen = []
     for bf16 in (True, False):
         algorithm, learn = frames_learner(name, bf16=bf16)
@@ -171,7 +172,8 @@ def test_a_servers_answers_are_the_policys(name):
     assert any(buffers._graph is not None for buffers in inference._buffers.values())
 
 
-def test_a_server_explores_as_often_as_it_is_told_also_through_its_graph():
+def test_server_explores_as_told():
+    """A server explores as often as it is told, through its graph too."""
     spec = EnvSpec("v", gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(4), 100, 1, 1, True, "none", "", 4)
     policy, seats = algorithms.make(dqn.Config(), spec, SMALL, 4).policy(), 4096
     policy.to(GPU)
@@ -188,7 +190,8 @@ def test_a_server_explores_as_often_as_it_is_told_also_through_its_graph():
     assert (np.abs(share - want) <= 5 * np.sqrt(want * (1 - want) / counts.sum())).all()
 
 
-def test_a_server_has_noise_for_every_row_and_every_step_also_through_its_graph():
+def test_noise_of_a_server():
+    """A server has noise for every row and every step, through its graph too."""
     policy = algorithms.make(RAINBOW, envs.describe("shoal/Catch-v0"), SMALL, 4).policy()
     policy.to(GPU)
     inference, seats = BatchedInference(policy, GPU, torch.Generator("cuda").manual_seed(0)), 40
@@ -204,7 +207,7 @@ def test_a_server_has_noise_for_every_row_and_every_step_also_through_its_graph(
     ("actor_learner", APEX, {}), ("actor_learner", RAINBOW, {"learners": 2}), ("central_inference", RAINBOW, {}),
     ("synchronous", APEX, {}), ("actor_learner", R2D2, {"learners": 2}),
     ("central_inference", R2D2, {})], ids=["apex", "rainbow_two_learners", "rainbow_seed", "in_turns", "two_learners", "seed_r2d2"])
-def test_programs_run_with_their_learner_on_the_gpu(architecture, config, options, tmp_path, monkeypatch):
+def test_programs_on_the_gpu(architecture, config, options, tmp_path, monkeypatch):
     """Two learners share one GPU through the host, where there is one."""
     monkeypatch.setattr("tests.architectures.graphs.Parts", lambda *a, **k: Parts(*a, **k, hardware=GPU))
     run = train(tmp_path, config, architecture, "shoal/PixelCatch-v0", "local", actors=2, updates=200, replay=TABLE,

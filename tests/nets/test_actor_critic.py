@@ -116,7 +116,8 @@ def test_default_torsos():
     assert not build(ATARI, spaces.Discrete(2), NetConfig(torso="mlp", hidden=(4,))).trunk.torso.cnns
 
 
-def test_bytes_are_scaled_and_channels_may_come_last():
+def test_images():
+    """Bytes are scaled and channels may come last."""
     torso = SmallConv((3, 6, 7))
     image = torch.randint(0, 256, (2, 3, 6, 7), dtype=torch.uint8)
     before = image.clone()
@@ -151,7 +152,8 @@ def test_every_action_space(name):
     assert all(p.grad is not None for n, p in net.named_parameters() if "value" not in n)
 
 
-def test_policy_starts_near_uniform_and_value_does_not():
+def test_first_outputs():
+    """Policy starts near uniform and value does not."""
     net = build(VECTOR, spaces.Discrete(4), seed=0)
     out = net.step(observe(VECTOR, 256), None, {})
     assert float(net.head.entropy(out.params).mean()) > 0.999 * np.log(4)
@@ -162,7 +164,8 @@ def test_policy_starts_near_uniform_and_value_does_not():
     torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(64), atol=1e-4, rtol=0)
 
 
-def test_seed_is_reproducible_and_leaves_the_global_generator_alone():
+def test_seed():
+    """Seed is reproducible and leaves the global generator alone."""
     state = torch.get_rng_state()
     a, b, c = (build(VECTOR, spaces.Discrete(2), seed=s) for s in (1, 1, 2))
     assert torch.equal(state, torch.get_rng_state())
@@ -196,7 +199,8 @@ def test_lstm_unroll_equals_steps_with_resets(space, previous):
         torch.testing.assert_close(out.state[key], state[key], atol=1e-6, rtol=1e-5)
 
 
-def test_previous_action_and_reward_matter_except_at_the_start():
+def test_previous_step():
+    """Previous action and reward matter except at the start."""
     net = build(VECTOR, spaces.Discrete(3), NetConfig(prev_action_reward=True), seed=0)
     x, action = observe(VECTOR, 2), torch.tensor([0, 0])
     first = torch.tensor([True, False])

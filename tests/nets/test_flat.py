@@ -122,6 +122,16 @@ def test_convolution_weights_are_channels_last():
                 assert p.stride(1) == 1 and not p.is_contiguous()
 
 
+def test_parameter_that_is_one_number():
+    """Such as the logarithm of a temperature."""
+    module = nn.Module()
+    module.layer, module.log_alpha = nn.Linear(2, 1), nn.Parameter(torch.tensor(0.5))
+    vector = flatten(module)
+    assert vector.shape == (4,) and module.log_alpha.shape == ()
+    vector[0] = 7.0
+    assert float(next(module.parameters()).detach()) == 7.0
+
+
 def test_activations_run_channels_last():
     net = build(IMAGE, spaces.Discrete(3), NetConfig(torso="nature"))
     flatten(net)

@@ -28,7 +28,8 @@ def net(head, seed=0):
     return build_q(VECTOR, FOUR, NetConfig(hidden=(16,)), head, seed)
 
 
-def test_a_layer_computes_with_the_papers_noisy_weights():
+def test_layer_has_the_papers_weights():
+    """A layer computes with the paper's noisy weights."""
     layer, x, noise = NoisyLinear(6, 4, 0.5), normal(7, 6), normal(10, seed=1)
     with torch.no_grad():
         layer.weight_sigma.copy_(normal(4, 6, seed=2))
@@ -61,7 +62,7 @@ def test_rows_may_have_noise_of_their_own():
         torch.testing.assert_close(row, layer(alone[None], factors)[0])
 
 
-def test_the_noise_of_a_weight_has_mean_0_and_the_products_of_two_factors_variance():
+def test_moments_of_the_noise():
     """E f(x)^2 = E|x| = sqrt(2/pi); a weight's noise is the product of two, a bias's one factor."""
     factors = noise_factors(normal(200_000, 2).double())
     assert float(factors[:, 0].square().mean()) == pytest.approx(math.sqrt(2 / math.pi), rel=0.01)
@@ -77,7 +78,7 @@ def test_the_noise_of_a_weight_has_mean_0_and_the_products_of_two_factors_varian
     np.testing.assert_allclose(y.var(0), variance, rtol=0.05)
 
 
-def test_the_layers_of_a_head_have_noise_of_their_own():
+def test_layers_have_noise_of_their_own():
     """Each number changes what its own layer gives, and nothing of the other stream."""
     with seeded(0):
         head = NoisyHead(6, 2, 3, 0.5, 1.0, hidden=4)
@@ -98,7 +99,8 @@ def test_the_layers_of_a_head_have_noise_of_their_own():
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("atoms", [0, 5])
 @pytest.mark.parametrize("sigma", [0.0, 0.5])
-def test_every_head_gives_values_and_distributions(dueling, atoms, sigma):
+def test_every_head(dueling, atoms, sigma):
+    """Every head gives values and distributions."""
     one = net(HeadConfig(dueling, 8, atoms=atoms, value_min=-1, value_max=3, noisy_sigma=sigma))
     x, noise = normal(6, 3), normal(6, one.noise_size, seed=1) if sigma else None
     q = one(x, noise)
@@ -124,7 +126,8 @@ def test_the_streams_of_distributions():
     torch.testing.assert_close(one(x), c51.expected(v + a - a.mean(1, keepdim=True), one.support))
 
 
-def test_parameters_are_one_vector_without_noise_or_atoms():
+def test_parameters_are_one_vector():
+    """Parameters are one vector without noise or atoms."""
     one = net(NOISY)
     named = {name for name, _ in one.named_parameters()}
     assert {"noisy.out.weight", "noisy.out.weight_sigma"} <= named and "support" not in one.state_dict()
@@ -137,6 +140,7 @@ def test_parameters_are_one_vector_without_noise_or_atoms():
     assert torch.equal(flatten(again), flat) and not torch.equal(flatten(net(NOISY, seed=1)), flat)
 
 
-def test_a_zero_head_begins_in_the_middle_of_its_atoms():
+def test_zero_head():
+    """A zero head begins in the middle of its atoms."""
     for head in (HeadConfig(True, 8, True, 5, -1, 3), HeadConfig(False, 8, True, 5, -1, 3, 0.5)):
         torch.testing.assert_close(net(head)(normal(6, 3)), torch.ones(6, 4))

@@ -35,7 +35,8 @@ def observe(space, *lead, seed=0):
 
 @pytest.mark.parametrize("space", [VECTOR, IMAGE, BOTH])
 @pytest.mark.parametrize("dueling", [False, True])
-def test_every_observation_gives_one_value_per_action(space, dueling):
+def test_one_value_per_action(space, dueling):
+    """Every observation gives one value per action."""
     one = net(space=space, head=HeadConfig(dueling, 8))
     x = observe(space, 5, 2)
     q = one.unroll(x, None, {}).q

@@ -11,6 +11,7 @@ import pytest
 
 from shoal.errors import ConfigError
 from shoal.offline import DemoWriter, Episode, demo_folder, open_demos
+from shoal.offline.loading import open_shards
 from shoal.slots import leaves
 from tests.offline.recordings import cue
 
@@ -43,7 +44,8 @@ def meta_of(path):
     return json.loads((path / "demos.json").read_text())
 
 
-def test_every_file_has_a_checksum_and_adding_changes_no_other(log, tmp_path):
+def test_checksums(log, tmp_path):
+    """Every file has a checksum and adding changes no other."""
     before = [(one, (log / one["name"]).read_bytes()) for one in meta_of(log)["files"]]
     assert len({one["checksum"] for one, _ in before}) == 3
     with DemoWriter.create(log, open_demos(log).info, {"source": "more"}, append=True) as writer:
@@ -66,7 +68,7 @@ def test_a_torn_last_file_is_left_out_with_a_word(log, caplog):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_torn_file_in_the_middle_is_refused(log, number):
+def test_torn_file_in_the_middle_is_refused(log, number):
     os.truncate(log / FILES[number], 100)
     with pytest.raises(ConfigError, match=rf"{FILES[number]} has 100 of .* bytes; copy the recording again"):
         open_demos(log)
@@ -81,7 +83,8 @@ def test_a_bit_that_was_turned_is_found(log):
         list(open_demos(log).episodes())
 
 
-def test_a_file_of_another_recording_under_the_same_name_is_refused(log, tmp_path):
+def test_file_of_another_recording(log, tmp_path):
+    """A file of another recording under the same name is refused."""
     size = (log / FILES[1]).stat().st_size
     for seed in range(3, 40):
         other = cue(tmp_path / f"other-{seed}", 4, seed=seed) / FILES[0]
@@ -93,7 +96,8 @@ def test_a_file_of_another_recording_under_the_same_name_is_refused(log, tmp_pat
     pytest.fail("no other recording of the same size; the corridor's episodes should all be as long")
 
 
-def test_recordings_without_checksums_are_read_as_before(log):
+def test_recordings_without_checksums(log):
+    """Recordings without checksums are read as before."""
     meta = meta_of(log)
     for file in meta["files"]:
         del file["checksum"]
@@ -101,8 +105,19 @@ def test_recordings_without_checksums_are_read_as_before(log):
     assert len(list(open_demos(log).episodes())) == 12
 
 
-def test_a_random_order_has_every_episode_once_and_depends_on_the_generator_alone(log):
+def test_random_order(log):
+    """A random order has every episode once and depends on the generator alone."""
     plain = [hashed(one) for one in open_demos(log).episodes()]
     orders = [[hashed(one) for one in open_demos(log).episodes(np.random.default_rng(seed))] for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2] and orders[0] != plain
     assert all(sorted(order) == sorted(plain) for order in orders)
+
+
+def test_logs_of_several_collectors_are_one_recording(tmp_path):
+    for seed in (1, 2):
+        cue(tmp_path / "logs" / f"actor-{seed}", 4, seed=seed)
+    demos = open_shards(tmp_path / "logs")
+    episodes = [hashed(one) for one in demos.episodes()]
+    assert demos.info.episodes == len(episodes) == 8
+    assert [hashed(one) for number in range(len(demos.shard_steps)) for one in demos.read_shard(number)] == episodes
+    assert sum(demos.shard_steps) == demos.info.steps

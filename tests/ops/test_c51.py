@@ -65,7 +65,8 @@ def test_projection_literal(atoms):
     np.testing.assert_allclose(rough, got, atol=2e-5)
 
 
-def test_a_projection_keeps_the_mass_and_inside_the_support_the_mean():
+def test_projection_keeps_mass_and_mean():
+    """A projection keeps the mass and inside the support the mean."""
     g = torch.Generator().manual_seed(0)
     support = torch.linspace(-4, 4, 21, dtype=torch.float64)
     p = torch.rand(3, 50, 21, generator=g, dtype=torch.float64).softmax(-1)

@@ -11,13 +11,15 @@ def rows(*numbers):
     return torch.tensor(numbers).view(1, -1, 1)
 
 
-def test_T33_the_best_draws_give_mean_and_deviation():
+def test_T33_mean_and_deviation():
+    """T33: the best draws give mean and deviation."""
     draws = rows(-1.0, -0.5, 0.0, 0.5, 0.8, 1.0)
     mean, std = cem_refit(draws, -(draws - 0.7).square().squeeze(2), 2)
     assert mean.item() == pytest.approx(0.65) and std.item() == pytest.approx(0.21213203, abs=1e-6), "the divisor is M - 1"
 
 
-def test_T34_the_next_iteration_is_drawn_around_them_and_clipped():
+def test_T34_next_iteration():
+    """T34: the next iteration is drawn around them and clipped."""
     noise = rows(-1.5, -0.5, 0.0, 0.5, 1.0, 2.0)
     draws = cem_draw(torch.tensor([[0.65]]), torch.tensor([[0.21213203]]), noise)
     expected = [0.33180195, 0.54393398, 0.65, 0.75606602, 0.86213203, 1.0]
@@ -28,7 +30,8 @@ def test_T34_the_next_iteration_is_drawn_around_them_and_clipped():
     assert draws[0, values.argmax(), 0].item() == pytest.approx(0.65)
 
 
-def test_actions_are_clipped_before_they_are_evaluated():
+def test_clipped_before_evaluation():
+    """Actions are clipped before they are evaluated."""
     seen = []
 
     def score(unit):
@@ -54,7 +57,7 @@ def test_no_two_states_share_their_random_numbers():
         assert len(flat.unique()) == len(flat), "a number was drawn for two states"
 
 
-def test_each_state_has_its_own_optimum_and_the_second_iteration_comes_nearer():
+def test_optimum_of_each_state():
     """Quadratics around random points of [-0.8, 0.8]^3: the mean gap of 64/6/2 is below that of the best of 64, and of 16."""
     generator = torch.Generator().manual_seed(1)
     goal = torch.rand(300, 1, 3, generator=generator) * 1.6 - 0.8
@@ -66,7 +69,8 @@ def test_each_state_has_its_own_optimum_and_the_second_iteration_comes_nearer():
     assert gaps["64/6/2"] < 0.04 and 2 * gaps["64/6/2"] < gaps["64"] < gaps["16"]
 
 
-def test_binary_numbers_are_on_or_off_and_follow_the_frequency_among_the_best():
+def test_binary_numbers():
+    """Binary numbers are on or off and follow the frequency among the best."""
     binary = torch.tensor([False, True])
     mean, std = torch.tensor([[0.0, 0.5]]), torch.tensor([[1.0, 0.3]])
     noise, chance = torch.zeros(1, 3, 2), torch.tensor([0.0, 0.7499, 0.75]).view(1, 3, 1).expand(1, 3, 2)
@@ -80,6 +84,7 @@ def test_binary_numbers_are_on_or_off_and_follow_the_frequency_among_the_best():
     assert (best[:, 1] == 1).all() and (best[:, 0] - 0.3).abs().mean() < 0.05
 
 
-def test_the_same_generator_gives_the_same_actions():
+def test_same_generator_same_actions():
+    """The same generator gives the same actions."""
     one, other = (cem(lambda unit: unit.sum(2), 4, 3, generator=torch.Generator().manual_seed(3))[0] for _ in range(2))
     assert torch.equal(one, other)

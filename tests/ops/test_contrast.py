@@ -37,7 +37,8 @@ def test_T39_bilinear_logits():
     assert turned.mean().item() == pytest.approx(0.74685094, abs=1e-8), "W transposed is another loss"
 
 
-def test_a_constant_of_a_row_changes_nothing_and_large_logits_stay_finite():
+def test_shifted_and_large_logits():
+    """A constant of a row changes nothing and large logits stay finite."""
     logits = t([[3, 1], [2, 5]])
     moved = logits + t([[100.0], [-7.0]])
     torch.testing.assert_close(contrast.info_nce(moved), contrast.info_nce(logits))
@@ -65,7 +66,8 @@ def test_every_offset_is_drawn_the_last_one_too():
     assert np.abs(counts - 800).max() < 5 * math.sqrt(800), "rows and columns are drawn apart, each place alike"
 
 
-def test_the_centre_of_pixel_catch_is_offset_two_and_a_whole_image_is_left_alone():
+def test_centre_crops():
+    """The centre of pixel catch is offset two and a whole image is left alone."""
     images = np.random.default_rng(2).integers(0, 256, (4, 1, 28, 28), np.uint8)
     centre = contrast.centre_crop(torch.from_numpy(images), 24).numpy()
     assert np.array_equal(centre, contrast.crop(images, np.full((4, 2), 2), 24))

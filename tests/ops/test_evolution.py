@@ -16,14 +16,15 @@ def test_ties_are_broken_by_order():
     assert centred_ranks(np.array([3.0])).shape == (1,)
 
 
-def test_a_mirrored_estimate_of_a_parabola_is_exact():
+def test_mirrored_estimate_of_a_parabola():
     """F(x) = -x^2 at x = 1 with eps = 1 and sigma .1: the gradient is -2, without an error of the second order."""
     returns = np.array([-(1.1**2), -(0.9**2)])
     np.testing.assert_allclose(noise_weights(returns, True, 0.1, "raw") @ [1.0], -2.0, rtol=1e-12)
 
 
 @pytest.mark.parametrize("mirrored", [True, False])
-def test_the_estimate_of_a_linear_function_is_its_gradient(mirrored):
+def test_estimate_of_a_linear_function(mirrored):
+    """The estimate of a linear function is its gradient."""
     rng, slope = np.random.default_rng(0), np.array([1.0, -2.0, 0.5])
     estimates = []
     for _ in range(4000):

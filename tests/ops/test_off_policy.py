@@ -18,14 +18,15 @@ def close(found, expected, tolerance=1e-6):
 
 
 # ---------------------------------------------------------------------------------------------- numbers worked by hand
-def test_T22_the_density_of_a_squashed_gaussian():
+def test_T22_density_of_a_squashed_gaussian():
     action, log_prob = tanh_gaussian_from_noise(tensor([[0.0]]), tensor([[0.0]]), tensor([[0.5]]))
     assert torch.equal(action, tanh_gaussian_action(tensor([[0.0]]), tensor([[0.0]]), tensor([[0.5]])))
     close(action, [[0.46211716]])
     close(log_prob, [-1.04393853 + 0.24022901])
 
 
-def test_T23_a_smoothed_target_action_is_clipped_twice():
+def test_T23_smoothed_action_clipped_twice():
+    """T23: a smoothed target action is clipped twice."""
     close(off_policy.smoothed_action(tensor([0.9]), tensor([3.5]), 0.2, 0.5), [1.0])  # noise 0.7 -> 0.5, 1.4 -> 1
     close(off_policy.smoothed_action(tensor([0.1]), tensor([-3.5]), 0.2, 0.5), [-0.4])
     close(1 + 0.99 * off_policy.clipped_double_q(tensor([[5.0], [4.0]])), [4.96])
@@ -37,7 +38,8 @@ def test_T24_the_soft_target():
     close(off_policy.soft_values(tensor([[5.0], [4.0]]), tensor([-0.8]), 0.0), [4.0])
 
 
-def test_T25_the_temperature_falls_while_the_entropy_is_above_its_target():
+def test_T25_temperature():
+    """T25: the temperature falls while the entropy is above its target."""
     alpha = tensor(0.2, requires_grad=True)
     loss = off_policy.temperature_loss(alpha, tensor(0.8), -1.0)
     close(loss, 0.36)
@@ -45,7 +47,8 @@ def test_T25_the_temperature_falls_while_the_entropy_is_above_its_target():
     close(alpha.grad, 1.8)
 
 
-def test_discrete_expectations_are_sums_over_actions():
+def test_discrete_expectations():
+    """Discrete expectations are sums over actions."""
     q = tensor([[[1.0, 3.0]], [[2.0, 1.0]]])  # two critics, one observation, two actions
     log_probs = tensor([[0.25, 0.75]]).log()
     entropy = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
@@ -66,7 +69,8 @@ def test_probabilities_integrate_to_one(mean, log_std):
                                rtol=1e-6)
 
 
-def test_sampled_log_probabilities_agree_with_the_entropy():
+def test_log_probabilities_and_entropy():
+    """Sampled log probabilities agree with the entropy."""
     generator = torch.Generator().manual_seed(0)
     mean, log_std = tensor([0.4, -0.8]).expand(400_000, 2), tensor([-0.5, 0.3]).expand(400_000, 2)
     _, log_prob = tanh_gaussian_from_noise(mean, log_std, torch.randn(400_000, 2, generator=generator))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal import replay
-from shoal.ops import priorities
+from shoal.ops import priorities, schedules
 from shoal.replay.table import sum_tree as tree
 
 P4 = [0.14822950, 0.22467391, 0.28655461, 0.34054197]
@@ -79,12 +79,12 @@ def test_T7_sum_tree():
 
 def test_T11_epsilons_of_actors():
     eight = [0.4, 0.16, 0.064, 0.0256, 0.01024, 0.004096, 0.0016384, 0.00065536]
-    near(priorities.actor_epsilons(8), eight, 1e-9)
-    near(priorities.actor_epsilons(8).mean(), 0.083279)
-    near(priorities.actor_epsilons(4), [0.4, 0.0471556, 0.00555913, 0.00065536], 1e-7)
-    near(priorities.actor_epsilons(256)[[1, 255]], [0.39006425, 0.00065536])
-    near([priorities.actor_epsilons(360)[1], priorities.actor_epsilons(360).mean()], [0.39291691, 0.06264623])
-    assert priorities.actor_epsilons(1).tolist() == [0.4]
+    near(schedules.actor_epsilons(8), eight, 1e-9)
+    near(schedules.actor_epsilons(8).mean(), 0.083279)
+    near(schedules.actor_epsilons(4), [0.4, 0.0471556, 0.00555913, 0.00065536], 1e-7)
+    near(schedules.actor_epsilons(256)[[1, 255]], [0.39006425, 0.00065536])
+    near([schedules.actor_epsilons(360)[1], schedules.actor_epsilons(360).mean()], [0.39291691, 0.06264623])
+    assert schedules.actor_epsilons(1).tolist() == [0.4]
 
 
 def test_T12_sequence_priority():

@@ -20,7 +20,8 @@ def costs(**changes):
     return replace(base, **changes)
 
 
-def test_actors_that_nobody_holds_up_do_what_they_do_alone():
+def test_actors_without_a_bottleneck():
+    """Actors that nobody holds up do what they do alone."""
     for n in (1, 2, 3):
         seen = simulate(costs(update=Cost(0.015)), ROOMY, n, batch=1)
         assert seen.env_steps_per_second == pytest.approx(n * 10 / 0.1, rel=0.03)
@@ -29,14 +30,16 @@ def test_actors_that_nobody_holds_up_do_what_they_do_alone():
 
 
 @pytest.mark.parametrize("batch", [1, 2, 8])
-def test_a_learner_that_is_too_slow_sets_the_rate_and_the_lag(batch):
+def test_slow_learner(batch):
+    """A learner that is too slow sets the rate and the lag."""
     seen = simulate(costs(get=Cost(0.001)), ROOMY, 40, batch=batch, depth=3)
     assert seen.env_steps_per_second == pytest.approx(10 * batch / (0.05 + 0.001 * batch), rel=0.01)
     assert seen.learner_idle == pytest.approx(0.0, abs=0.01) and seen.bottleneck.startswith("learner: updates")
     assert seen.policy_lag == pytest.approx(40 * 3 / batch, rel=0.05)  # all slots but a batch are ahead of one that is begun
 
 
-def test_cores_are_shared_and_slower_when_all_are_busy():
+def test_shared_cores():
+    """Cores are shared and slower when all are busy."""
     busy = costs(env=Cost(0.08), update=Cost(0.001), publish=Cost(0.0))
     alone = simulate(busy, Cluster(2), 1, batch=1).env_steps_per_second
     for speed in (1.0, 0.7):
@@ -45,7 +48,8 @@ def test_cores_are_shared_and_slower_when_all_are_busy():
         assert crowd.bottleneck.startswith("cores") and crowd.inflation == pytest.approx(1 / speed, rel=0.02)
 
 
-def test_learners_in_a_group_take_twice_as_much_and_wait_for_each_other():
+def test_two_learners():
+    """Learners in a group take twice as much and wait for each other."""
     one, two = (simulate(costs(), ROOMY, 40, learners, 2).env_steps_per_second for learners in (1, 2))
     assert two == pytest.approx(2 * one, rel=0.02)
     shared = simulate(costs(reduce=Cost(0.03)), ROOMY, 40, 2, 2)
@@ -105,7 +109,7 @@ def ends(node, works, arrivals):
     return [ended[who] for who in range(len(works))]
 
 
-def test_shares_are_equal_in_the_long_run_against_a_slow_clock(monkeypatch):
+def test_equal_shares(monkeypatch):
     """Of jobs that take many slices, each gets as much as the others, whenever it came."""
     monkeypatch.setattr(simulated_cores, "SLICE", 0.0002)
     for count, speed in itertools.product((1, 2, 3), (1.0, 0.6)):
@@ -113,7 +117,8 @@ def test_shares_are_equal_in_the_long_run_against_a_slow_clock(monkeypatch):
         assert ends(Cores(count, speed), works, arrivals) == pytest.approx(slow_clock(count, speed, works, arrivals), abs=4e-3)
 
 
-def test_short_jobs_are_done_one_after_the_other_and_a_core_is_kept_warm():
+def test_short_jobs():
+    """Short jobs are done one after the other and a core is kept warm."""
     works = [0.001] * 4
     assert ends(Cores(1, 1.0), works, [0.0] * 4) == pytest.approx([0.001, 0.002, 0.003, 0.004])
     cold = Cores(1, 1.0, turn=0.002)
@@ -122,7 +127,7 @@ def test_short_jobs_are_done_one_after_the_other_and_a_core_is_kept_warm():
     assert ends(apart, works, [0.0] * 4) == pytest.approx([0.001] * 4) and apart.turns == 0
 
 
-def test_whoever_has_computed_least_comes_first():
+def test_least_served_job_comes_first():
     node = Cores(1, 1.0)
     node.add(0, 1.0)
     node.add(1, 1.0)
@@ -130,14 +135,15 @@ def test_whoever_has_computed_least_comes_first():
         node.reprice()
         node.advance(now)
         assert node.pop() is None
-    node.add(2, 1.0)  # level with whoever has had least: one slice, not three, are its due
+    node.add(2, 1.0)  # level with the job that has had least: it is due one slice, not three
     for now, following in ((4 * SLICE, 2), (5 * SLICE, 0), (6 * SLICE, 1), (7 * SLICE, 2)):
         node.reprice()
         node.advance(now)
         assert node.pop() is None and node.running[0][1] == following
 
 
-def test_a_learner_that_mostly_waits_is_hardly_held_up_by_busy_actors():
+def test_learner_that_mostly_waits():
+    """A learner that mostly waits is hardly held up by busy actors."""
     busy = costs(env=Cost(0.0), inference=Cost(0.005), put=Cost(0.0), update=Cost(0.001), publish=Cost(0.0))
     seen = simulate(busy, Cluster(2), 6, batch=2)
     rate = 2 / (0.005 + 0.0005)  # unrolls/s: both cores are always in use
@@ -154,7 +160,7 @@ def test_turns_cost_only_where_cores_are_short():
         assert (cold.turns > 1) == more
 
 
-def test_actors_that_wait_in_an_unroll_leave_their_core_to_others():
+def test_actors_that_wait_in_an_unroll():
     """Eight that compute a tenth of the time have room on two cores, even if all begin at once."""
     waiting = costs(env=Cost(0.0, 0.09), inference=Cost(0.01), put=Cost(0.0), update=Cost(0.02), publish=Cost(0.0))
     seen = simulate(waiting, Cluster(2), 8, lockstep=True, depth=1)
@@ -181,14 +187,16 @@ def slow_clock(cores, speed, works, arrivals, tick=1e-4):
     return ended
 
 
-def test_in_lock_step_on_many_nodes_every_learner_gets_its_own_and_all_wait_for_the_weights():
+def test_lock_step_on_many_nodes():
+    """In lock step on many nodes every learner gets its own and all wait for the weights."""
     far = costs(slot_bytes=1e7, weights_bytes=125e4)  # 8 ms and 1 ms at 10 Gbit/s
     for actors, learners in ((8, 1), (40, 4)):
         seen = simulate(far, Cluster.of(actors, learners, 4), actors, learners, lockstep=True, depth=1)
         assert seen.policy_lag == 0.0 and seen.learner_idle < 1.0
 
 
-def test_ten_thousand_actors_or_sixty_four_learners():
+def test_thousands_of_actors():
+    """Ten thousand actors, or sixty-four learners."""
     small = costs(env=Cost(0.001), inference=Cost(0.001), slot_bytes=1e4, weights_bytes=1e5, reduce=Cost(1e-5))
     seen = simulate(small, Cluster.of(10_000, 4, 16), 10_000, 4)
     assert seen.nodes == 1 + 625 and seen.learner_idle < 0.2 and seen.bottleneck.startswith("learner")

@@ -42,7 +42,8 @@ def observation(costs, actors, cores=2):
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.05])
-def test_costs_are_what_the_phases_and_the_kernel_say(wait):
+def test_costs(wait):
+    """Costs are what the phases and the kernel say."""
     true = scaled(TRUE, 1.0, 1.0)
     true = Costs(**{**vars(true), "env": Cost(0.004, wait), "update": Cost(0.004, wait)})
     found = costs_of(observation(true, 1, cores=64))
@@ -73,14 +74,16 @@ def test_one_core_for_all_tells_what_a_turn_costs():
     assert fitted(observation(true, 1), warmer, 2, 2, cores=2).turn == 0.0
 
 
-def test_runs_that_hardly_use_their_cores_do_not_tell_how_fast_busy_ones_are():
+def test_runs_on_idle_cores():
+    """Runs that hardly use their cores do not tell how fast busy ones are."""
     true = Costs(**{**vars(TRUE), "env": Cost(0.004, 0.2)})
     two = observation(true, 2)
     noisy = dataclasses.replace(two, actor_seconds={**two.actor_seconds, "cpu": 1.3 * two.actor_seconds["cpu"]})
     assert fitted(observation(true, 1), noisy, 2, 2, cores=2).full_speed == 1.0
 
 
-def test_the_spread_of_an_unroll_from_moments_in_between():
+def test_spread_of_an_unroll():
+    """The spread of an unroll from moments in between."""
     random = np.random.default_rng(0)
     ends = np.cumsum(random.normal(0.01, 0.001, 5000))
     steps = np.arange(0, 5001, random.integers(1, 20))
@@ -97,7 +100,8 @@ def test_squeezed_processes_share_one_core():
         child.communicate(b"\n")
 
 
-def test_in_lock_step_two_runs_tell_what_a_slot_costs():
+def test_cost_of_a_slot_in_lock_step():
+    """In lock step two runs tell what a slot costs."""
     assert measure.per_slot(Cost(0.03), Cost(0.05)) == (Cost(pytest.approx(0.01)), Cost(pytest.approx(0.02)))
     assert measure.per_slot(Cost(0.03, 0.04), Cost(0.03, 0.04)) == (Cost(0.03, 0.04), Cost(0.0))
     assert measure.per_slot(Cost(0.03), Cost(0.09)) == (Cost(0.0), Cost(0.03))  # no batch costs less than nothing
@@ -131,7 +135,9 @@ def test_what_makes_no_sense_gets_a_sentence(words, match, capsys):
     assert match in capsys.readouterr().err
 
 
-def test_that_another_runtime_is_not_looked_at_is_said(monkeypatch, capsys):
+def test_other_runtimes(monkeypatch, capsys):
+    """The command says that another runtime was not measured."""
+
     def never(*_):
         raise ConfigError("enough")
 
@@ -147,7 +153,8 @@ def test_a_run_that_never_learns_is_said_to_be_so(monkeypatch):
         measure.observe(None, None)
 
 
-def test_the_options_of_both_commands_are_told_apart():
+def test_options_of_both_commands():
+    """The options of both commands are told apart."""
     mine, rest = command._apart(["impala", "--actors", "5", "CartPole-v1", "--seed", "3", "--nodes=2", "--algorithm.lr", "1e-3"])
     assert mine == ["--actors", "5", "--nodes=2"]
     assert rest == ["impala", "CartPole-v1", "--seed", "3", "--algorithm.lr", "1e-3"]
@@ -171,7 +178,8 @@ def summary_of(seen):
                       "learner": role(seen.learner_seconds, 1, seen.updates)}}
 
 
-def test_a_benchmark_draws_the_same_curve_from_its_summaries():
+def test_curve_of_a_benchmark():
+    """A benchmark draws the same curve from its summaries."""
     from benchmarks.model_curve import observed, predicted
 
     true = scaled(TRUE, 1.0, 0.8)
@@ -186,7 +194,7 @@ def test_a_benchmark_draws_the_same_curve_from_its_summaries():
     assert observed(summary_of(observation(true, 1)), {"name": "central_inference"}) is None
 
 
-def test_the_page_is_written_from_the_results(tmp_path, monkeypatch):
+def test_page_is_written_from_the_results(tmp_path, monkeypatch):
     import json
 
     from benchmarks import scaling_page as page

@@ -73,7 +73,8 @@ def test_heap_ties_survive(tmp_path: Path) -> None:
         assert again.client().sample("t").data["x"].tolist() == [1]
 
 
-def test_configuration_comes_from_the_constructor_unless_asked(tmp_path: Path) -> None:
+def test_configuration_of_the_constructor(tmp_path: Path) -> None:
+    """Configuration comes from the constructor unless asked."""
     with replay.Server([replay.Table("t", replay.Fifo(), max_size=10)], checkpoint_dir=tmp_path) as server:
         client = server.client()
         client.insert_batch({"x": np.arange(10)}, {"t": np.ones(10)})
@@ -89,7 +90,8 @@ def test_configuration_comes_from_the_constructor_unless_asked(tmp_path: Path) -
         assert empty.info()["tables"]["t"]["size"] == 0
 
 
-def test_the_latest_k_are_kept_and_the_newest_is_loaded(tmp_path: Path) -> None:
+def test_newest_k_are_kept(tmp_path: Path) -> None:
+    """The latest k are kept and the newest is loaded."""
     with replay.Server([replay.Table("t", replay.Lifo())], checkpoint_dir=tmp_path, keep=2) as server:
         client = server.client()
         for i in range(5):
@@ -100,7 +102,9 @@ def test_the_latest_k_are_kept_and_the_newest_is_loaded(tmp_path: Path) -> None:
         assert again.client().sample("t").data["x"].tolist() == [4]
 
 
-def test_all_tables_at_one_instant_while_writers_go_on(tmp_path: Path) -> None:
+def test_all_tables_at_one_instant(tmp_path: Path) -> None:
+    """All tables at one instant while writers go on."""
+
     def make() -> list[replay.Table]:
         return [replay.Table(name, replay.Fifo(), max_size=100_000) for name in ("a", "b")]
 
@@ -127,7 +131,8 @@ def test_all_tables_at_one_instant_while_writers_go_on(tmp_path: Path) -> None:
             assert sizes["a"] - sizes["b"] in (0, 1)
 
 
-def test_inserts_and_samples_go_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_goes_on_during_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inserts and samples go on while a checkpoint is written."""
     writing, go_on = threading.Event(), threading.Event()
     sync = checkpoint_files._sync
 
@@ -153,7 +158,8 @@ def test_inserts_and_samples_go_on_while_a_checkpoint_is_written(tmp_path: Path,
         assert again.client().sample("t").data["x"].tolist() == [39]  # as of the instant it was asked for
 
 
-def test_nothing_is_readable_of_a_broken_checkpoint(tmp_path: Path) -> None:
+def test_broken_checkpoint(tmp_path: Path) -> None:
+    """A broken checkpoint is not read, not even in part."""
     with replay.Server([replay.Table("t")], checkpoint_dir=tmp_path) as server:
         server.client().insert({"x": np.zeros(1000)}, {"t": 1.0})
         path = server.checkpoint()
@@ -167,7 +173,8 @@ def test_without_a_directory() -> None:
         server.client().checkpoint()
 
 
-def test_memmap_keeps_chunks_in_files_and_leaves_none(tmp_path: Path) -> None:
+def test_memmap_leaves_no_files(tmp_path: Path) -> None:
+    """Memmap keeps chunks in files and leaves none."""
     server = replay.Server([replay.Table("t", max_size=1000)], storage="memmap", directory=tmp_path)
     client = server.client()
     client.insert_batch({"x": np.arange(500 * 1000).reshape(500, 1000)}, {"t": np.ones(500)})
@@ -236,7 +243,9 @@ def test_compressed_columns(codec: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("saved", "loaded"), [("none", "lz4+rows"), ("lz4+rows", "lz4+rows"), ("lz4+rows", "none"),
                                                ("zstd+rows", "lz4+rows")])
-def test_a_table_is_compressed_as_it_is_configured_now(saved: str, loaded: str, tmp_path: Path) -> None:
+def test_compressed_as_configured_now(saved: str, loaded: str, tmp_path: Path) -> None:
+    """A table is compressed as it is configured now."""
+
     def make(codec: str) -> replay.Server:
         return replay.Server([replay.Table("t")], compression={"x": codec}, checkpoint_dir=tmp_path)
 
@@ -253,7 +262,8 @@ def test_a_table_is_compressed_as_it_is_configured_now(saved: str, loaded: str, 
         assert set(data["y"]) == set(range(20)) and (data["x"] == data["y"][:, None, None]).all()
 
 
-def test_checkpoints_asked_for_at_once_are_all_made(tmp_path: Path) -> None:
+def test_checkpoints_at_once(tmp_path: Path) -> None:
+    """Checkpoints asked for at once are all made."""
     with replay.Server([replay.Table("t")], checkpoint_dir=tmp_path) as server:
         server.client().insert_batch({"x": np.zeros((50, 100_000))}, {"t": np.ones(50)})
         made: list[Any] = []

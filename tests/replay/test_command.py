@@ -39,7 +39,7 @@ def test_serve_and_info(tmp_path: Path) -> None:
         server.stdout.close()
 
 
-def test_what_was_confirmed_is_in_the_checkpoint_of_a_server_that_ends(tmp_path: Path) -> None:
+def test_confirmed_is_in_the_last_checkpoint(tmp_path: Path) -> None:
     """Served in this thread until the signal that another one sends while it goes on inserting."""
     confirmed = 0
 
@@ -70,7 +70,8 @@ def test_what_was_confirmed_is_in_the_checkpoint_of_a_server_that_ends(tmp_path:
         assert again.info()["tables"]["t"]["size"] >= confirmed > 4000
 
 
-def test_a_last_checkpoint_that_fails_is_a_sentence(tmp_path: Path) -> None:
+def test_last_checkpoint_fails(tmp_path: Path) -> None:
+    """A last checkpoint that fails is reported in one sentence."""
     words = ["--table", "t:uniform:10", "--checkpoint-dir", str(tmp_path / "c")]
     server = subprocess.Popen(
         [sys.executable, "-c", RUN, "serve_command", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -144,9 +145,10 @@ def test_bad_words_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
         assert "--checkpoint-seconds is a positive number" in capsys.readouterr().err
 
 
-def test_a_checkpoint_dir_that_cannot_be_written_is_refused_before_serving(
+def test_unwritable_checkpoint_dir(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A checkpoint dir that cannot be written is refused before serving."""
     (tmp_path / "file").touch()
     words = ["--table", "t:uniform:10", "--checkpoint-dir", str(tmp_path / "file" / "c")]
     assert serve_command(words) == 2
@@ -191,7 +193,8 @@ def test_info_needs_a_timeout_that_is_one(seconds: str, capsys: pytest.CaptureFi
     assert "--timeout" in capsys.readouterr().err
 
 
-def test_importable_without_torch_and_the_rest_of_shoal() -> None:
+def test_importable_without_torch() -> None:
+    """Importable without torch and the rest of shoal."""
     code = "import sys; import shoal.replay; print([m for m in sys.modules if m.startswith(('torch', 'shoal'))])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     allowed = ("shoal.replay", "shoal.errors", "shoal.slots")

@@ -24,7 +24,8 @@ BAD = [float("nan"), float("inf"), float("-inf"), -1.0]
 # -- limiters and tables
 
 
-def test_a_client_of_any_kind_that_waits_to_sample_is_counted(start: Start) -> None:
+def test_waiting_samplers_are_counted(start: Start) -> None:
+    """A client of any kind that waits to sample is counted."""
     _, client = start(replay.Table.queue("q", 1))
     with pytest.raises(replay.Timeout):
         client.sample("q", timeout=0.3)
@@ -32,7 +33,7 @@ def test_a_client_of_any_kind_that_waits_to_sample_is_counted(start: Start) -> N
     assert info["sample_blocked_seconds"] > 0.2 and info["insert_blocked_seconds"] == 0
 
 
-def test_removal_for_bytes_and_by_trim_counts_as_a_delete(start: Start) -> None:
+def test_bytes_and_trim_count_as_deletes(start: Start) -> None:
     """Items of 8,000 bytes each in a chunk of its own: 40,000 bytes hold five."""
     _, client = start(replay.Table("t", max_bytes=40_000), replay.Table("soft", max_size=3, soft=True))
     for i in range(9):
@@ -42,7 +43,7 @@ def test_removal_for_bytes_and_by_trim_counts_as_a_delete(start: Start) -> None:
     assert client.trim("soft") == 6 and client.info()["tables"]["soft"]["deletes"] == 6
 
 
-def test_bad_priorities_are_refused_however_they_come(start: Start) -> None:
+def test_bad_priorities_from_anywhere(start: Start) -> None:
     """NaN, both infinities and -1, inserted, written and set, in a table of every selector; the others of a request are applied."""
     _, client = start(*(replay.Table(type(selector).__name__, selector) for selector in SELECTORS))
     for table in (type(selector).__name__ for selector in SELECTORS):
@@ -65,7 +66,7 @@ def test_bad_priorities_are_refused_however_they_come(start: Start) -> None:
         assert set(client.sample(table, 50).data["x"].tolist()) <= {0, 1, 3}
 
 
-def test_a_sum_is_made_of_what_is_there_not_of_what_went() -> None:
+def test_sums_of_what_is_there() -> None:
     """1 + 10^16 - 10^16 is 0 in float64: a sum that were kept by differences would be wrong, or below zero."""
     with replay.Server([replay.Table("t", replay.Prioritized(1.0))]) as server:
         client = server.client()
@@ -94,7 +95,7 @@ def stream(server: replay.Server, client: replay.Client) -> list[Any]:
     return found
 
 
-def test_the_same_seed_gives_the_same_stream_for_every_selector_and_remover(start: Start) -> None:
+def test_same_seed_same_stream(start: Start) -> None:
     """Over every way the stream of a server in this process with the same seed; another seed changes what is random."""
     def tables() -> list[replay.Table]:
         pairs = [(SELECTORS[i], SELECTORS[(i + shift) % 6]) for i in range(6) for shift in (1, 3)]
@@ -202,7 +203,7 @@ def saved_items(folder: Path) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("kind", "saves"), [("tcp", 1), pytest.param("ipc", 2, marks=pytest.mark.slow)])
-def test_two_crashes_amid_eight_writers_lose_what_is_reported_and_nothing_else(kind: str, saves: int, tmp_path: Path) -> None:
+def test_two_crashes_amid_eight_writers(kind: str, saves: int, tmp_path: Path) -> None:
     """Killed with -9 twice, with one checkpoint before both crashes or one before each: exact for every writer."""
     address, folder = f"ipc://{tmp_path}/s" if kind == "ipc" else "tcp://127.0.0.1:0", tmp_path / "c"
     server = spawn(SERVER, address, str(folder))
@@ -242,7 +243,7 @@ def test_two_crashes_amid_eight_writers_lose_what_is_reported_and_nothing_else(k
 
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
-def test_an_iterator_over_a_dead_server_gives_timeout(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iterator_over_a_dead_server(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed with -9 amid iteration: with a timeout and without one, reading ahead ("t") and not ("q")."""
     server = spawn(SERVER, f"ipc://{tmp_path}/s" if kind == "ipc" else "tcp://127.0.0.1:0", str(tmp_path / "c"))
     try:
@@ -268,7 +269,7 @@ def test_an_iterator_over_a_dead_server_gives_timeout(kind: str, tmp_path: Path,
 # -- compression, storage
 
 
-def test_compression_is_off_in_process_and_on_over_tcp_by_default(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compression_by_default(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """64 frames with a moving dot are 451,584 bytes. What travels is counted; what is stored is as it came."""
     frames = np.zeros((64, 84, 84), np.uint8)
     frames[np.arange(64), np.arange(64), 7] = 255
@@ -348,7 +349,7 @@ for storage, megabytes in (("memory", 120), ("memmap", 300)):
 """
 
 
-def test_more_than_half_of_the_memory_is_saved_and_loaded(tmp_path: Path) -> None:
+def test_more_than_half_of_the_memory(tmp_path: Path) -> None:
     """A process that may have 192 MB: 120 in memory cannot be copied for a checkpoint; 300 fit only into files."""
     process = spawn(LIMITED, str(tmp_path))
     try:
@@ -360,7 +361,7 @@ def test_more_than_half_of_the_memory_is_saved_and_loaded(tmp_path: Path) -> Non
 # -- data operations
 
 
-def test_a_transform_that_does_not_fit_draws_nothing(start: Start) -> None:
+def test_transform_that_does_not_fit(start: Start) -> None:
     """Shapes are checked up front: the only item of a queue is still there after a sample with a wrong transform."""
     _, client = start(replay.Table.queue("q", 4))
     client.insert({"x": np.arange(6).reshape(3, 2)}, {"q": 1.0})

@@ -39,7 +39,7 @@ def sizes(folder: Path, **options: Any) -> int:
 # -- while writers go on
 
 
-def test_rows_that_are_written_during_a_save_do_not_damage_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_written_during_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer fills the next row of an open chunk after its bytes were summed."""
     with replay.Server([table()], checkpoint_dir=tmp_path) as server:
         writer = server.client().writer(max_history=4)
@@ -104,9 +104,10 @@ def flip(file: Path, at: int = 30) -> None:
 
 @pytest.mark.parametrize("restore", ["data", "saved"])
 @pytest.mark.parametrize("file", ["chunks.bin", "index.msgpack", None])
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+def test_damaged_gives_way_to_the_one_before(
     file: str | None, restore: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A damaged checkpoint gives way to the one before."""
     made = saved(tmp_path, 3)
     if file is None:
         (made[2] / "chunks.bin").unlink()
@@ -126,7 +127,8 @@ def test_no_whole_checkpoint_is_an_error(tmp_path: Path) -> None:
     assert sizes(tmp_path, restore="none") == 0
 
 
-def test_a_checkpoint_of_another_version_is_not_passed_over(tmp_path: Path) -> None:
+def test_checkpoint_of_another_version(tmp_path: Path) -> None:
+    """A checkpoint of another version is not passed over."""
     _, newer = saved(tmp_path)
     rewrite(newer, {"format": 99})
     with pytest.raises(CheckpointError, match="format 99"):
@@ -202,7 +204,7 @@ CRAFTED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", sorted(CRAFTED))
-def test_a_checkpoint_made_by_hand_is_refused(name: str, tmp_path: Path) -> None:
+def test_checkpoint_made_by_hand_is_refused(name: str, tmp_path: Path) -> None:
     path, index = crafted(tmp_path)
     CRAFTED[name](index)
     write_index(path, index)
@@ -243,7 +245,8 @@ def resident() -> int:
 
 
 @pytest.mark.filterwarnings("ignore:max_diff")  # a limiter that was made by hand
-def test_mutated_checkpoints_are_loaded_or_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_mutated_checkpoints(tmp_path: Path) -> None:
+    """Mutated checkpoints are loaded or refused with a sentence."""
     path, index = crafted(tmp_path)
     loaded, before = 0, 0
     for case in range(MUTATED):
@@ -267,9 +270,10 @@ def test_mutated_checkpoints_are_loaded_or_refused_with_a_sentence(tmp_path: Pat
 # -- the disk
 
 
-def test_a_full_disk_costs_the_oldest_checkpoint_not_the_newest(
+def test_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A full disk costs the oldest checkpoint, not the newest."""
     sync = checkpoint_files._sync
     room = 10 << 20
 
@@ -299,6 +303,7 @@ def test_a_full_disk_costs_the_oldest_checkpoint_not_the_newest(
 
 
 @pytest.mark.parametrize(("kind", "kills"), [("ipc", ["server", "both"]), ("tcp", ["client", "server"])])
-def test_random_kills_lose_what_is_counted_and_nothing_else(kind: str, kills: list[str], tmp_path: Path) -> None:
+def test_random_kills(kind: str, kills: list[str], tmp_path: Path) -> None:
+    """Random kills lose what is counted and nothing else."""
     result = kill_at_random(kind, tmp_path, kills, seed=len(kind))
     assert result["met"], result

@@ -86,7 +86,8 @@ def test_what_timed_out_is_not_applied_later(process: Process) -> None:
         }
 
 
-def test_a_sample_that_waited_when_the_server_stopped_takes_nothing(process: Process) -> None:
+def test_sample_waiting_at_a_stop(process: Process) -> None:
+    """A sample that waited when the server stopped takes nothing."""
     server, address, client = process
     client.sample("q", 20)
     raised = []
@@ -114,7 +115,8 @@ def test_a_sample_that_waited_when_the_server_stopped_takes_nothing(process: Pro
         assert other.sample("q", 1, timeout=60).data["x"].tolist() == [7]
 
 
-def test_a_request_says_its_deadline_on_the_servers_clock() -> None:
+def test_deadline_on_the_servers_clock() -> None:
+    """A request says its deadline on the server's clock."""
     with replay.Server([replay.Table("t")], address="tcp://127.0.0.1:0") as server:
         server.client().insert({"x": 1}, {"t": 1.0})
         connection = Connection(server.address or "", None)
@@ -128,7 +130,7 @@ def test_a_request_says_its_deadline_on_the_servers_clock() -> None:
         connection.close()
 
 
-def test_a_server_whose_clock_has_changed_is_asked_once_more() -> None:
+def test_changed_clock() -> None:
     """As one of another host at the same address: by its clock every request would come an hour late."""
     with replay.Server([replay.Table("t")], address="tcp://127.0.0.1:0") as server:
         connection = Connection(server.address or "", None)
@@ -140,7 +142,7 @@ def test_a_server_whose_clock_has_changed_is_asked_once_more() -> None:
         connection.close()
 
 
-def test_a_greeting_asked_for_before_a_sample_does_not_send_it_twice() -> None:
+def test_greeting_before_a_sample() -> None:
     """After a restart an answer to an old question may lie in the socket: it says nothing of the request that was sent since."""
     with replay.Server([replay.Table.queue("q", 4)], address="tcp://127.0.0.1:0") as server:
         server.client().insert_batch({"x": np.arange(3)}, {"q": np.ones(3)})
@@ -156,7 +158,8 @@ def test_a_greeting_asked_for_before_a_sample_does_not_send_it_twice() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
-def test_a_call_waits_for_a_dead_server_as_long_as_it_may(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_waits_for_a_dead_server(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call waits for a dead server as long as it may."""
     monkeypatch.setattr(timings, "DEAD_SECONDS", 0.2)
     server = replay.Server([replay.Table("t")], address=f"ipc://{tmp_path}/s" if kind == "ipc" else "tcp://127.0.0.1:0")
     client = replay.Client(server.address, timeout=60)
@@ -225,11 +228,12 @@ def test_sockets_do_not_pile_up_with_threads(kind: str, tmp_path: Path) -> None:
             if turn in (19, 39):
                 counts.append(len(os.listdir("/proc/self/fd")))
         assert client.info()["sessions"] <= 4
-        assert counts[1] <= counts[0] + 16  # at most four of each at once, whoever they are
+        assert counts[1] <= counts[0] + 16  # at most four of each at once, from any client
         assert client.info()["tables"]["t"]["inserts"] == 160
 
 
-def test_a_second_server_at_an_ipc_path_is_refused(tmp_path: Path) -> None:
+def test_second_server_at_a_path(tmp_path: Path) -> None:
+    """A second server at an IPC path is refused."""
     address = f"ipc://{tmp_path}/s"
     with replay.Server([replay.Table("t")], address=address), replay.Client(address, timeout=30) as client:
         client.insert({"x": 1}, {"t": 1.0})
@@ -253,7 +257,8 @@ def test_the_path_of_a_dead_server_is_free(tmp_path: Path) -> None:
         assert client.info()["tables"]["t"]["size"] == 0
 
 
-def test_a_dataset_of_a_dead_server_asks_it_once_when_it_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_of_a_dead_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset of a dead server asks it once when it is closed."""
     address = f"ipc://{tmp_path}/s"
     asked: list[threading.Thread] = []
     server = subprocess.Popen([sys.executable, "-c", SERVER, address], stdout=subprocess.PIPE, text=True)

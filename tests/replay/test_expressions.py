@@ -156,7 +156,7 @@ ENDS: list[tuple[Callable[[Any], Any], Callable[[np.ndarray], np.ndarray]]] = [
 Chains = st.tuples(st.lists(st.sampled_from(LINKS), max_size=3), st.sampled_from(ENDS))
 
 
-def test_any_composition_on_any_data_is_the_same_at_writer_service_and_reader(start: Start) -> None:
+def test_same_at_writer_service_and_reader(start: Start) -> None:
     """To the last bit, and what NumPy gives: two chains of operations and all single ones, on drawn data."""
     _, client = start(replay.Table("raw"), replay.Table("made"))
     single = {name.replace(" ", "_"): expression for name, (expression, _) in CASES.items()}

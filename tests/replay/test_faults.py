@@ -75,7 +75,7 @@ def test_16_processes_and_64_threads_at_once(kind: str, tmp_path: Path) -> None:
         assert info["tables"]["t"]["size"] == 500 and info["lost"] == 0
 
 
-def test_a_stopped_server_gives_timeout_and_is_found_again(tmp_path: Path) -> None:
+def test_stopped_server(tmp_path: Path) -> None:
     """SIGSTOP: the connection stays open and nothing answers."""
     server = spawn(SERVER, f"ipc://{tmp_path}/s", str(tmp_path / "c"))
     try:
@@ -103,7 +103,7 @@ def test_a_stopped_server_gives_timeout_and_is_found_again(tmp_path: Path) -> No
         end(server)
 
 
-def test_messages_behind_a_blocked_one_may_use_its_chunks(tmp_path: Path) -> None:
+def test_messages_behind_a_blocked_one(tmp_path: Path) -> None:
     """Many messages of one writer wait for the limiter; later ones refer to chunks that earlier ones open."""
     with replay.Server([replay.Table.queue("q", 5)], address=f"ipc://{tmp_path}/s") as server:
         client = replay.Client(server.address, timeout=20)
@@ -121,7 +121,8 @@ def test_messages_behind_a_blocked_one_may_use_its_chunks(tmp_path: Path) -> Non
         client.close()
 
 
-def test_a_reader_killed_gives_back_what_it_drew_ahead(tmp_path: Path) -> None:
+def test_killed_reader_gives_back(tmp_path: Path) -> None:
+    """A killed reader gives back what it drew ahead."""
     reader = """
 import sys, time
 from shoal import replay
@@ -186,7 +187,7 @@ def named_memory() -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["ipc", pytest.param("tcp", marks=pytest.mark.slow)])
-def test_clients_killed_amid_everything_leave_nothing(kind: str, tmp_path: Path) -> None:
+def test_clients_killed_amid_everything(kind: str, tmp_path: Path) -> None:
     """Six clients, each killed with -9 while it writes, reads ahead and waits: chunks, reservations, requests, descriptors, mapped
     memory, the server's own memory and /dev/shm are as after the first."""
     server = spawn(HOST, f"ipc://{tmp_path}/s" if kind == "ipc" else "tcp://127.0.0.1:0")
@@ -245,7 +246,7 @@ while True:
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5])
-def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before(part: float, tmp_path: Path) -> None:
+def test_kill_during_a_save(part: float, tmp_path: Path) -> None:
     """Stopped first, so that it is seen that a draft is there, begun or half of its 48 MB written; then killed with -9."""
     process = spawn(SAVER, str(tmp_path))
     try:

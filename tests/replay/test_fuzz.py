@@ -291,7 +291,7 @@ def test_whole_messages_are_accepted(target: Target) -> None:
 
 
 @pytest.mark.parametrize("operation", sorted(set(TEMPLATES) - {"share"}))
-def test_a_message_without_a_number_changes_nothing(target: Target, operation: str) -> None:
+def test_message_without_a_number(target: Target, operation: str) -> None:
     """The number of a message is looked at first: what is refused for it has not been done."""
     target.ask({"op": "hello", "id": 1, "session": 6, "writer": 8, "confirmed": 0})
     target.local.insert({"x": np.zeros(2, np.int64)}, {EMPTIED: 1.0})
@@ -324,7 +324,7 @@ def test_paths_that_no_tree_has_are_refused(target: Target, paths: tuple[str, ..
     assert reply["error"] == "Refused" and "path" in reply["reason"] and target.state() == before
 
 
-def test_what_a_client_claims_cannot_end_the_server(target: Target) -> None:
+def test_claims_of_a_client(target: Target) -> None:
     """Ten writers each claim that 2^62 of their items are lost: the sum must still travel."""
     for number in range(100, 110):
         assert "error" not in target.ask({"op": "hello", "id": 1, "session": number, "writer": number, "confirmed": 2**62})
@@ -339,7 +339,7 @@ Stream = st.tuples(
     st.sampled_from([b"", GREETING[:11], GREETING, HELLO]),
     st.one_of(
         st.binary(max_size=64),
-        st.integers(0, 2**64 - 1).map(lambda n: b"\x02" + struct.pack(">Q", n)),  # a frame of so many bytes
+        st.integers(0, 2**64 - 1).map(lambda n: b"\x02" + struct.pack(">Q", n)),  # a frame of this many bytes
         st.just(b"\x00\x03abc"), st.just(b"\x01\x00" * 50),
     ),
     st.binary(max_size=16),
@@ -370,13 +370,14 @@ def test_bytes_below_the_messages_change_nothing(target: Target) -> None:
     still_whole(target, before)
 
 
-def test_a_sequence_of_frames_that_is_too_long_is_refused(target: Target) -> None:
+def test_too_many_frames(target: Target) -> None:
+    """A sequence of frames that is too long is refused."""
     before = target.state()
     (reply,) = target.replies([msgpack.packb({"op": "info", "id": 1})] + [b""] * (1 << 16))
     assert reply["error"] == "Refused" and "frames" in reply["reason"] and target.state() == before
 
 
-def test_a_sample_that_could_not_be_sent_is_refused_and_counted(target: Target) -> None:
+def test_sample_too_large_to_send(target: Target) -> None:
     """2^20 items of 2 kB are 2 GB, more than a message may have."""
     target.local.reset(EMPTIED)
     target.local.insert({"x": np.zeros(256)}, {EMPTIED: 1.0})

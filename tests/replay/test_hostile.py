@@ -101,7 +101,7 @@ GUARDS: dict[str, Callable[[bytes], Any]] = {
 
 @pytest.mark.parametrize("kind", BOMBS)
 @pytest.mark.parametrize("guard", GUARDS)
-def test_each_guard_alone_refuses_a_bomb_that_says_it_is_one_row(guard: str, kind: str) -> None:
+def test_each_guard_refuses_bombs(guard: str, kind: str) -> None:
     """Nothing is unpacked but the row that was asked for, whichever guard is asked."""
     if guard.startswith("check") and kind == "a wrong size":
         pytest.skip("only who unpacks it finds out")
@@ -114,7 +114,8 @@ def test_each_guard_alone_refuses_a_bomb_that_says_it_is_one_row(guard: str, kin
         tracemalloc.stop()
 
 
-def test_the_bytes_that_a_message_unpacks_are_bounded(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpacked_bytes_are_bounded(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes that a message unpacks are bounded."""
     monkeypatch.setattr(writer_sessions, "MOST_MESSAGE_BYTES", 1 << 24)
     writer = Writer(server)
     packed = encode(np.zeros((8, 1 << 20), np.uint8), "lz4")
@@ -139,7 +140,7 @@ def test_a_group_cannot_be_closed_below_its_items(server: replay.Server) -> None
     writer.connection.close()
 
 
-def test_a_reset_while_items_wait_gives_them_the_new_columns_or_an_error(start: Start) -> None:
+def test_reset_while_items_wait(start: Start) -> None:
     """What waited for the limiter must not go in under the columns of another item."""
     _, client = start(replay.Table.queue("q", 1))
     client.insert({"x": np.zeros(1)}, {"q": 1.0})
@@ -159,7 +160,8 @@ def test_a_reset_while_items_wait_gives_them_the_new_columns_or_an_error(start: 
     assert not failed and client.sample("q", timeout=20).data["x"].shape == (1, 1)
 
 
-def test_columns_that_changed_while_items_waited_are_refused() -> None:
+def test_columns_changed_while_items_waited() -> None:
+    """Columns that changed while items waited are refused."""
     with replay.Server([replay.Table.queue("q", 1)]) as server:
         client, core = server.client(timeout=5), server.core
         client.insert({"x": np.zeros(1)}, {"q": 1.0})
@@ -203,7 +205,7 @@ def sample_request(number: int, table: str, n: int) -> bytes:
     return data
 
 
-def test_a_client_that_never_reads_gets_no_more(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_never_reads_gets_no_more(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_endpoint, "MOST_UNREAD_BYTES", 1 << 24)
     server.client().insert({"x": np.zeros(1 << 18)}, {"t": 1.0})  # 2 MB
     dealer = bare_dealer(server)
@@ -243,7 +245,7 @@ def test_writes_that_wait_are_bounded(server: replay.Server, monkeypatch: pytest
     writer.connection.close()
 
 
-def test_the_writers_of_a_connection_are_bounded(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writers_of_a_connection_are_bounded(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket_service, "MOST_SESSIONS", 4)
     writer = Writer(server)
     for session in range(6, 9):
@@ -253,7 +255,8 @@ def test_the_writers_of_a_connection_are_bounded(server: replay.Server, monkeypa
     writer.connection.close()
 
 
-def test_checkpoints_that_are_asked_for_are_bounded(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_bounded(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints that are asked for are bounded."""
     monkeypatch.setattr(socket_service, "MOST_SAVES", 4)
     dealer = bare_dealer(server)
     with server._locked.saving:  # as if the first took long

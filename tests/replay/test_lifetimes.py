@@ -47,7 +47,7 @@ print("answered" if second.receive(60) else "forgotten", flush=True)
 """
 
 
-def test_the_end_of_a_connection_is_not_taken_for_that_of_its_successor() -> None:
+def test_end_of_a_connection() -> None:
     """A descriptor is used again at once. Here the loop hears of the end only after the next one has spoken through it."""
     with replay.Server([replay.Table.queue("q", 4)], address="tcp://127.0.0.1:0") as server:
         child, spare = spawn(SUCCESSOR, server.address or ""), list[int]()
@@ -95,7 +95,7 @@ def test_the_end_of_a_connection_is_not_taken_for_that_of_its_successor() -> Non
                 os.close(taken)
 
 
-def test_a_checkpoint_that_ends_after_the_server_wakes_nobody(tmp_path: Path) -> None:
+def test_checkpoint_outlives_the_server(tmp_path: Path) -> None:
     """The descriptor that wakes the loop may be another file's by then."""
     server = replay.Server([replay.Table("t")], address="tcp://127.0.0.1:0", checkpoint_dir=tmp_path / "c")
     client = replay.Client(server.address, timeout=60)
@@ -187,7 +187,8 @@ def test_a_client_is_of_the_process_that_made_it(kind: str, tmp_path: Path) -> N
             end(process)
 
 
-def test_a_server_may_be_closed_while_a_batch_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_while_a_batch_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may be closed while a batch is copied."""
     server = replay.Server([replay.Table("t")])
     client = server.client(timeout=60)
     with server.client() as other:

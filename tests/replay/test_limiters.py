@@ -24,7 +24,8 @@ def test_min_size_has_spi_one_and_no_bounds() -> None:
     assert limiter.can_insert(1_000_000)
 
 
-def test_can_sample_needs_items_and_the_lower_bound() -> None:
+def test_can_sample() -> None:
+    """`can_sample` needs items and the lower bound."""
     # s=2, m=3, e=4: bounds 2 and 10
     limiter = replay.SampleToInsertRatio(2.0, 3, 4.0)
     assert (limiter.min_diff, limiter.max_diff) == (2.0, 10.0)
@@ -37,7 +38,8 @@ def test_can_sample_needs_items_and_the_lower_bound() -> None:
     assert not limiter.can_sample(1)
 
 
-def test_can_insert_below_min_size_or_within_the_upper_bound() -> None:
+def test_can_insert() -> None:
+    """`can_insert` allows below the minimum size, or within the upper bound."""
     limiter = replay.SampleToInsertRatio(2.0, 3, 4.0)  # hi = 10
     assert limiter.can_insert(3)  # 0 + 3 <= 3
     assert limiter.can_insert(5)  # 5*2 = 10 <= 10
@@ -90,7 +92,8 @@ def test_upper_bound_below_start_warns() -> None:
         replay.RateLimiter(2.0, 10, 0.0, 10.0)
 
 
-def test_largest_allowed_agrees_with_the_inequalities() -> None:
+def test_largest_allowed() -> None:
+    """Largest allowed agrees with the inequalities."""
     rng = np.random.default_rng(0)
     for _ in range(300):
         spi = float(rng.choice([0.1, 0.3, 1.0, 1 / 3, 2.5]))
@@ -102,7 +105,8 @@ def test_largest_allowed_agrees_with_the_inequalities() -> None:
         assert limiter.sampleable(n) == max([i for i in range(1, n + 1) if limiter.can_sample(i)], default=0)
 
 
-def test_present_key_waits_for_permission_and_counts_as_update() -> None:
+def test_present_key_counts_as_update() -> None:
+    """Present key waits for permission and counts as update."""
     table = replay.Table("t", replay.Uniform(), max_size=10, limiter=replay.RateLimiter(1.0, 1, 0.0, 2.0))
     with replay.Server([table]) as server:
         client = server.client()
@@ -125,7 +129,8 @@ def test_present_key_waits_for_permission_and_counts_as_update() -> None:
         assert again() == 0
 
 
-def test_removal_of_any_kind_counts_as_a_delete_and_reset_zeroes() -> None:
+def test_removals_and_reset() -> None:
+    """Removal of any kind counts as a delete and reset zeroes."""
     table = replay.Table("t", replay.Fifo(), max_size=2, max_times_sampled=1)
     with replay.Server([table]) as server:
         client = server.client()
@@ -155,7 +160,8 @@ def test_time_blocked_is_counted_on_each_side() -> None:
         assert 0.2 <= info["insert_blocked_seconds"] <= blocked
 
 
-def test_a_client_of_any_kind_that_waits_to_insert_is_counted(start: Start) -> None:
+def test_waiting_inserters_are_counted(start: Start) -> None:
+    """A client of any kind that waits to insert is counted."""
     _, client = start(replay.Table.queue("q", 1))
     client.insert({"x": 1}, {"q": 1.0})
     with pytest.raises(replay.Timeout):

@@ -14,7 +14,8 @@ from shoal.replay.errors import Refused
 from tests.replay.conftest import Start
 
 
-def test_chunks_are_small_where_a_table_holds_few_bytes(start: Start) -> None:
+def test_chunks_of_a_small_table(start: Start) -> None:
+    """Chunks are small where a table holds few bytes."""
     _, client = start(replay.Table("t", replay.Uniform(), max_bytes=500_000))
     for i in range(40):
         client.insert({"x": np.full(1000, i)}, {"t": 1.0})  # 8,000 bytes
@@ -26,7 +27,7 @@ def test_chunks_are_small_where_a_table_holds_few_bytes(start: Start) -> None:
     assert 50 <= info["size"] <= 62 and info["bytes"] <= 500_000
 
 
-def test_a_table_holds_one_item_however_few_bytes_it_may_hold(start: Start) -> None:
+def test_table_of_one_item(start: Start) -> None:
     """Bytes are those of whole chunks: an item may need several that it does not fill."""
     _, client = start(replay.Table("t", replay.Uniform(), max_bytes=9_000))
     with client.writer(max_history=2) as writer:
@@ -46,7 +47,8 @@ def test_an_item_larger_than_its_table_is_refused(start: Start) -> None:
     assert client.info()["tables"]["t"]["size"] == 1
 
 
-def test_a_batch_larger_than_its_table_leaves_the_last_items_and_no_memory(start: Start) -> None:
+def test_batch_larger_than_its_table(start: Start) -> None:
+    """A batch larger than its table leaves the last items and no memory."""
     _, client = start(replay.Table("t", replay.Uniform(), max_size=100))
     keys = client.insert_batch({"x": np.arange(8_000 * 500).reshape(8_000, 500)}, {"t": 1.0})["t"]  # 32 MB
     info = client.info()
@@ -86,7 +88,8 @@ TOO_LARGE = {
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
 @pytest.mark.parametrize("name", sorted(TOO_LARGE))
-def test_a_transform_without_end_is_refused_by_the_service(name: str, kind: str, tmp_path: Any) -> None:
+def test_transform_without_end(name: str, kind: str, tmp_path: Any) -> None:
+    """A transform without end is refused by the service."""
     address = f"ipc://{tmp_path}/s" if kind == "ipc" else "tcp://127.0.0.1:0"
     tables = [replay.Table.queue("q", 4)]
     with replay.Server(tables, address=address) as server, replay.Client(server.address, timeout=30) as client:
@@ -105,13 +108,14 @@ def test_a_transform_without_end_is_refused_by_the_service(name: str, kind: str,
     ["concat", [], {"axis": 0}],
     ["column", [["column", [], {"path": "x"}]], {"path": "x"}],
 ])  # fmt: skip
-def test_operations_take_their_own_parameters_only(data: list[Any]) -> None:
+def test_parameters_of_operations(data: list[Any]) -> None:
+    """Operations take their own parameters only."""
     with pytest.raises(replay.InvalidItem, match="does not take"):
         Expression.from_data(data)
 
 
 @pytest.mark.parametrize("transform", [{"y": replay.column("nope")}, {"y": X.window(50)}, {"y": X + X.pad(12)}, {"y": 5}])
-def test_a_transform_that_fails_takes_no_items(start: Start, transform: Any) -> None:
+def test_transform_that_fails_takes_no_items(start: Start, transform: Any) -> None:
     _, client = start(replay.Table.queue("q", 4))
     client.insert({"x": np.zeros(10)}, {"q": 1.0})
     before = client.info()["tables"]["q"]
@@ -122,7 +126,8 @@ def test_a_transform_that_fails_takes_no_items(start: Start, transform: Any) -> 
     assert len(client.sample("q", 1, timeout=0)) == 1
 
 
-def test_a_transform_that_fails_takes_no_items_that_come_later(start: Start) -> None:
+def test_failing_transform_takes_no_items(start: Start) -> None:
+    """A transform that fails takes no items that come later."""
     _, client = start(replay.Table.queue("q", 4))
     raised: list[BaseException] = []
 

@@ -82,7 +82,8 @@ def go(*processes: subprocess.Popen[str]) -> None:
         process.stdin.flush()
 
 
-def test_a_repeated_number_is_confirmed_without_inserting() -> None:
+def test_repeated_number_is_not_inserted() -> None:
+    """A repeated number is confirmed without inserting."""
     with replay.Server([replay.Table("t")], address="tcp://127.0.0.1:0") as server:
         connection = Connection(server.address or "", None)
         hello, _ = connection.request({"op": "hello", "session": 5, "writer": 9, "confirmed": 0}, (), 5)
@@ -216,7 +217,8 @@ def test_a_shared_block_must_be_anonymous_memory(tmp_path: Path, name: str) -> N
         connection.close()
 
 
-def test_a_client_that_shortens_its_memory_cannot_end_the_server(tmp_path: Path) -> None:
+def test_client_shortens_its_memory(tmp_path: Path) -> None:
+    """A client that shortens its memory cannot end the server."""
     server = spawn(SERVER, f"ipc://{tmp_path}/s", str(tmp_path / "c"))
     try:
         address = line(server)
@@ -247,7 +249,8 @@ def test_a_client_that_shortens_its_memory_cannot_end_the_server(tmp_path: Path)
         end(server)
 
 
-def test_where_memory_cannot_be_shared_it_goes_through_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_cannot_be_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory cannot be shared it goes through the socket."""
     monkeypatch.setattr(memory, "SEALS", 0)  # the server refuses every block
     with (
         replay.Server([replay.Table("t", replay.Fifo())], address=f"ipc://{tmp_path}/s") as server,
@@ -263,7 +266,8 @@ def test_where_memory_cannot_be_shared_it_goes_through_the_socket(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
-def test_rows_are_compressed_over_tcp_where_it_pays(kind: str, tmp_path: Path) -> None:
+def test_rows_compressed_where_it_pays(kind: str, tmp_path: Path) -> None:
+    """Rows are compressed over TCP where it pays."""
     address = f"ipc://{tmp_path}/s" if kind == "ipc" else "tcp://127.0.0.1:0"
     rng = np.random.default_rng(0)
     with (
@@ -310,18 +314,19 @@ def test_curve_lets_in_known_clients_only() -> None:
 
 @pytest.mark.parametrize(("address", "near"), [("tcp://127.0.0.1:1", True), ("tcp://localhost:1", True), ("tcp://[::1]:1", True),
                                                ("tcp://127.evil.example:1", False), ("tcp://10.0.0.1:1", False)])
-def test_only_this_machine_is_spoken_to_in_plain_text(address: str, near: bool) -> None:
+def test_plain_text_on_this_machine_only(address: str, near: bool) -> None:
+    """Plain text is for this machine only."""
     assert is_loopback(address) is near
 
 
-def test_a_batch_that_was_given_up_is_not_written_into_a_later_one(tmp_path: Path) -> None:
+def test_abandoned_batch(tmp_path: Path) -> None:
     """The reply to a sample that timed out may still come: into a block that nobody uses any more."""
     with replay.Server([replay.Table("t"), replay.Table.queue("q", 4)], address=f"ipc://{tmp_path}/s") as server:
         client, other = replay.Client(server.address, timeout=10), replay.Client(server.address, timeout=10)
         client.insert_batch({"x": np.full((20, 50), 7)}, {"t": np.ones(20)})
         other.insert({"x": np.full(50, 1)}, {"q": 1.0})
         assert (client.sample("q").data["x"] == 1).all()
-        lock = server._locked.lock  # whoever holds it keeps the server from answering
+        lock = server._locked.lock  # while it is held the server cannot answer
         with lock, pytest.raises(replay.Timeout):
             client.sample("q", 1, timeout=0.5)
         batch = client.sample("t", 1)

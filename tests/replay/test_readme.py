@@ -49,7 +49,8 @@ def test_commands(tmp_path: Path) -> None:
     assert list((tmp_path / "saved").glob("checkpoint-*"))
 
 
-def test_the_conformance_table_names_tests_that_exist() -> None:
+def test_conformance_table_names_tests() -> None:
+    """The conformance table names tests that exist."""
     here = Path(__file__).parent
     named = set(re.findall(r"\btest_\w+", (here.parents[1] / "docs" / "replay_conformance.md").read_text()))
     there = set(re.findall(r"def (test_\w+)\(", "".join(path.read_text() for path in here.glob("test_*.py"))))

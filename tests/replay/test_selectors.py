@@ -89,7 +89,8 @@ def test_t5_with_a_uniform_mix() -> None:
         replay.Table("t", remover=replay.Prioritized(-0.4, uniform_mix=0.1))
 
 
-def test_t6_importance_weights_follow_from_the_probabilities() -> None:
+def test_t6_importance_weights() -> None:
+    """T6: importance weights follow from the probabilities."""
     for alpha, beta, expected in [
         (0.6, 0.4, [1, 0.84674531, 0.76822936, 0.71697762]),
         (0.9, 0.6, [1, 0.68777091, 0.55252829, 0.47302882]),
@@ -115,7 +116,8 @@ def test_t21_eviction_with_a_negative_exponent() -> None:
         assert by_value[0] / by_value[2] == pytest.approx(1.74110113, abs=1e-7)
 
 
-def test_a_prioritized_remover_evicts_in_proportion() -> None:
+def test_prioritized_remover() -> None:
+    """A prioritized remover evicts in proportion."""
     table = replay.Table("t", replay.Uniform(), replay.Prioritized(1.0), max_size=3)
     with replay.Server([table], seed=3) as server:
         client = server.client()
@@ -147,7 +149,8 @@ def test_fifo_lifo_uniform() -> None:
         assert abs(counts - 10_000).max() < 4 * np.sqrt(50_000 * 0.2 * 0.8)
 
 
-def test_zero_is_never_drawn_while_any_other_is_positive_and_all_zero_is_uniform() -> None:
+def test_priority_zero() -> None:
+    """Priority 0 is never drawn while any other is positive; with all at 0 the draw is uniform."""
     for exponent in (0.0, 0.6, 1.0):
         server, client = make(replay.Prioritized(exponent), [0.0, 1e-12, 0.0, 5.0])
         with server:
@@ -160,7 +163,8 @@ def test_zero_is_never_drawn_while_any_other_is_positive_and_all_zero_is_uniform
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, -0.5, 1e308])
-def test_bad_priorities_are_refused_and_the_table_goes_on(bad: float) -> None:
+def test_bad_priorities_are_refused(bad: float) -> None:
+    """Bad priorities are refused and the table goes on."""
     server, client = make(replay.Prioritized(2.0), [1.0, 2.0])
     with server:
         with pytest.raises(replay.InvalidItem, match="priority"):
@@ -226,7 +230,8 @@ def test_same_seed_same_stream() -> None:
     assert streams[0] == streams[1] != streams[2]
 
 
-def test_per_frequencies_by_chi_square_over_a_million_draws() -> None:
+def test_frequencies_of_a_million_draws() -> None:
+    """Frequencies by priority, by chi-square over a million draws."""
     rng = np.random.default_rng(0)
     priorities = rng.gamma(0.5, 2.0, 200) + 1e-3
     server, client = make(replay.Prioritized(0.6), priorities.tolist())
@@ -243,7 +248,8 @@ def test_per_frequencies_by_chi_square_over_a_million_draws() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32))
-def test_probabilities_sum_to_one_after_any_history(seed: int) -> None:
+def test_probabilities_sum_to_one(seed: int) -> None:
+    """Probabilities sum to one after any history."""
     rng = np.random.default_rng(seed)
     table = replay.Table("t", replay.Prioritized(0.7), max_size=20)
     with replay.Server([table]) as server:

@@ -54,7 +54,8 @@ def test_inserts_are_spread(shards: Shards) -> None:
     assert all(server.info()["writers"] == 1 for server in servers)
 
 
-def test_samples_follow_priorities_or_sizes_and_updates_find_their_shard(shards: Shards) -> None:
+def test_samples_and_updates(shards: Shards) -> None:
+    """Samples follow priorities or sizes and updates find their shard."""
     servers, client = shards
     for server, priorities in zip(servers, ([1.0], [2.0, 2.0], [5.0]), strict=True):
         with replay.Client(server.address, timeout=5) as own:
@@ -103,7 +104,8 @@ def fill(address: str, value: int) -> None:
         own.insert_batch({"x": np.full(50, value)}, {"t": np.ones(50)})
 
 
-def test_the_living_shards_go_on_without_a_dead_one_and_take_it_in_again() -> None:
+def test_shards_go_on_without_a_dead_one() -> None:
+    """The living shards go on without a dead one and take it in again."""
     processes, addresses = zip(*(start("tcp://127.0.0.1:0") for _ in range(3)), strict=True)
     processes = list(processes)
     client = replay.Client(addresses, timeout=60)
@@ -148,7 +150,8 @@ def test_the_living_shards_go_on_without_a_dead_one_and_take_it_in_again() -> No
             end(process)
 
 
-def test_an_insert_goes_to_another_shard_after_its_own_died() -> None:
+def test_insert_after_its_shard_died() -> None:
+    """An insert goes to another shard after its own died."""
     processes, addresses = zip(*(start("tcp://127.0.0.1:0") for _ in range(2)), strict=True)
     client = replay.Client(addresses, timeout=60)
     try:
@@ -189,7 +192,8 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_what_was_drawn_ahead_is_settled_on_the_others_when_a_shard_was_restarted() -> None:
+def test_drawn_ahead_of_a_restart() -> None:
+    """What was drawn ahead is settled on the others when a shard was restarted."""
     servers = [serve("tcp://127.0.0.1:0", shard) for shard in range(2)]
     with replay.Client([server.address for server in servers], timeout=60) as client:
         with client.dataset("t", 32, prefetch=4) as batches:
@@ -205,7 +209,8 @@ def test_what_was_drawn_ahead_is_settled_on_the_others_when_a_shard_was_restarte
         server.close()
 
 
-def test_where_all_shards_are_down_one_is_waited_for_as_long_as_the_call_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_shards_are_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all shards down, a call waits for one as long as it may take."""
     monkeypatch.setattr(timings, "DEAD_SECONDS", 1.0)
     servers = [serve("tcp://127.0.0.1:0", shard) for shard in range(2)]
     with replay.Client([server.address for server in servers], timeout=60) as client, ThreadPoolExecutor() as pool:

@@ -55,7 +55,8 @@ def test_max_bytes(start: Start) -> None:
     assert client.info()["stored_bytes"] <= 120_000
 
 
-def test_a_batch_keeps_its_values_while_somebody_holds_it(start: Start) -> None:
+def test_held_batch_keeps_its_values(start: Start) -> None:
+    """A batch keeps its values while somebody holds it."""
     _, client = start(replay.Table("t", replay.Uniform(), max_size=4))
     held = []
     for i in range(12):
@@ -85,7 +86,8 @@ def test_queue_and_stack(start: Start) -> None:
         client.sample("q", timeout=0.05)
 
 
-def test_a_batch_is_served_in_part_when_the_time_is_over(start: Start) -> None:
+def test_batch_in_part_at_the_deadline(start: Start) -> None:
+    """A batch is served in part when the time is over."""
     _, client = start(replay.Table.queue("q", 10))
     for i in range(3):
         client.insert({"x": i}, {"q": 1.0})
@@ -126,7 +128,8 @@ def test_unknown_updates_are_ignored_and_counted(start: Start) -> None:
     assert client.info()["tables"]["t"]["unknown_updates"] == 2
 
 
-def test_one_bad_item_is_refused_with_a_reason_and_the_others_are_applied(start: Start) -> None:
+def test_one_bad_item_is_refused(start: Start) -> None:
+    """One bad item is refused with a reason and the others are applied."""
     _, client = start(replay.Table("t", replay.Uniform()))
     with pytest.raises(replay.InvalidItem, match="priority nan of item 1"):
         client.insert_batch({"x": np.arange(4)}, {"t": np.array([1.0, np.nan, 2.0, 3.0])})
@@ -180,7 +183,8 @@ def test_a_closed_server_confirms_nothing(start: Start) -> None:
         client.insert({"x": 3}, {"q": 1.0}, timeout=0.2)
 
 
-def test_late_updates_do_not_touch_a_new_item_in_the_old_slot(start: Start) -> None:
+def test_late_updates_and_a_new_item(start: Start) -> None:
+    """Late updates do not touch a new item in the old slot."""
     _server, client = start(replay.Table("t", replay.Prioritized(1.0), max_size=2))
     old = client.insert_batch({"x": np.arange(2)}, {"t": np.ones(2)})["t"]
     client.insert_batch({"x": np.arange(2, 4)}, {"t": np.full(2, 7.0)})
@@ -188,7 +192,7 @@ def test_late_updates_do_not_touch_a_new_item_in_the_old_slot(start: Start) -> N
     assert set(client.sample("t", 50).info.priorities.tolist()) == {7.0}
 
 
-def test_late_updates_of_a_sampled_batch_do_not_either(start: Start) -> None:
+def test_late_updates_of_a_sampled_batch(start: Start) -> None:
     """Where a batch lies is remembered for the updates that follow: what has gone since must not be found there."""
     _server, client = start(replay.Table("t", replay.Prioritized(1.0), max_size=2))
     client.insert_batch({"x": np.arange(2)}, {"t": np.ones(2)})
@@ -201,7 +205,8 @@ def test_late_updates_of_a_sampled_batch_do_not_either(start: Start) -> None:
     assert client.info()["tables"]["t"]["unknown_updates"] == 8
 
 
-def test_updates_in_another_order_than_drawn_find_their_items(start: Start) -> None:
+def test_updates_in_another_order(start: Start) -> None:
+    """Updates in another order than drawn find their items."""
     _server, client = start(replay.Table("t", replay.Prioritized(1.0)))
     keys = client.insert_batch({"x": np.arange(50)}, {"t": np.ones(50)})["t"]
     batch = client.sample("t", 30)
@@ -239,7 +244,8 @@ def test_signatures_are_checked(start: Start) -> None:
     assert client.info()["tables"]["t"]["size"] == 1
 
 
-def test_the_first_item_fixes_an_unsigned_table_until_reset(start: Start) -> None:
+def test_first_item_fixes_the_signature(start: Start) -> None:
+    """The first item fixes an unsigned table until reset."""
     _, client = start(replay.Table("t"))
     client.insert({"x": np.zeros(3)}, {"t": 1.0})
     with pytest.raises((replay.SignatureMismatch, replay.InvalidItem), match="'x'"):
@@ -281,7 +287,8 @@ def test_unknown_table(start: Start) -> None:
     client.insert({"x": 1}, {"t": 1.0})
 
 
-def test_chunks_are_shared_by_tables_and_freed_with_the_last_item(start: Start) -> None:
+def test_chunks_shared_by_tables(start: Start) -> None:
+    """Chunks are shared by tables and freed with the last item."""
     server, client = start(replay.Table("a", replay.Uniform()), replay.Table("b", replay.Uniform()))
     with client.writer(max_history=4) as writer:
         for i in range(4):
@@ -299,7 +306,8 @@ def test_chunks_are_shared_by_tables_and_freed_with_the_last_item(start: Start) 
     assert server.core.store.stored_bytes == 0 and server.core.store.live == 0
 
 
-def test_items_of_different_lengths_are_padded_and_say_so(start: Start) -> None:
+def test_items_of_different_lengths(start: Start) -> None:
+    """Items of different lengths are padded and say so."""
     _, client = start(replay.Table("t", replay.Fifo(), max_times_sampled=1))
     with client.writer(max_history=5) as writer:
         for i in range(5):
@@ -312,7 +320,8 @@ def test_items_of_different_lengths_are_padded_and_say_so(start: Start) -> None:
     assert batch.info.lengths is not None and batch.info.lengths["x"].tolist() == [2, 4]
 
 
-def test_values_given_whole_and_selections_of_steps_share_a_batch(start: Start) -> None:
+def test_values_and_selections_in_a_batch(start: Start) -> None:
+    """Values given whole and selections of steps share a batch."""
     _, client = start(replay.Table("t", replay.Fifo(), max_times_sampled=1, signature={"x": replay.Array((None,), np.int64)}))
     wanted = [[7, 8, 9, 10], [0, 1, 2], [10, 11, 12], [5]]
     for order in (wanted, wanted[::-1]):

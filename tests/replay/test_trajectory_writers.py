@@ -122,7 +122,7 @@ def test_whole_episodes(client: replay.Client) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_many_environments_at_once_give_the_items_of_each(n: int) -> None:
+def test_transitions_of_many_environments(n: int) -> None:
     """Three environments with episodes of different lengths: the same items as three writers of one."""
     rng = np.random.default_rng(n)
     steps, envs = 40, 3
@@ -172,7 +172,8 @@ def described(items: list[dict[str, Any]]) -> list[Any]:
 
 @pytest.mark.parametrize("burn_in", [0, 3])
 @pytest.mark.parametrize("end", ["pad", "write", "truncate", "continue"])
-def test_sequences_of_many_environments_are_those_of_each(end: str, burn_in: int) -> None:
+def test_sequences_of_many_environments(end: str, burn_in: int) -> None:
+    """Sequences of many environments are those of each."""
     tables = [replay.Table(name, replay.Fifo(), max_times_sampled=1) for name in ("many", "one")]
     with replay.Server(tables) as server:
         compare_sequences(server.client(timeout=5), end, burn_in)
@@ -213,7 +214,8 @@ def compare_sequences(client: replay.Client, end: str, burn_in: int) -> None:
         assert all(len({tuple(o[:2]) for o, v in zip(i["obs"], i["valid"], strict=True) if v}) == 1 for i in found[0])
 
 
-def test_episodes_of_many_environments_are_those_of_each(start: Any) -> None:
+def test_episodes_of_many_environments(start: Any) -> None:
+    """Episodes of many environments are those of each."""
     envs, steps = 4, 50
     obs, ended = episodes(7, envs, steps)
     _, client = start(*(replay.Table(name, replay.Fifo(), max_times_sampled=1) for name in ("many", "one")))
@@ -238,7 +240,8 @@ def test_episodes_of_many_environments_are_those_of_each(start: Any) -> None:
     late.close()
 
 
-def test_ready_made_writers_flush_and_close_in_a_with(start: Start) -> None:
+def test_flush_and_close_in_a_with(start: Start) -> None:
+    """Ready made writers flush and close in a with."""
     _, client = start(replay.Table("t", replay.Fifo()))
     with replay.TransitionWriter(client, "t", n=2) as writer:
         for step in range(5):

@@ -16,7 +16,7 @@ from shoal.replay.table.compression import decode, decode_row, encode
 from tests.replay.conftest import Start
 
 
-def test_dtype_and_shape_are_fixed_by_the_first_value(start: Start) -> None:
+def test_first_value_fixes_dtype_and_shape(start: Start) -> None:
     _, client = start(replay.Table("t"))
     writer = client.writer(max_history=3)
     writer.append({"a": {"b": np.zeros(3, np.float32)}, "c": 1})
@@ -122,7 +122,8 @@ def test_partial_steps_share_a_step(start: Start) -> None:
     assert data["obs"].tolist() == [[1, 2, 3]] and data["action"].tolist() == [[10, 20]] and data["last"].tolist() == [3]
 
 
-def test_a_column_that_was_not_given_cannot_be_selected(start: Start) -> None:
+def test_column_not_given(start: Start) -> None:
+    """A column that was not given cannot be selected."""
     _, client = start(replay.Table("t"))
     with client.writer(max_history=3) as writer:
         writer.append({"a": 1})
@@ -167,7 +168,8 @@ def test_end_episode_closes_chunks_and_forgets(start: Start) -> None:
     assert server.core.store.stored_bytes == 24_000  # three rows, however many the chunk had room for
 
 
-def test_append_batch_without_a_loop_over_environments(start: Start) -> None:
+def test_append_batch(start: Start) -> None:
+    """Append batch without a loop over environments."""
     _, client = start(replay.Table("t", replay.Fifo(), max_times_sampled=1))
     with client.writer(max_history=3) as writer:
         for t in range(5):
@@ -225,7 +227,8 @@ def test_a_closed_writer_refuses(start: Start) -> None:
         writer.append({"x": 2})
 
 
-def test_a_batch_may_come_from_more_compressed_chunks_than_fit_into_a_list() -> None:
+def test_batch_of_many_compressed_chunks() -> None:
+    """A batch may come from more compressed chunks than fit into a list."""
     with replay.Server([replay.Table("t", replay.Fifo(), max_times_sampled=1)], compression={"x": "lz4"}) as server:
         rng = np.random.default_rng(0)
         with server.client().writer(max_history=100) as writer:
@@ -238,7 +241,8 @@ def test_a_batch_may_come_from_more_compressed_chunks_than_fit_into_a_list() -> 
 
 
 @pytest.mark.parametrize("codec", ["lz4", "lz4+delta", "lz4+rows"])
-def test_compressed_items_of_different_lengths_are_padded_with_zeros(codec: str) -> None:
+def test_compressed_items_are_padded(codec: str) -> None:
+    """Compressed items of different lengths are padded with zeros."""
     with replay.Server([replay.Table("t")], compression={"x": codec}) as server:
         client = server.client()
         with client.writer(max_history=6) as writer:
@@ -253,7 +257,8 @@ def test_compressed_items_of_different_lengths_are_padded_with_zeros(codec: str)
             del batch, data
 
 
-def test_rows_that_were_compressed_by_themselves_are_read_one_by_one_and_damaged_ones_refused() -> None:
+def test_rows_compressed_by_themselves() -> None:
+    """Rows that were compressed by themselves are read one by one and damaged ones refused."""
     rows = np.random.default_rng(0).integers(0, 3, (5, 900), np.uint8)
     for codec in ("lz4+rows", "zstd+rows"):
         data = encode(rows, codec)

@@ -17,7 +17,7 @@ def fork_server():
 
 @pytest.fixture(scope="session")
 def ray_cluster():
-    """Two nodes with raylets and object stores of their own; whoever runs on `ray` in this process joins them."""
+    """Two nodes with raylets and object stores of their own; programs that run on `ray` in this process join them."""
     set_defaults()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

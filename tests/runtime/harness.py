@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,22 +82,24 @@ class Watch:
         return [event["text"] for event in self.events if event["kind"] == kind]
 
 
-class Shared:
+class SharedForkServer:
     """One fork server for all tests, started when the first one needs it."""
 
-    fork_server: ForkServerClient | None = None
+    def __init__(self, preload: Sequence[str]) -> None:
+        self._preload, self._fork_server = tuple(preload), None
 
-    @classmethod
-    def get(cls) -> ForkServerClient:
-        if cls.fork_server is None:
-            cls.fork_server = ForkServerClient(PRELOAD)
-        return cls.fork_server
+    def get(self) -> ForkServerClient:
+        if self._fork_server is None:
+            self._fork_server = ForkServerClient(self._preload)
+        return self._fork_server
 
-    @classmethod
-    def close(cls) -> None:
-        if cls.fork_server is not None:
-            cls.fork_server.close()
-            cls.fork_server = None
+    def close(self) -> None:
+        if self._fork_server is not None:
+            self._fork_server.close()
+            self._fork_server = None
+
+
+Shared = SharedForkServer(PRELOAD)
 
 
 def drive(program: Program, kind: str, folder: Path, watch: Watch | None = None, faults: Faults | None = None) -> Watch:

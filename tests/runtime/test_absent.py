@@ -66,7 +66,7 @@ def saved(stage, folder):
     return contents(folder) if ok else None
 
 
-def test_the_last_file_of_a_missing_role_is_kept(tmp_path):
+def test_last_file_of_a_missing_role_is_kept(tmp_path):
     """Which is what its successor begins from. It is said once, and once more when it has been there meanwhile."""
     stage = Stage(Watch())
     first, *more = (tmp_path / name for name in ("a", "b", "c", "d", "e"))
@@ -81,7 +81,7 @@ def test_the_last_file_of_a_missing_role_is_kept(tmp_path):
     assert saved(stage, more[3])["evaluator-0"] == "d" and len(stage.events()) == 1
 
 
-def test_a_missing_learner_is_waited_for_once(tmp_path):
+def test_missing_learner_is_waited_for_once(tmp_path):
     stage = Stage(Watch())
     saved(stage, tmp_path / "a")
     stage.gone = {"learner-0"}
@@ -108,7 +108,7 @@ def test_what_it_had_half_written_does_not_stay(tmp_path):
     assert saved(stage, tmp_path / "b") == {"learner-0": "b", "evaluator-0": "a"}
 
 
-def test_the_first_checkpoint_needs_the_learner(tmp_path):
+def test_first_checkpoint_needs_the_learner(tmp_path):
     stage = Stage(Watch())
     stage.gone = {"evaluator-0"}
     assert saved(stage, tmp_path / "a") == {"learner-0": "a"}
@@ -121,7 +121,7 @@ def test_the_first_checkpoint_needs_the_learner(tmp_path):
     assert saved(stage, tmp_path / "c") is None  # it could begin from nothing
 
 
-def test_where_nobody_is_there_nothing_new_is_saved(tmp_path):
+def test_nothing_new_to_save(tmp_path):
     """A whole cluster that died: the files of the last checkpoint under a newer name would be a lie."""
     stage = Stage(Watch())
     saved(stage, tmp_path / "a")
@@ -146,7 +146,7 @@ def test_a_failed_write_fails_the_checkpoint(tmp_path):
     assert [(e["role"], e["text"]) for e in stage.events()] == [("learner-0", "no space left on device")]
 
 
-def test_a_run_that_ends_early_keeps_its_state(tmp_path):
+def test_run_that_ends_early_keeps_its_state(tmp_path):
     watch = Watch()
     saved(Stage(watch), tmp_path / "a")
     stage = Stage(watch, late=("learner",))

@@ -72,7 +72,8 @@ def program_of(readers=2, slow=False):
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_values_read_while_they_are_written_are_whole(kind, tmp_path):
+def test_values_are_whole(kind, tmp_path):
+    """Values read while they are written are whole."""
     watch = drive(program_of(), kind, tmp_path,
                   Watch(lambda c: c.total("samples_consumed") > 200 and c.total("learner_steps") > 200))
     assert watch.reason == "until"
@@ -105,7 +106,8 @@ class Lapped:
         self.me.finish("read")
 
 
-def test_a_reader_that_is_lapped_reads_again_and_counts_it(tmp_path):
+def test_lapped_reader(tmp_path):
+    """A reader that is lapped reads again and counts it."""
     program = Program("t")
     weights = program.broadcast("weights", BIG)
     program.add("publisher", Publisher, weights=weights.publisher)
@@ -116,7 +118,8 @@ def test_a_reader_that_is_lapped_reads_again_and_counts_it(tmp_path):
 
 
 @pytest.mark.parametrize("victims", [("publisher-0",), ("reader-0",), ("publisher-0", "reader-1")])
-def test_kill_9_while_publishing_leaves_the_old_value_whole(victims, tmp_path):
+def test_kill_9_while_publishing(victims, tmp_path):
+    """Kill -9 while publishing leaves the old value whole."""
     killer = Killer(victims, times=4, progress="learner_steps", every=4)
     versions = []
 

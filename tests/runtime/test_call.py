@@ -66,7 +66,8 @@ def program_of(clients=3, servers=1, batch=3, **options):
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_answered_in_batches_late_and_out_of_order(kind, tmp_path):
+def test_answers_late_and_out_of_order(kind, tmp_path):
+    """Requests are answered in batches, late and out of order."""
     watch = drive(program_of(), kind, tmp_path, Watch(lambda c: c.total("samples_consumed") >= 600))
     assert watch.reason == "until"
     numbers = watch.wires["call"]
@@ -82,7 +83,8 @@ def test_several_servers_share_the_clients(kind, tmp_path):
 
 
 @pytest.mark.parametrize(("victims", "servers"), [(("server-0",), 1), (("client-0", "client-1"), 1), (("server-1", "client-2"), 2)])
-def test_kill_9_on_either_side_loses_and_mixes_nothing(victims, servers, tmp_path):
+def test_kill_9_on_either_side(victims, servers, tmp_path):
+    """Kill -9 on either side loses and mixes nothing."""
     killer = Killer(victims, times=6, progress="samples_consumed", every=40)
     watch = drive(program_of(servers=servers, batch=2), "local", tmp_path, Watch(killer.done, killer))
     assert watch.reason == "until"  # a lost request would hold its client for 20 s, and then fail it
@@ -144,7 +146,8 @@ class Deaf:
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_a_deadline_holds_also_when_no_slot_is_free(kind, tmp_path):
+def test_deadline_without_a_free_slot(kind, tmp_path):
+    """A deadline holds also when no slot is free."""
     program = Program("t")
     call = program.call("call", REQUEST, REPLY, depth=1)
     program.add("client", Impatient, server=call.client)

@@ -162,7 +162,8 @@ def test_a_death_during_recovery():
     raise AssertionError("it never lived")
 
 
-def test_the_books_tell_a_lost_slot_from_a_moment_of_haste(monkeypatch):
+def test_lost_slots(monkeypatch):
+    """The counts tell a lost slot from one that is on its way."""
     from shoal.runtime.wires import lanes as module
 
     flow = Flow("block")
@@ -187,7 +188,7 @@ def test_the_books_tell_a_lost_slot_from_a_moment_of_haste(monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------- broadcast
-def test_a_broadcast_survives_death_at_any_line():
+def test_broadcast_survives_death_at_any_line():
     for line in range(1, 100):
         wire = built(BroadcastWire("b", LAYOUT), publisher=1, reader=1)
         publisher, reader, into = wire.attach("publisher", 0, 0), wire.attach("reader", 0, 0), LAYOUT.empty()
@@ -286,7 +287,8 @@ def test_a_reply_to_a_replaced_client_is_dropped():
     assert now(successors[1].result())["x"].tolist() == [20] * 4
 
 
-def test_a_restarted_server_hears_of_no_request_twice():
+def test_restarted_server():
+    """A restarted server hears of no request twice."""
     wire = built(CallWire("c", SCALAR, SCALAR, depth=2), client=1, server=1)
     client = wire.attach("client", 0, 0)
     pending = asked(client, 1)
@@ -314,7 +316,7 @@ def test_taken_requests_of_a_leaving_server_move():
 
 
 # ---------------------------------------------------------------------------------------------- group
-def test_a_group_never_uses_what_another_epoch_writes(monkeypatch):
+def test_group_of_another_epoch(monkeypatch):
     """A member is still adding up when the group changes and another one already writes for the new epoch."""
     from shoal.runtime.wires import group as module
 

@@ -72,7 +72,8 @@ class LongBirth(Beater):
             time.sleep(1.0)
 
 
-def test_the_others_go_on_while_one_is_being_replaced(tmp_path):
+def test_others_go_on(tmp_path):
+    """The others go on while one is being replaced."""
     program = Program("t", seed=3)
     program.add("actor", LongBirth, replicas=3)
     seen = {}
@@ -92,7 +93,7 @@ def test_the_others_go_on_while_one_is_being_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_the_same_seed_gives_the_same_streams(kind, tmp_path):
+def test_same_seed_gives_the_same_streams(kind, tmp_path):
     rows = [drive(beaters(actor=2, learner=1), kind, tmp_path, Watch(lambda c: c.total("alive") == 3)).final for _ in range(2)]
     first, second = ([row["eval_return"] for row in final.values()] for final in rows)
     assert first == second and len(set(first)) == 3
@@ -155,7 +156,7 @@ def test_three_deaths_without_a_step_end_the_run(tmp_path):
         drive(program, "local", tmp_path, faults=Faults(exceptions_per_minute=100, deaths_without_step=2))
 
 
-def test_deaths_from_outside_are_restarted_without_limit(tmp_path):
+def test_deaths_from_outside(tmp_path):
     """Also before a step is completed: an evaluator's first one may take longer than the killer's patience."""
     program = beaters(actor=1)
     program.add("waiting", Stepless)
@@ -178,7 +179,9 @@ class Stepless:
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_lambdas_and_local_classes_are_roles_and_arguments(kind, tmp_path):
+def test_lambdas_and_local_classes(kind, tmp_path):
+    """Lambdas and local classes are roles and arguments."""
+
     class Local:
         def __init__(self, me, function, table):
             self.me, self.function, self.table = me, function, table
@@ -257,7 +260,8 @@ def test_a_role_that_hangs_is_replaced(how, threaded, tmp_path):
     assert any("no sign of life for" in text or "not started within 2 s" in text for text in watch.texts("restart"))
 
 
-def test_waiting_beating_and_compiling_are_not_hanging(tmp_path):
+def test_what_is_not_hanging(tmp_path):
+    """A role that waits, beats or compiles does not hang."""
     program = Program("t")
     weights = program.broadcast("weights", LAYOUT)
     program.add("beats", Hanging, seconds="beats")
@@ -270,7 +274,7 @@ def test_waiting_beating_and_compiling_are_not_hanging(tmp_path):
     assert not watch.texts("restart")
 
 
-def test_a_first_step_is_timed_after_its_wait(tmp_path):
+def test_first_step_is_timed_after_its_wait(tmp_path):
     program = Program("t")
     program.add("late", Hanging, seconds="late")
     watch = Watch(lambda c: c.snapshot()["late-0"]["env_steps"] > 10)
@@ -301,7 +305,8 @@ class Noisy:
         self.trace.append((self.me.index, self.me.stats.get("steps"), batch["x"].tolist()))
 
 
-def test_inline_runs_are_the_same_to_the_last_step(tmp_path):
+def test_inline_runs_are_the_same(tmp_path):
+    """Inline runs are the same to the last step."""
     traces = []
     for _ in range(2):
         trace = []
@@ -324,7 +329,8 @@ class Spare:
         slot.send()
 
 
-def test_an_exception_of_a_role_is_raised_as_it_is(tmp_path):
+def test_exception_of_a_role(tmp_path):
+    """An exception of a role is raised as it is."""
     program = beaters(actor=1)
     program.add("bad", Failing, how="exception")
     watch = Watch()

@@ -58,7 +58,7 @@ class Learner:
 
 
 class Judge:
-    """Every state after update n is the same, whoever reports it (until the group changes: then the senior's counts)."""
+    """Every state after update n is the same at every member that reports it (until the group changes: then the senior's)."""
 
     def __init__(self, me, records):
         self.me, self.records, self.hashes = me, records, {}
@@ -84,7 +84,8 @@ def program_of(members, replicas=None, **options):
 
 @pytest.mark.parametrize("kind", RUNTIMES)
 @pytest.mark.parametrize("members", [1, 2, 4])
-def test_an_all_reduce_has_the_same_bits_at_every_member(kind, members, tmp_path):
+def test_all_reduce_has_the_same_bits(kind, members, tmp_path):
+    """An all-reduce has the same bits at every member."""
     watch = drive(program_of(members), kind, tmp_path, Watch(lambda c: c.total("learner_steps") >= 100 * members))
     assert watch.reason == "until"
     assert watch.wires["gradients"]["members"] == members and watch.wires["gradients"]["discarded"] == 0

@@ -134,14 +134,16 @@ class SlowBirth(Beater):
         super().__init__(me)
 
 
-def test_a_fork_server_that_cannot_start_ends_the_run(tmp_path, capfd):
+def test_fork_server_that_cannot_start(tmp_path, capfd):
+    """A fork server that cannot start ends the run."""
     with (ForkServerClient(("there_is_no_such_module",)) as fork_server,
           pytest.raises(ShoalError, match="the fork server cannot start")):
         run(beaters(actor=1), Watch(), "local", tmp_path, fork_server=fork_server)
     assert "there_is_no_such_module" in capfd.readouterr().err
 
 
-def test_three_kills_of_a_fork_server_that_starts_end_the_run(tmp_path):
+def test_fork_server_killed_three_times(tmp_path):
+    """Three kills of a fork server that starts end the run."""
     seen = set()
 
     def act(control):
@@ -188,7 +190,8 @@ class Stuck:
 
 
 @pytest.mark.parametrize("how", ["kill -9", "interrupt"])
-def test_when_the_parent_is_killed_nothing_is_left(how, tmp_path):
+def test_killed_parent_leaves_nothing(how, tmp_path):
+    """When the parent is killed nothing is left."""
     before = set(os.listdir("/dev/shm"))
     script = textwrap.dedent(SCRIPT).format(folder=str(tmp_path))
     parent = subprocess.Popen([sys.executable, "-c", script], env=tree_environment())
@@ -206,7 +209,7 @@ def test_when_the_parent_is_killed_nothing_is_left(how, tmp_path):
     assert set(os.listdir("/dev/shm")) <= before
 
 
-def test_many_runs_in_one_process_leave_nothing_behind(tmp_path):
+def test_many_runs_leave_nothing(tmp_path):
     """Neither descriptors nor zombies nor processes, in this process and in the fork server; also with one's own fork server."""
     fork_server = Shared.get()
 
@@ -289,7 +292,8 @@ class Printer:
         await any_of(timeout=0.001)
 
 
-def test_an_environment_that_prints_cannot_fill_the_disk(tmp_path, monkeypatch):
+def test_endless_printing(tmp_path, monkeypatch):
+    """An environment that prints cannot fill the disk."""
     monkeypatch.setattr("shoal.runtime.log_limit.MOST_BYTES", 200_000)
     program, seen = Program("t"), []
     program.add("printer", Printer, line="x" * 90, replicas=2)

@@ -86,7 +86,8 @@ def take(source):
     return int(now(source.take(1))["number"][0])
 
 
-def test_a_consumers_successor_is_given_what_was_not_read():
+def test_successor_of_a_consumer():
+    """A consumer's successor is given what was not read."""
     places = Places(streams())
     sink, source = places.end("producer", "out"), places.end("consumer", "source")
     put(sink, 1)
@@ -118,7 +119,8 @@ def test_a_dead_producers_slot_is_read_first():
     assert [take(source) for _ in range(2)] == [4, 5]
 
 
-def test_a_slot_that_is_carried_twice_is_read_once():
+def test_slot_carried_twice():
+    """A slot that is carried twice is read once."""
     places = Places(streams())
     sink, source = places.end("producer", "out"), places.end("consumer", "source")
     places.held = []
@@ -167,7 +169,7 @@ def pull(reader):
     return version, float(into["value"][0])
 
 
-def test_a_used_value_is_followed_by_the_next(monkeypatch):
+def test_used_value_is_followed_by_the_next(monkeypatch):
     monkeypatch.setattr("shoal.runtime.ray.links.broadcast_link.RENEW_SECONDS", 1e9)
     places = Places(broadcasts)
     publisher, reader = places.end("publisher", "weights"), places.end("reader", "weights")
@@ -189,7 +191,8 @@ def test_age_counts_from_publication(monkeypatch):
     assert pull(reader) == (2, 2.0) and reader.age_seconds >= 0.1
 
 
-def test_the_version_goes_on_when_a_publisher_is_replaced():
+def test_version_after_a_replacement():
+    """The version goes on when a publisher is replaced."""
     places = Places(broadcasts)
     publisher, reader = places.end("publisher", "weights"), places.end("reader", "weights")
     late = places.end("reader", "weights", 1)
@@ -233,7 +236,7 @@ def test_a_version_comes_with_its_data():
     assert publish(other, 20) == 2
 
 
-def test_a_successor_numbers_its_values_again():
+def test_successor_numbers_its_values_again():
     places = Places(broadcasts)
     publisher, reader = places.end("publisher", "weights"), places.end("reader", "weights")
     for value in range(1, 8):
@@ -261,7 +264,8 @@ def ask(client, x):
     return draft.send()
 
 
-def test_a_servers_successor_is_asked_what_was_not_answered():
+def test_successor_of_a_server():
+    """A server's successor is asked what was not answered."""
     places = Places(calls)
     pending = ask(places.end("client", "server"), 5)
     assert now(places.end("server", "clients").take(8))[0].data["x"][0] == 5  # and dies with it

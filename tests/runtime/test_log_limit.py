@@ -5,7 +5,8 @@ import re
 from shoal.runtime.log_limit import ALL_BYTES, LEAST_BYTES, MOST_BYTES, LogLimit, cut_log
 
 
-def test_a_log_is_cut_to_its_last_lines_and_says_so(tmp_path):
+def test_log_is_cut_to_its_last_lines(tmp_path):
+    """A log is cut to its last lines and says so."""
     log = tmp_path / "actor-0.log"
     lines = [f"line {number}\n" for number in range(1000)]
     log.write_text("".join(lines))

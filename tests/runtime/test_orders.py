@@ -48,7 +48,7 @@ def everybody(control):
     return up(control) and control.total("alive") == len(control.children)
 
 
-def test_more_places_than_fit_into_the_socket_all_start(tmp_path, narrow):
+def test_more_places_than_the_socket_holds(tmp_path, narrow):
     """Neither waits for the other for ever: the supervisor for room for its orders, the fork server for its answers."""
     held, open_files = [], []
     for _ in range(2):
@@ -61,12 +61,14 @@ def test_more_places_than_fit_into_the_socket_all_start(tmp_path, narrow):
     assert open_files[0] == open_files[1]
 
 
-def test_import_paths_may_be_longer_than_any_message(tmp_path, narrow, monkeypatch):
+def test_long_import_paths(tmp_path, narrow, monkeypatch):
+    """Import paths may be longer than any message."""
     monkeypatch.setattr("sys.path", [*sys.path, *(str(tmp_path / f"{number}") for number in range(5000))])
     assert run(beaters(actor=1), Watch(everybody, seconds=60), "local", tmp_path, fork_server=narrow) == "until"
 
 
-def test_a_place_that_cannot_be_forked_is_tried_again(tmp_path, narrow, failures):
+def test_fork_is_tried_again(tmp_path, narrow, failures):
+    """A place that cannot be forked is tried again."""
     server = narrow.process.pid
     failures.write_text("4")
     watch = Watch(everybody, seconds=60)
@@ -78,7 +80,8 @@ def test_a_place_that_cannot_be_forked_is_tried_again(tmp_path, narrow, failures
     assert sum(row["restarts"] for row in watch.final.values()) == 4
 
 
-def test_a_place_that_can_never_be_forked_ends_the_run(tmp_path, narrow, failures, monkeypatch):
+def test_fork_that_always_fails(tmp_path, narrow, failures, monkeypatch):
+    """A place that can never be forked ends the run."""
     monkeypatch.setattr("shoal.runtime.place_supervisor.DEATHS_WHILE_STARTING", 3)
     failures.write_text("1000")
     try:
@@ -100,7 +103,7 @@ def test_a_stopped_fork_server_with_unread_orders(tmp_path, narrow, monkeypatch)
 
 
 @pytest.mark.parametrize("times", [2, 1000])
-def test_a_fork_server_that_finds_no_room_is_tried_again(times, monkeypatch):
+def test_fork_server_is_tried_again(times, monkeypatch):
     """And where there is none for long, that is said in a sentence."""
     left, popen = [times], subprocess.Popen
 

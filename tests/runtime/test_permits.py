@@ -43,7 +43,8 @@ class Counters:
 
 @pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("limit", [1, 999, 100_000])
-def test_the_limit_is_reached_and_exceeded_by_less_than_a_unit(limit, ahead):
+def test_limit_exceeded_by_less_than_a_unit(limit, ahead):
+    """The limit is reached and exceeded by less than a unit."""
     rng = np.random.default_rng(limit)
     counters = Counters(limit, {"a": 7, "b": 7, "c": 7, "slow": 7}, ahead)
     names = ["a", "b", "c"] * 20 + ["slow"]
@@ -72,7 +73,7 @@ def test_what_was_not_used_is_given_to_others():
     assert 1000 <= counters.total < 1010
 
 
-def test_a_round_is_allowed_to_all_or_to_none():
+def test_round_is_allowed_to_all_or_to_none():
     permits, allowed = Permits(CountLimit("steps", 95)), []
     for number in range(1, 20):
         for worker in ("w0", "w1"):
@@ -96,7 +97,7 @@ CASES = {
 
 @pytest.mark.parametrize("kind", RUNTIMES)
 @pytest.mark.parametrize("architecture", CASES)
-def test_actors_keep_to_the_budget_to_less_than_a_batch(architecture, kind, tmp_path):
+def test_actors_keep_to_the_budget(architecture, kind, tmp_path):
     """The session does not stop them: on the local runtime it looks on for a while after the budget is spent."""
     config, options, batch = CASES[architecture]
     env = "shoal/Catch-v0" if architecture == "parameter_server" else "CartPole-v1"
@@ -113,7 +114,7 @@ def test_actors_keep_to_the_budget_to_less_than_a_batch(architecture, kind, tmp_
     assert 509 <= sum(page["env_steps"] for page in watch.final.values()) < 509 + batch
 
 
-def test_one_table_for_all_keeps_to_the_budget_too(tmp_path):
+def test_one_table_keeps_to_the_budget(tmp_path):
     """With replay: an actor cannot know how many decisions its next insert takes; it asks for as many as the last one took."""
     program, _ = draw(dqn.Config(), "actor_learner", "shoal/Catch-v0", actors=3, replay=TABLE)
     program.limit = CountLimit("env_steps", 509)

@@ -51,10 +51,11 @@ class Consumer:
 
 @pytest.mark.parametrize("kind", RUNTIMES)
 @pytest.mark.parametrize("threaded", [False, True])
-def test_roles_in_one_place_share_a_process_and_objects(kind, threaded, tmp_path):
+def test_roles_in_one_place(kind, threaded, tmp_path):
+    """Roles in one place share a process and objects."""
     program = Program("t")
     items = program.stream("items", LAYOUT)
-    model = []  # one object in the place, whoever holds it
+    model = []  # one object in the place, shared by all that hold it
     program.add("producer", Producer, out=items.sink, replicas=2, place="home", model=model)
     program.add("consumer", Consumer, source=items.source, place="home", model=model)
     if threaded:
@@ -182,7 +183,7 @@ class Worker:
 
 
 class Barrier:
-    """Goes on with whoever is there."""
+    """Goes on with the members that are there."""
 
     def __init__(self, me, source):
         self.me, self.source = me, source
@@ -305,7 +306,8 @@ class Blocked:
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_a_role_that_waits_for_ever_is_drained_in_the_end(kind, tmp_path):
+def test_role_that_waits_for_ever(kind, tmp_path):
+    """A role that waits for ever is drained in the end."""
     program = Program("t")
     weights = program.broadcast("weights", LAYOUT)
     program.add("blocked", Blocked, weights=weights.reader, replicas=(0, 2, 2))

@@ -10,7 +10,7 @@ from shoal.roles.replay_config import ReplayConfig
 from shoal.runtime import Faults, Program, run
 from shoal.runtime.ray import cluster
 from shoal.slots import Field, Layout
-from tests.architectures import test_replay_role
+from tests.architectures import replay_table
 from tests.runtime import test_broadcast, test_call, test_device_group, test_group, test_stream
 from tests.runtime.harness import Files, Killer, Watch, drive, kill, up
 
@@ -36,7 +36,7 @@ def nodes_of(control):
     return {child.node for child in control.children.values() if child.node}
 
 
-def test_a_stream_between_nodes_and_its_numbers(tmp_path, monkeypatch):
+def test_stream_between_nodes_and_its_numbers(tmp_path, monkeypatch):
     """All slots arrive whole and in order; nodes, object stores and traffic are reported."""
     monkeypatch.setattr(cluster, "LOOK_SECONDS", 0.2)
     used, seen, moved = set(), {}, []
@@ -57,7 +57,7 @@ def test_a_stream_between_nodes_and_its_numbers(tmp_path, monkeypatch):
     assert seen["nodes"] == 2 and seen["object_store_mb"] >= 0
 
 
-def test_a_dropping_stream_counts_what_it_drops(tmp_path):
+def test_dropping_stream_counts_what_it_drops(tmp_path):
     watch = drive(streamed("drop_oldest", pause=0.05), "ray", tmp_path,
                   Watch(lambda c: c.total("samples_consumed") >= 30 and c.wires()["items"]["dropped"] > 30, seconds=PATIENCE))
     assert watch.reason == "until" and watch.unbalanced == 0
@@ -73,7 +73,7 @@ def test_a_stream_survives_kills(tmp_path):
     assert [text.partition(";")[0] for text in watch.texts("restart")] == ["its process was killed"] * 2
 
 
-def test_requests_are_answered_whoever_is_killed(tmp_path):
+def test_requests_are_answered_after_kills(tmp_path):
     killer = Killer(("server-0", "client-0"), times=2, progress="samples_consumed", every=40)
     watch = drive(test_call.program_of(clients=2, batch=2), "ray", tmp_path, Watch(killer.done, killer, seconds=PATIENCE))
     assert watch.reason == "until"
@@ -151,7 +151,7 @@ def test_replay_shards_are_spread_and_restarted(tmp_path):
             killer(control)
 
     watch = Watch(killer.done, act, seconds=PATIENCE)
-    drive(test_replay_role.program_of(config, producers=1), "ray", tmp_path, watch)
+    drive(replay_table.program_of(config, producers=1), "ray", tmp_path, watch)
     assert watch.reason == "until" and watch.saves[0][1] and len(set(homes.values())) == 2
     assert {name: page["restarts"] for name, page in watch.final.items() if page["restarts"]} == {"replay-1": 1}
     assert [text.partition(";")[0] for text in watch.texts("restart")] == ["its process was killed"]

@@ -210,7 +210,8 @@ def test_the_death_of_a_node_is_one_restart(make):
     assert control.snapshot()["learner-0"]["restarts"] == 1
 
 
-def test_an_unnoticed_node_death_is_not_waited_for(make, monkeypatch):
+def test_unnoticed_node_death(make, monkeypatch):
+    """An unnoticed node death is not waited for."""
     from shoal.runtime.ray import ray_supervisor as supervisor
 
     control = make()
@@ -226,7 +227,7 @@ def test_an_unnoticed_node_death_is_not_waited_for(make, monkeypatch):
     assert len(control.cluster.handles["learner-0"]) == 2
 
 
-def test_a_node_that_dies_early_is_not_counted(make):
+def test_node_that_dies_early_is_not_counted(make):
     """However often: a run must not end of it."""
     control = make()
     come(control, "learner-0")
@@ -274,7 +275,7 @@ def test_a_broken_connection_is_not_called_a_kill(make):
 
 @pytest.mark.parametrize("saved, advice", [(True, "the newest checkpoint is whole.*shoal resume"),
                                            (False, "there is no checkpoint yet.*shoal train")])
-def test_the_death_of_the_cluster_ends_the_run(make, tmp_path, saved, advice):
+def test_death_of_the_cluster_ends_the_run(make, tmp_path, saved, advice):
     watch = Watch()
     watch.folder = tmp_path if saved else None
     control = make(watch)

@@ -45,7 +45,7 @@ def test_a_cluster_is_gone_after_some_misses(server, monkeypatch):
     watched.close()
 
 
-def test_a_cluster_that_cannot_be_reached_is_given_time(monkeypatch):
+def test_unreachable_cluster(monkeypatch):
     """A head whose queue of connections is full answers nobody, as one behind a link that is down."""
     for name, seconds in (("LOOK_SECONDS", 0.02), ("CONNECT_SECONDS", 0.1), ("LOST_SECONDS", 2.0)):
         monkeypatch.setattr(liveness, name, seconds)
@@ -67,7 +67,7 @@ def test_one_that_is_closed_looks_no_more(server, monkeypatch):
     assert eventually(lambda: threading.active_count() <= before, PATIENCE) and not watched.gone
 
 
-def test_a_question_to_a_dead_cluster_returns(server, monkeypatch):
+def test_question_to_a_dead_cluster_returns(server, monkeypatch):
     monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.02)
     watched, never = liveness.ClusterWatch(address(server)), threading.Event()
     threading.Timer(0.2, server.close).start()
@@ -76,7 +76,7 @@ def test_a_question_to_a_dead_cluster_returns(server, monkeypatch):
     never.set()
 
 
-def test_a_failing_question_gives_the_default(server):
+def test_failing_question_gives_the_default(server):
     watched = liveness.ClusterWatch(address(server))
     assert watched.ask(lambda: 1 / 0, 5.0) == 5.0
     watched.close()
@@ -121,7 +121,7 @@ def test_a_cluster_dies_with_its_driver(tmp_path, how):
             driver.kill()
             driver.wait()
         assert eventually(lambda: all(gone(pid) for pid in (*started, cleanup)), PATIENCE), "somebody is left"
-        assert not folder.exists() and not gone(stranger)  # whoever was not started under the mark is not its business
+        assert not folder.exists() and not gone(stranger)  # it leaves alone what was not started under the mark
     finally:
         driver.kill()
         os.kill(stranger, signal.SIGKILL)
@@ -157,7 +157,8 @@ def test_what_hides_is_found_by_its_start_time():
         end_all(pids)
 
 
-def test_what_was_seen_once_is_found_when_its_parent_is_gone():
+def test_orphans_are_found():
+    """What was seen once is found when its parent is gone."""
     command = [sys.executable, "-m", "tests.runtime.hiding"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=tree_environment())
     pids = list(map(int, server.stdout.readline().split()))
@@ -186,7 +187,7 @@ def end_all(pids):
 
 # ---------------------------------------------------------------------------------------------- messenger
 class Door:
-    """A handle whose calls fail so many times before they are made."""
+    """A handle whose first calls fail, this many times."""
 
     def __init__(self, failures):
         self.failures, self.made = failures, []
@@ -235,7 +236,7 @@ def hosted(tmp_path, monkeypatch):
     return host, made, made._folder / host.LOG
 
 
-def test_the_last_words_hold_the_log_to_its_end(tmp_path, monkeypatch):
+def test_last_words_hold_the_log_to_its_end(tmp_path, monkeypatch):
     host, made, log = hosted(tmp_path, monkeypatch)
     text = b"".join(b"line %d\n" % number for number in range(200_000)) + b"ArithmeticError: seven is not prime\n"
     log.write_bytes(text)
@@ -259,7 +260,8 @@ def test_the_end_of_a_long_log_is_kept(tmp_path, monkeypatch):
     assert made._read_log(True) == b"\n[shoal] 1000 bytes are left out here\n" + b"b" * 100
 
 
-def test_a_log_that_is_written_faster_than_it_is_read_is_cut(tmp_path, monkeypatch):
+def test_fast_log_is_cut(tmp_path, monkeypatch):
+    """A log that is written faster than it is read is cut."""
     host, made, log = hosted(tmp_path, monkeypatch)
     monkeypatch.setattr(host, "LOG_BYTES", 100)
     monkeypatch.setattr(host, "LAST_BYTES", 4000)
@@ -290,7 +292,8 @@ def refused(monkeypatch, server, error, home, **environment):
     return str(failure.value)
 
 
-def test_a_driver_without_a_token_is_told_where_it_belongs(monkeypatch, server, tmp_path):
+def test_driver_without_a_token(monkeypatch, server, tmp_path):
+    """A driver without a token is told where it belongs."""
     from ray.exceptions import AuthenticationError
 
     said = refused(monkeypatch, server, AuthenticationError("no token was found"), tmp_path, RAY_AUTH_MODE="token")

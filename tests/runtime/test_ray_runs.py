@@ -34,7 +34,7 @@ SHOAL = str(Path(sys.executable).parent / "shoal")
 
 
 def remembered(path, updates):
-    """A learner that writes its parameters down after so many updates and ends the program."""
+    """A learner that writes its parameters down after a number of updates and ends the program."""
 
     def make(me, **arguments):
         role = Learner(me, **arguments)
@@ -55,7 +55,7 @@ def remembered(path, updates):
 
 
 def trained(folder, kind, updates=6, **options):
-    """The parameters after so many updates in lock-step."""
+    """The parameters after this many updates in lock-step."""
     program, _ = draw(vtrace.Config(unroll=8, optimiser="sgd", lr=0.05), "actor_learner", "CartPole-v1", lockstep=True, **options)
     path = folder / f"{kind}-{uuid.uuid4().hex}.npy"
     program.nodes["learner"].role = remembered(str(path), updates)
@@ -66,7 +66,7 @@ def trained(folder, kind, updates=6, **options):
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_two_learners_equal_one_on_the_joined_batch(tmp_path):
+def test_two_learners_equal_one(tmp_path):
     """And one learner on Ray makes that of the inline runtime, bit for bit."""
     inline = trained(tmp_path, "inline", actors=2, batch_slots=2)
     start = trained(tmp_path, "inline", updates=0, actors=2, batch_slots=2)
@@ -209,7 +209,8 @@ def test_actors_follow_the_learner_on_a_cluster(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
-def test_the_bound_and_the_lag_limit_hold_on_a_cluster(tmp_path):
+def test_bounds_hold_on_a_cluster(tmp_path):
+    """The bound and the lag limit hold on a cluster."""
     events, numbers = autoscaled(tmp_path, max_env_steps=6000, **{"autoscale.start": 1, "architecture.batch_slots": 1,
                                                                   "autoscale.most": 2})
     assert max(numbers) == 2 and any("2 are the most (--autoscale.most)" in text for text in events)
@@ -222,7 +223,8 @@ def test_the_bound_and_the_lag_limit_hold_on_a_cluster(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
-def test_calibration_on_a_cluster_gives_the_starting_point(tmp_path, monkeypatch, capsys):
+def test_calibration_on_a_cluster(tmp_path, monkeypatch, capsys):
+    """Calibration on a cluster gives the starting point."""
     monkeypatch.setattr(calibration, "TRIAL_SECONDS", 0.5)
     _, numbers = autoscaled(tmp_path, max_env_steps=600, **{"architecture.batch_slots": 2})
     said = capsys.readouterr().out
@@ -375,7 +377,8 @@ NOISY = BROKEN.replace("""        if os.getpid() != HERE:
 
 
 @pytest.mark.slow
-def test_a_log_reaches_the_driver_to_its_last_line(tmp_path):
+def test_log_reaches_the_driver(tmp_path):
+    """A log reaches the driver to its last line."""
     (tmp_path / "broken.py").write_text(NOISY)
     mark = f"shoal-test-{uuid.uuid4().hex}"
     done = subprocess.run([sys.executable, "broken.py"], cwd=tmp_path, env=clean(mark), capture_output=True, text=True,

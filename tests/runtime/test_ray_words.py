@@ -31,7 +31,8 @@ def test_tenths_add_up():
     assert replicas_that_fit(program, RayConfig(cpus_per_place=0.1), 1.9) == 18
 
 
-def test_others_are_named_where_they_use_what_is_there():
+def test_other_programs_are_named():
+    """Other programs are named where they use what is there."""
     said = words(asked("actor_learner", actors=2), 4.0, free=2.0, nodes=2)
     assert "on 2 nodes, but other programs use all but 2 CPUs and 0 GPUs; use --actors 1, or" in said
 

@@ -43,7 +43,8 @@ class Full:
         raise OSError("no space left on device")
 
 
-def test_the_role_goes_on_while_its_state_is_written(tmp_path):
+def test_role_goes_on_while_saving(tmp_path):
+    """The role goes on while its state is written."""
     gate, folder, seen = tmp_path / "gate", tmp_path / "save", []
     program = Program("saving", store=Slow(gate))
     program.add("keeper", Keeper)
@@ -68,7 +69,8 @@ def test_the_role_goes_on_while_its_state_is_written(tmp_path):
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_a_full_disk_is_reported_and_the_pieces_are_let_go(runtime, tmp_path):
+def test_full_disk(runtime, tmp_path):
+    """A full disk is reported and the pieces are let go."""
     program, asked = Program("saving", store=Full()), []
     program.add("keeper", Keeper)
 
@@ -83,7 +85,8 @@ def test_a_full_disk_is_reported_and_the_pieces_are_let_go(runtime, tmp_path):
     assert "no space left" in watch.texts("checkpoint failed")[0]
 
 
-def test_a_role_that_is_stopped_meanwhile_ends_what_it_writes(tmp_path):
+def test_stopped_while_saving(tmp_path):
+    """A role that is stopped while it saves finishes what it writes."""
     gate, folder = tmp_path / "gate", tmp_path / "save"
     program = Program("saving", store=Slow(gate))
     program.add("keeper", Keeper)

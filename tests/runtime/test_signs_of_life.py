@@ -43,7 +43,7 @@ def test_a_stopped_fork_server_is_replaced(tmp_path, monkeypatch):
     assert all(row["restarts"] >= 1 for row in watch.final.values())
 
 
-def test_a_fork_server_that_is_stopped_while_it_starts_is_replaced(tmp_path, monkeypatch):
+def test_fork_server_stopped_while_it_starts(tmp_path, monkeypatch):
     """It has said nothing yet, so it has as long as any start may take."""
     monkeypatch.setattr("shoal.runtime.local.ANSWER_SECONDS", 0.5)
     seen = {}
@@ -106,7 +106,7 @@ def test_sensible_faults_are_not():
     Faults(hang_seconds=math.inf, start_seconds=math.inf, exceptions_per_minute=1, deaths_without_step=1).validate()
 
 
-def test_cores_in_use_where_only_processes_are_counted(tmp_path, monkeypatch):
+def test_cores_in_use_by_processes(tmp_path, monkeypatch):
     """A process that sleeps uses none, one that computes uses some; one that dies takes nothing back."""
     monkeypatch.setattr("shoal.runtime.core_use.STAT", tmp_path / "none")
     began, busy, idle = time.monotonic(), CoreUse(), CoreUse()
@@ -148,7 +148,7 @@ def test_cores_that_anybody_uses_are_in_use(tmp_path, monkeypatch):
     assert use.look([os.getpid()], 12.0 + 60) == pytest.approx(2.0)  # of the last minute only
 
 
-def test_the_kernel_counts_somebody_elses_work():
+def test_kernel_counts_somebody_elses_work():
     use, began = CoreUse(), time.monotonic()
     assert math.isnan(use.look([], began))
     with subprocess.Popen([sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"]) as worker:

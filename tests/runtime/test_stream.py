@@ -59,7 +59,8 @@ class Consumer:
 
 @pytest.mark.parametrize("kind", RUNTIMES)
 @pytest.mark.parametrize(("producers", "consumers", "count"), [(1, 1, 1), (3, 1, 2), (4, 2, 3)])
-def test_everything_sent_arrives_whole_and_in_order(kind, producers, consumers, count, tmp_path):
+def test_everything_arrives_in_order(kind, producers, consumers, count, tmp_path):
+    """Everything sent arrives whole and in order."""
     program = Program("t")
     stream = program.stream("items", LAYOUT, depth=2)
     program.add("producer", Producer, out=stream.sink, replicas=producers)
@@ -81,7 +82,7 @@ def test_paired_producers_keep_their_consumer():
         assert not source.waiting(1)
 
 
-def test_a_paired_stream_needs_enough_producers():
+def test_paired_stream_needs_enough_producers():
     with pytest.raises(ProgramError, match="1 producers cannot serve 2 consumers in pairs"):
         built(StreamWire("items", LAYOUT, paired=True), sink=1, source=2)
 
@@ -101,7 +102,7 @@ def test_lanes_are_served_in_turns(full, count):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_lane_has_its_turn(seed):
-    """ceil(slots / batch) batches begun after it was sent, whoever else sends how much: what bounds the lag of data."""
+    """ceil(slots / batch) batches begun after it was sent, however much others send: what bounds the lag of data."""
     rng = np.random.default_rng(seed)
     lanes, depth, batch = (int(n) for n in rng.integers((2, 2, 1), (5, 6, 5)))
     stream = built(StreamWire("items", LAYOUT, depth=depth), sink=lanes, source=1)
@@ -131,7 +132,8 @@ def test_a_full_stream_blocks_its_producer(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_drop_oldest_never_blocks_and_counts_what_it_drops(kind, tmp_path):
+def test_drop_oldest(kind, tmp_path):
+    """`drop_oldest` never blocks, and counts what it drops."""
     program = Program("t")
     stream = program.stream("items", LAYOUT, depth=3, full="drop_oldest")
     program.add("producer", Producer, out=stream.sink, pause=0.002)
@@ -158,7 +160,8 @@ class Each:
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_a_barrier_takes_one_of_each_in_their_order(kind, tmp_path):
+def test_barrier(kind, tmp_path):
+    """A barrier takes one of each in their order."""
     program = Program("t")
     stream = program.stream("items", LAYOUT)
     program.add("producer", Producer, out=stream.sink, replicas=3)
@@ -269,7 +272,8 @@ class Hoarder:
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_a_batch_is_valid_until_the_third_take_after_it(kind, tmp_path):
+def test_how_long_a_batch_is_valid(kind, tmp_path):
+    """A batch is valid until the third take after it."""
     program = Program("t")
     stream = program.stream("items", LAYOUT, depth=4)
     program.add("producer", Producer, out=stream.sink)
@@ -291,7 +295,7 @@ def test_a_barrier_over_a_stream_that_drops(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", RUNTIMES)
 @pytest.mark.parametrize("full", ["block", "drop_oldest"])
-def test_producers_serve_only_the_consumers_that_are_there(kind, full, tmp_path):
+def test_producers_serve_living_consumers(kind, full, tmp_path):
     """One of up to three consumers at first: nothing is sent to the two that do not exist, nor to one that has left."""
     program = Program("t")
     stream = program.stream("items", LAYOUT, depth=2, full=full)

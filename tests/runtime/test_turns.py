@@ -53,7 +53,8 @@ def program(steps, side=None):
     return drawn
 
 
-def test_it_goes_on_before_the_others_get_their_turn(tmp_path):
+def test_it_keeps_its_turn(tmp_path):
+    """It goes on before the others get their turn."""
     drive(program(40), "inline", tmp_path, Watch(lambda control: control.total("env_steps") >= 10))
     assert ORDER[:42] == ["work", *["side"] * 40, "work"]
 

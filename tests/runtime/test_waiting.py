@@ -41,7 +41,8 @@ class Chooser:
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_any_of_wakes_for_the_first_and_the_deadline(kind, tmp_path):
+def test_any_of(kind, tmp_path):
+    """`any_of` wakes for the first of its waits, and at the deadline."""
     program = Program("t")
     fast, slow = program.broadcast("fast", LAYOUT), program.broadcast("slow", LAYOUT)
     program.add("fast", Ticker, out=fast.publisher, period=0.02)
@@ -65,7 +66,7 @@ class Silent:
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_a_deadline_passes_when_nothing_comes(kind, tmp_path):
+def test_deadline_passes_when_nothing_comes(kind, tmp_path):
     program = Program("t")
     fast, slow = program.broadcast("fast", LAYOUT), program.broadcast("slow", LAYOUT)
     program.add("fast", Silent, out=fast.publisher)
@@ -92,7 +93,8 @@ def ring():
     return program
 
 
-def test_a_deadlock_names_what_each_role_waits_for(tmp_path):
+def test_deadlock_names_the_waits(tmp_path):
+    """A deadlock names what each role waits for."""
     with pytest.raises(Deadlock) as error:
         drive(ring(), "inline", tmp_path)
     assert "a-0 waits for 1 full slots of here" in str(error.value)
@@ -132,7 +134,7 @@ class Asking:
         await self.server.ask({"x": [1]})
 
 
-def test_a_waiting_program_of_eight_roles_costs_nothing(tmp_path):
+def test_waiting_costs_nothing(tmp_path):
     """Under 1 % of a core on an idle machine; the bound is generous because this one may be busy."""
     program = Program("t")
     weights, call = program.broadcast("weights", LAYOUT), program.call("call", LAYOUT, LAYOUT)

@@ -18,7 +18,8 @@ def page(*waits: str) -> tuple[Stats, np.ndarray]:
     return Stats(names, array, [ENTROPY]), array
 
 
-def test_names_are_unique_and_every_metric_says_what_it_is():
+def test_names_and_meanings():
+    """Names are unique and every metric says what it is."""
     names = Stats.names(["wait_seconds/unrolls"])
     assert len(names) == len(set(names))
     assert {metric.kind for metric in REGISTRY} == {"counter", "gauge", "mean", "histogram"}
@@ -26,7 +27,8 @@ def test_names_are_unique_and_every_metric_says_what_it_is():
     assert all(bool(metric.edges) == (metric.kind == "histogram") for metric in REGISTRY)
 
 
-def test_counters_gauges_and_maxima_live_in_the_given_array():
+def test_counters_gauges_and_maxima():
+    """Counters, gauges and maxima live in the given array."""
     stats, array = page()
     stats.add("env_steps", 3)
     stats.add("env_steps")
@@ -41,7 +43,8 @@ def test_counters_gauges_and_maxima_live_in_the_given_array():
     assert stats.get("env_steps") == 5
 
 
-def test_unknown_names_are_errors_and_can_be_asked_for():
+def test_unknown_names():
+    """Unknown names are errors and can be asked for."""
     stats, _ = page()
     for write in (stats.add, stats.set, stats.observe):
         with pytest.raises(ShoalError, match=r"^there is no metric 'no_such_thing'; declare it: in `metrics`") as caught:
@@ -51,7 +54,8 @@ def test_unknown_names_are_errors_and_can_be_asked_for():
     assert "entropy" in stats and "policy_lag" in stats and "no_such_thing" not in stats
 
 
-def test_scalars_and_arrays_give_the_same_histogram():
+def test_scalars_and_arrays():
+    """Scalars and arrays give the same histogram."""
     one, many = page()[0], page()[0]
     values = np.array([0, 0, 1, 3, 7, 40, 99999], np.int64)
     for value in values:
@@ -73,7 +77,8 @@ def test_distribution_of_a_stretch_of_time():
     assert math.isnan(distribution(before, before, KINDS["policy_lag"]).mean)
 
 
-def test_percentile_of_seconds_is_near_the_true_one():
+def test_percentile_of_seconds():
+    """Percentile of seconds is near the true one."""
     stats, _ = page()
     values = np.random.default_rng(0).gamma(2.0, 0.05, 5000)
     stats.observe("data_age_seconds", values)
@@ -91,7 +96,8 @@ def test_mean_of_a_stretch_may_be_negative():
     assert mean(stats.read(), before, "episode_return") == 4.0
 
 
-def test_phases_exclude_what_is_nested_and_what_was_waited():
+def test_nested_phases_and_waiting():
+    """Phases exclude what is nested and what was waited."""
     stats, _ = page("unrolls")
     with stats.phase("learn"):
         time.sleep(0.01)
@@ -105,7 +111,8 @@ def test_phases_exclude_what_is_nested_and_what_was_waited():
     assert set(PHASES) == {name.partition("/")[2] for name in read if name.startswith("phase_seconds/")}
 
 
-def test_every_histogram_has_a_bucket_for_everything():
+def test_buckets_of_every_histogram():
+    """Every histogram has a bucket for everything."""
     stats, _ = page()
     for name, metric in KINDS.items():
         if metric.kind == "histogram":

@@ -32,7 +32,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_jsonl_is_valid_json_without_nan_and_survives_a_torn_line(tmp_path, shot):
+def test_json_lines(tmp_path, shot):
+    """metrics.jsonl is valid JSON without NaN, and a torn line does no harm."""
     path = tmp_path / "metrics.jsonl"
     sink = JsonLines(path)
     sink.write(shot)
@@ -115,7 +116,7 @@ def test_live_table_shows_the_same(shot):
         assert word in out.getvalue()
 
 
-def test_a_cluster_is_shown_where_there_is_one(shot):
+def test_cluster_is_shown_where_there_is_one(shot):
     shot |= {"nodes": 3.0, "object_store_mb": 12.34, "carried_mb_per_second": 45.6, "calls_per_second": 78.9}
     for out in (io.StringIO(), Terminal()):
         sink = console("auto", out, "impala on CartPole-v1", {}, every_seconds=5)
@@ -125,7 +126,8 @@ def test_a_cluster_is_shown_where_there_is_one(shot):
     assert dict(scalars(shot))["cluster/object_store_mb"] == 12.34
 
 
-def test_the_console_shows_what_the_algorithm_measures(shot):
+def test_console_shows_the_algorithm(shot):
+    """The console shows what the algorithm measures."""
     own = {"loss": 0.01234, "grad_norm": 1.5, "unknown": math.nan, "learning_rate": 6e-4, "luck": 12.0}
     shot["losses"] = own | {f"further_{i}": float(i) for i in range(20)}
     out = io.StringIO()
@@ -156,7 +158,8 @@ def test_plain_lines_begin_when_there_is_a_rate(shot):
         "plain", io.StringIO(), {**early, "last": True})
 
 
-def test_tensorboard_tells_losses_from_what_roles_measure(shot):
+def test_tensorboard_groups(shot):
+    """TensorBoard tells losses from what roles measure."""
     shown = dict(scalars({**shot, "losses": {"luck": 1.5}, "role_metrics": {"depth": 7.0}, "replay_size": 9.0}))
     assert (shown["loss/luck"], shown["role/depth"], shown["data/replay_size"]) == (1.5, 7.0, 9.0)
 

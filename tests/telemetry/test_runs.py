@@ -14,7 +14,8 @@ def last(run: shoal.Run) -> dict:
     return [row for row in read_lines(run.directory / "metrics.jsonl") if row["kind"] == "snapshot"][-1]
 
 
-def test_a_run_with_replay_reports_its_table_and_others_do_not(tmp_path):
+def test_only_replay_reports_a_table(tmp_path):
+    """A run with replay reports its table and others do not."""
     dqn = shoal.train("dqn", "CartPole-v1", run_dir=str(tmp_path / "dqn"), max_env_steps=400, **QUICK)
     shown = last(dqn)
     assert shown.keys() >= REPLAY and 0 < shown["replay_size"] <= shown["replay_inserts"] and "demo_size" not in shown
@@ -24,7 +25,8 @@ def test_a_run_with_replay_reports_its_table_and_others_do_not(tmp_path):
     assert not ppo.keys() & (REPLAY | {"demo_size", "gradient_age", "role_metrics"})
 
 
-def test_losses_of_a_worker_that_does_not_count_updates_itself(tmp_path):
+def test_losses_of_a_worker(tmp_path):
+    """Losses of a worker that does not count updates itself."""
     run = shoal.train(algorithm="a2c", architecture="async_gradients", env="CartPole-v1", run_dir=str(tmp_path / "run"),
                       max_learner_steps=20, **QUICK, **{"architecture.mode": "master"})
     shown = last(run)
@@ -51,7 +53,8 @@ class Looked(ActorLearner):
         program.add("looker", Looker)
 
 
-def test_gauges_and_means_of_a_role_have_a_key_of_their_own(tmp_path):
+def test_gauges_and_means_of_a_role(tmp_path):
+    """Gauges and means of a role have a key of their own."""
     run = shoal.train(algorithm="a2c", architecture=Looked, env="CartPole-v1", run_dir=str(tmp_path / "run"), max_env_steps=400,
                       **QUICK)
     shown = last(run)

@@ -38,7 +38,7 @@ def test_rates_shares_and_totals():
     assert shot["samples_per_insert"] == pytest.approx(1.0)
 
 
-def test_the_books_of_all_streams_are_one_line():
+def test_books_of_all_streams_are_one_line():
     window, pages = run(2, busy=0.5)
     wires = {"a": {"slots": 4.0, "occupied": 1.0, "written": 9.0, "consumed": 6.0, "dropped": 2.0, "conserved": 1.0},
              "b": {"slots": 2.0, "occupied": 0.0, "written": 3.0, "consumed": 3.0, "dropped": 0.0, "conserved": 1.0},
@@ -49,7 +49,8 @@ def test_the_books_of_all_streams_are_one_line():
     assert not window.snapshot()["slots"]["conserved"]
 
 
-def test_bytes_are_counted_per_decision_since_the_first_one():
+def test_bytes_per_decision():
+    """Bytes are counted per decision since the first one."""
     window, pages = run(2, busy=0.5)  # 3000 decisions by now, 1000 of them at the first reading that saw any
     window.push(Reading(3.0, pages.read(), {"unrolls": {"bytes_moved": 5000.0}, "weights": {"bytes_moved": 3000.0}}))
     assert window.snapshot(whole_run=True)["bytes_per_env_step"] == pytest.approx(8000 / 2000)
@@ -66,7 +67,8 @@ def test_the_window_slides():
     assert whole["learner_idle"] == pytest.approx((30 * 0.8 + 90 * 0.1) / 120) and whole["window_seconds"] == 120
 
 
-def test_recent_return_is_that_of_about_the_last_hundred_episodes():
+def test_recent_return():
+    """Recent return is that of about the last hundred episodes."""
     window, pages = run(1, busy=0.5)
     for t in range(2, 40):
         for _ in range(20):
@@ -84,7 +86,8 @@ def test_nothing_observed_is_nan_not_zero():
         assert math.isnan(shot[name]), name
 
 
-def test_an_evaluation_of_zero_is_a_return_of_zero():
+def test_evaluation_of_zero():
+    """An evaluation of zero is a return of zero."""
     pages, window = Pages("evaluator-0"), ReadingWindow()
     pages["evaluator-0"].set("eval_episodes", 20)
     window.push(Reading(0.0, pages.read(), WIRES))
@@ -99,7 +102,8 @@ def test_occupancy_is_weighted_by_time():
     assert window.snapshot(whole_run=True)["wires"]["unrolls"]["occupancy"] == pytest.approx(0.75)
 
 
-def test_replicas_that_do_not_run_do_not_dilute_shares():
+def test_replicas_that_do_not_run():
+    """Replicas that do not run do not dilute shares."""
     pages, window = Pages("actor-0", "actor-1", "actor-2", "learner-0"), ReadingWindow()
     pages["actor-2"].set("alive", 0)
     second(pages, busy=0.5)
@@ -109,7 +113,8 @@ def test_replicas_that_do_not_run_do_not_dilute_shares():
     assert window.snapshot()["roles"]["actor"]["busy"] == pytest.approx(1.0)
 
 
-def test_a_snapshot_has_what_the_program_declares_and_nothing_else():
+def test_snapshot_has_what_is_declared():
+    """A snapshot has what the program declares and nothing else."""
     declared = [Metric("my_loss", "gauge", "", "A gauge."), Metric("my_mean", "mean", "", "A mean."),
                 Metric("my_count", "counter", "", "A counter."), Metric("my_sizes", "histogram", "", "Sizes.", (1, 2, 4))]
     names, window = Stats.names(metrics=declared), ReadingWindow(algorithm_metrics=declared)
@@ -137,7 +142,8 @@ def gauges(values: dict[str, dict[str, float]], declared: list[Metric], dead: tu
     return pages
 
 
-def test_a_gauge_is_read_from_the_instance_that_set_it():
+def test_gauge_of_the_instance_that_set_it():
+    """A gauge is read from the instance that set it."""
     depth = Metric("depth", "gauge", "", "A role's.")
     loss = [Metric(name, "gauge", "", "An algorithm's.") for name in ("loss", "clip")]
     window = ReadingWindow(algorithm_metrics=loss, role_metrics=[depth])
@@ -173,7 +179,8 @@ def test_every_metric_of_the_registry_is_shown():
     assert shot["insert_blocked_seconds"] == 2.5 and shot["gradient_age"]["mean"] == 1.0
 
 
-def test_what_belongs_to_a_replay_table_is_shown_where_there_is_one_and_shards_are_added():
+def test_replay_table_and_shards():
+    """What belongs to a replay table is shown where there is one and shards are added."""
     own = {metric.name for metric in REGISTRY if metric.measured_by}
     assert own >= {"replay_size", "replay_bytes", "replay_checkpoint_bytes", "insert_blocked_seconds", "demo_size", "gradient_age"}
     assert not own & set(run(3, busy=0.5)[0].snapshot())
@@ -187,6 +194,7 @@ def test_what_belongs_to_a_replay_table_is_shown_where_there_is_one_and_shards_a
     assert "demo_size" not in shot and "gradient_age" not in shot
 
 
-def test_the_first_rates_do_not_count_the_time_of_starting_up():
+def test_first_rates():
+    """The first rates do not count the time of starting up."""
     shot = run(2, busy=0.5)[0].snapshot()  # ten seconds back lies before the first environment step
     assert shot["env_steps_per_second"] == pytest.approx(1000) and shot["learner_steps_per_second"] == pytest.approx(10)

@@ -17,12 +17,14 @@ def judged(wires: dict | None = None, runtime: str = "local", cores: int = 8, se
     return verdict(window.snapshot(), seconds, runtime, cores)
 
 
-def test_learner_bound_names_the_share_and_the_knob():
+def test_learner_bound():
+    """Learner bound names the share and the knob."""
     text = judged(busy=0.98, blocked=0.63)
     assert text.startswith("learner-bound") and "63 %" in text and "--actors" in text
 
 
-def test_actor_bound_with_cores_to_spare_wants_more_actors():
+def test_actor_bound_with_cores_to_spare():
+    """Actor bound with cores to spare wants more actors."""
     text = judged(busy=0.3)
     assert text.startswith("actor-bound") and "70 %" in text and "more --actors" in text
 
@@ -32,7 +34,8 @@ def test_actor_bound_without_cores_does_not():
     assert text.startswith("actor-bound") and "all 2 cores are busy" in text and "more --actors" not in text
 
 
-def test_evaluations_that_eat_a_scarce_core_are_named():
+def test_evaluations_on_a_scarce_core():
+    """Evaluations that eat a scarce core are named."""
     pages, window = Pages("actor-0", "actor-1", "learner-0", "evaluator-0"), ReadingWindow()
     for t in range(6):
         second(pages, busy=0.3, blocked=0.3)
@@ -44,7 +47,8 @@ def test_evaluations_that_eat_a_scarce_core_are_named():
 
 
 @pytest.mark.parametrize(("relabelling", "bound"), [(0.9, True), (0.1, False)])
-def test_a_learner_that_waits_for_items_to_be_computed_anew_is_relabel_bound(relabelling, bound):
+def test_relabel_bound(relabelling, bound):
+    """A learner that waits for items to be recomputed is relabel-bound."""
     pages, window = Pages("actor-0", "actor-1", "learner-0", "updater-0"), ReadingWindow()
     for t in range(6):
         second(pages, busy=0.3)
@@ -56,7 +60,8 @@ def test_a_learner_that_waits_for_items_to_be_computed_anew_is_relabel_bound(rel
     assert text.startswith("relabel-bound") is bound and ("--architecture.updaters" in text) is bound
 
 
-def test_weight_bound_when_actors_wait_for_weights_that_nobody_makes():
+def test_actors_wait_for_weights():
+    """Weight bound when actors wait for weights that nobody makes."""
     assert judged(busy=0.3, weights=0.6).startswith("weight-bound")
 
 
@@ -65,7 +70,8 @@ def test_taking_turns_is_not_weight_bound():
 
 
 @pytest.mark.parametrize(("publishing", "lag"), [(0.6, 1.0), (0.6, 0.0), (0.3, 1.0)])
-def test_a_learner_that_publishes_more_than_it_learns_is_weight_bound(publishing, lag):
+def test_learner_that_mostly_publishes(publishing, lag):
+    """A learner that publishes more than it learns is weight bound."""
     pages, window = Pages("actor-0", "actor-1", "learner-0"), ReadingWindow()
     for t in range(6):
         second(pages, busy=0.9, weights=0.7, lag=lag)
@@ -87,7 +93,7 @@ def published(idle: float, cores: int, used: float | None) -> str:
 
 
 @pytest.mark.parametrize(("idle", "word"), [(0.3, "actor-bound"), (0.1, "balanced")])
-def test_whoever_publishes_on_cores_that_are_full_loses_its_own_and_is_not_weight_bound(idle, word):
+def test_publishing_on_full_cores(idle, word):
     """The kernel gives the learner's core to those it wakes up: the time is theirs."""
     text = published(idle, cores=2, used=1.95)
     assert text.startswith(word) and "all 2 cores are busy" in text and "publishing took" in text
@@ -95,7 +101,8 @@ def test_whoever_publishes_on_cores_that_are_full_loses_its_own_and_is_not_weigh
     assert published(idle, cores=8, used=None).startswith("weight-bound")
 
 
-def test_environments_that_sleep_leave_cores_for_more_actors():
+def test_environments_that_sleep():
+    """Environments that sleep leave cores for more actors."""
     pages, window = Pages("actor-0", "actor-1", "learner-0"), ReadingWindow()
     for t in range(6):
         second(pages, busy=0.3)
@@ -104,7 +111,8 @@ def test_environments_that_sleep_leave_cores_for_more_actors():
     assert text.startswith("actor-bound") and "more --actors" in text
 
 
-def test_cores_that_other_programs_have_taken_leave_none_for_more_actors():
+def test_cores_of_other_programs():
+    """Cores that other programs have taken leave none for more actors."""
     pages, window = Pages("actor-0", "actor-1", "learner-0"), ReadingWindow()
     for t in range(6):
         second(pages, busy=0.05, blocked=0.9)
@@ -113,7 +121,8 @@ def test_cores_that_other_programs_have_taken_leave_none_for_more_actors():
     assert text.startswith("actor-bound") and "all 2 cores are busy" in text and "more --actors" not in text
 
 
-def test_actors_that_spend_their_time_pulling_are_weight_bound():
+def test_actors_that_mostly_pull():
+    """Actors that spend their time pulling are weight bound."""
     pages, window = Pages("actor-0", "actor-1", "learner-0"), ReadingWindow()
     for t in range(6):
         second(pages, busy=0.3)
@@ -128,7 +137,8 @@ def test_inference_bound():
     assert judged(wires, busy=0.3, weights=0.6).startswith("inference-bound")
 
 
-def test_actors_that_a_replay_table_holds_back_are_not_waiting_for_inference():
+def test_actors_held_back_by_replay():
+    """Actors that a replay table holds back are not waiting for inference."""
     pages, window = Pages("actor-0", "actor-1", "learner-0", "replay-0"), ReadingWindow()
     wires = {"unrolls": {"asked": 0.0}, "weights": WIRES["weights"]}
     for t in range(6):
@@ -139,7 +149,8 @@ def test_actors_that_a_replay_table_holds_back_are_not_waiting_for_inference():
     assert text.startswith("learner-bound: actors were held back by replay 60 %") and "--replay.samples-per-insert" in text
 
 
-def test_a_table_that_is_saturated_on_cores_that_are_full_needs_less_work():
+def test_saturated_table_on_full_cores():
+    """A table that is saturated on cores that are full needs less work."""
     pages, window = Pages("actor-0", "actor-1", "learner-0", "replay-0"), ReadingWindow()
     for t in range(6):
         second(pages, busy=0.3, blocked=0.1)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CURL", "Config"]
 
-CUT = 7  # of so many pixels one is cut away, where the size of crops is not given: 28 -> 24, 98 -> 84
+CUT = 7  # one pixel in this many is cut away, where the size of crops is not given: 28 -> 24, 98 -> 84
 DISCRETE = ("head", ENCODER)
 BOX = ("critic", "actor", "temperature", ENCODER)
 

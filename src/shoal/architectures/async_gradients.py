@@ -97,7 +97,8 @@ def draw_master(program: Program, parts: Parts, config: Config) -> None:
         raise ConfigError(f"--architecture.aggregate {least} with --algorithm {parts.algorithm.name} does not fit: workers in "
                           f"different ones of its phases ({', '.join(learn.phases)}) would wait for each other; leave it out")
     gradients = program.call("gradients", *push_layouts(parts, learn), depth=1)
-    program.add("worker", master_worker, parts=parts, server=gradients.client, replicas=(least, parts.actors, parts.actors))
+    program.add("worker", master_worker, parts=parts, server=gradients.client, aggregate=config.aggregate,
+                replicas=(least, parts.actors, parts.actors))
     weights = program.broadcast("weights", parts.algorithm.published_layout()) if parts.eval.enabled else None
     add_evaluator(program, parts, weights)
     program.add("server", ParameterServer, parts=parts, max_staleness=config.max_staleness, aggregate=config.aggregate,

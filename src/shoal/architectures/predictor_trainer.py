@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from shoal.errors import ConfigError
 from shoal.learning import Architecture, ArchitectureOptions, Delivery, Tolerance
 from shoal.options import number
-from shoal.roles.adjuster import Coordinator
+from shoal.roles.adjuster import NumberAdjuster
 from shoal.roles.batches import Intake
 from shoal.roles.data_path import data_path
 from shoal.roles.evaluator import add_evaluator
@@ -109,6 +109,6 @@ class PredictorTrainer(Architecture):
                     private_bytes=path.private_bytes(intake))
         program.threaded(PLACE)
         if config.adjust_seconds:
-            program.add("coordinator", Coordinator, control=CONTROL, model=model.view, numbers=numbers, limits=limits,
+            program.add("coordinator", NumberAdjuster, control=CONTROL, model=model.view, numbers=numbers, limits=limits,
                         seconds=config.adjust_seconds)
         add_evaluator(program, parts, weights)

@@ -7,6 +7,8 @@
           ▲                                                   ▲                                                       │
         --demos                   actors, evaluator ◀─────────┴───────── weights (broadcast): two target nets ◀───────┘
 
+With --architecture.record actors also write their episodes to a folder of logs, which a later run may read with --demos.
+
 Transitions wait in `replay_online` and `replay_offline`, one table for what actors (the paper's collectors) do now and one for what
 a recording holds. Each updater draws from both, attaches targets and inserts into `replay_train`, from which the learner draws: a
 target is as old as its item's stay there. With --offline nobody acts; `shoal resume RUN --online` adds actors, and the share of
@@ -57,6 +59,8 @@ class Config(ArchitectureOptions):
     """Updates over which it rises (paper: 1,000,000)."""
     online_after: int = number(0, at_least=0)
     """Updates that were made before actors began; `shoal resume RUN --online` fills it in."""
+    record: str | None = None
+    """Folder to write the actors' episodes to, a recording for each actor; what is there already is added to."""
 
     def validate(self) -> None:
         super().validate()
@@ -92,14 +96,14 @@ class QTOptGraph(Architecture):
 
         algorithm = parts.algorithm
         assert isinstance(algorithm, Relabels)
-        self._check(parts)
+        self._check(parts, config)
         weights = program.broadcast("weights", algorithm.published_layout())
         offline = self._offline_table(program, parts, config) if parts.demos is not None else None
         online = None
         if not parts.offline:
             actors = parts.of_table("replay_online", config.raw(parts.replay))
             online = table_path(program, actors)
-            program.add("actor", Actor, parts=actors, experience=online.producer, weights=weights.reader,
+            program.add("actor", Actor, parts=actors, experience=online.producer, weights=weights.reader, record=config.record,
                         replicas=parts.actor_replicas)
             online.add_tables()
         into = parts.of_table("replay_train", config.train(parts.replay), items=algorithm.relabelled, inserters=config.updaters)
@@ -124,7 +128,11 @@ class QTOptGraph(Architecture):
         path.add_tables()
         return path
 
-    def _check(self, parts: Parts) -> None:
+    def _check(self, parts: Parts, config: Config) -> None:
+        if config.record is not None and not parts.offline:
+            from shoal.roles.recorded_env import check_log
+
+            check_log(config.record, parts.env)
         if parts.replay.shards > 1:
             raise ConfigError(f"--replay.shards {parts.replay.shards} with --architecture qtopt does not fit: each of its tables "
                               "is one process; leave it out")

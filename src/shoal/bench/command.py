@@ -76,7 +76,7 @@ def bench_command(arguments: list[str]) -> int:
 
 def run_suite(suite: Suite, results: ResultsFolder, only: str = "", many: int = 1, variant: str = "full",
               again: bool = False) -> int:
-    """Every job that is not finished yet; the table and the report are written anew after each."""
+    """Every job that is not finished yet; the table and the report are written again after each."""
     jobs = [job for job in suite.jobs() if only.lower() in job.group.lower()]
     if not jobs:
         names = ", ".join(case.name for case in suite.cases)

@@ -231,7 +231,7 @@ def _ratios(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _middle(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> np.ndarray:
-    """A's means are drawn anew too: they are no better known than B's."""
+    """A's means are drawn again too: they are no better known than B's."""
     scores = [theirs / ours.mean(-1, keepdims=True) for ours, theirs in zip(a, b, strict=True)]
     return interquartile_mean(np.concatenate(scores, -1)[..., None])
 

@@ -1,4 +1,4 @@
-"""results.md beside a results.jsonl, and report.html in a checkout: written anew whenever a run has ended."""
+"""results.md beside a results.jsonl, and report.html in a checkout: written again whenever a run has ended."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ COLUMNS = (
 
 
 def failed(rows: Rows) -> list[Mapping[str, Any]]:
-    """The runs that broke. A run that was skipped, for want of a GPU or of a peer that can be installed, did not break."""
+    """The runs that broke. A run that was skipped because there is no GPU, or because a peer cannot be installed, did not break."""
     return [row for row in rows if row["error"] and not row.get("skipped")]
 
 

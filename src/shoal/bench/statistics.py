@@ -3,7 +3,7 @@
     scores [runs, tasks]     one task is a case of a suite (preset, environment, actors), one run is a seed
 
 - the interquartile mean (25 % trimmed mean over all runs and tasks): robust like the median, precise like the mean;
-- stratified bootstrap intervals: runs are drawn anew within each task, the tasks stay;
+- stratified bootstrap intervals: runs are drawn again within each task, the tasks stay;
 - the probability of improvement: how likely a run of X beats a run of Y on a task, ties counted half, averaged over tasks.
 
 Tests hold these against numbers that rliable gave for the same scores. One is not from there: a permutation test, because the
@@ -62,7 +62,7 @@ def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def bootstrap(statistic: Callable[..., np.ndarray], *scores: Sequence[np.ndarray] | np.ndarray, seed: int = 0,
               repeats: int = REPEATS, coverage: float = COVERAGE) -> Interval:
-    """The percentile interval of `statistic(*scores)`: every matrix drawn anew for itself, within each task.
+    """The percentile interval of `statistic(*scores)`: every matrix is resampled by itself, within each task.
 
     Each argument is a matrix [runs, tasks], or a list with the runs of each task where their numbers differ; the statistic is then
     given lists too, of [..., runs].

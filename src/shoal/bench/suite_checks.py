@@ -1,4 +1,4 @@
-"""Checks every case when a suite is read, so that no run is wasted and none measures something else than it says.
+"""Checks every case when a suite is read, so that no run is wasted and each measures what it says.
 
 A preset is checked as `shoal train` does before it starts a process: one environment is made and one graph drawn. What depends on
 the machine (a missing package, a GPU, a cluster, a checkout of the repository) is not the fault of the suite: it becomes a row with

@@ -18,12 +18,12 @@ __all__ = ["main"]
 
 def main(words: str) -> None:
     end_with_parent(os.getppid())
-    import shoal
     from shoal.experiment.references import EnvRef
+    from shoal.experiment.run import train
 
     arguments: dict[str, Any] = json.loads(words)
     arguments["env"] = EnvRef.named(arguments["env"]).target
-    shoal.train(**arguments)
+    train(**arguments)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from shoal.coordination.trial_session import TrialSession
 from shoal.errors import ShoalError
-from shoal.experiment.preload import PRELOAD
 from shoal.runtime import Faults, Program, RayConfig, Supervisor, run
 from shoal.runtime.fork_server_client import ForkServerClient
 
@@ -96,8 +95,8 @@ def calibrate(layouts: Sequence[ActorLayout], draw: Callable[[ActorLayout], Prog
               faults: Faults | None = None, fork_server: ForkServerClient | None = None,
               ray: RayConfig | None = None) -> list[Trial]:
     """Try every layout; the trials, fastest first, and none where all were too slow to be measured. `draw` makes the program of a
-    layout, without an evaluator. With `ray` they run on the cluster that this process is connected to, else on this machine."""
-    lent = fork_server if fork_server is not None or ray is not None else ForkServerClient(PRELOAD)
+    layout, without an evaluator. With `ray` they run on the cluster that this process is connected to, else on this machine, all
+    of them on one `fork_server`."""
     rates: dict[ActorLayout, list[float]] = {}
     slow = False
 
@@ -106,7 +105,7 @@ def calibrate(layouts: Sequence[ActorLayout], draw: Callable[[ActorLayout], Prog
         watch = Stopwatch()
         try:
             with tempfile.TemporaryDirectory(prefix="shoal-calibration-") as folder:
-                reason = run(draw(layout), watch, "local" if ray is None else "ray", Path(folder), faults, lent, ray)
+                reason = run(draw(layout), watch, "local" if ray is None else "ray", Path(folder), faults, fork_server, ray)
         except ShoalError as error:
             say(f"  {layout}: failed ({str(error).splitlines()[0]})")
             rates.pop(layout, None)
@@ -120,16 +119,12 @@ def calibrate(layouts: Sequence[ActorLayout], draw: Callable[[ActorLayout], Prog
         say(f"  {layout}: {watch.rate:,.0f} env steps/s")
         rates.setdefault(layout, []).append(watch.rate)
 
-    try:
-        for layout in layouts:
-            attempt(layout)
-        best = max((rate for (rate,) in rates.values()), default=0.0)
-        close = [layout for layout, (rate,) in rates.items() if rate >= CLOSE * best]
-        for layout in close if len(close) > 1 else ():
-            attempt(layout)
-    finally:
-        if fork_server is None and lent is not None:
-            lent.close()
+    for layout in layouts:
+        attempt(layout)
+    best = max((rate for (rate,) in rates.values()), default=0.0)
+    close = [layout for layout, (rate,) in rates.items() if rate >= CLOSE * best]
+    for layout in close if len(close) > 1 else ():
+        attempt(layout)
     if not rates and not slow:
         raise ShoalError("no layout could be run; look with `shoal doctor --env`, or try --actors 1 without calibration")
     trials = [Trial(layout, sum(seen) / len(seen)) for layout, seen in rates.items()]

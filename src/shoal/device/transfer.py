@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from shoal.core import DirectCopy, Tree
-from shoal.slots import Layout, map_tree
+from shoal.slots import Layout, leaves, map_tree
 
-__all__ = ["DeviceEvent", "DirectSlotCopy", "HostCopy", "PinnedUploader", "to_device", "to_host"]
+__all__ = ["DeviceEvent", "DirectSlotCopy", "HostCopy", "PinnedUploader", "one_block", "to_device", "to_host", "views_of"]
 
 MAX_LOCKED = 16  # buffers of one locker; a stream has three for each size of batch
 MIN_LOCKED_BYTES = 1 << 16
 STAGES = 3
+MOST_WASTE = 1.5  # of a block that travels whole: its size against that of what is needed of it
 
 
 class PageLocker:
@@ -34,9 +36,7 @@ class PageLocker:
         self._count = 0
 
     def lock(self, array: np.ndarray) -> None:
-        root: Any = array
-        while isinstance(root.base, np.ndarray):
-            root = root.base
+        root = _root(array)
         address = root.ctypes.data
         if address in self._locked or self._count >= MAX_LOCKED or root.nbytes < MIN_LOCKED_BYTES:
             return
@@ -66,10 +66,52 @@ class PinnedUploader:
         moved.record_stream(main)
         return moved
 
+    def tree(self, arrays: Tree) -> Tree:
+        """All arrays of a tree. Those of a batch from a table lie in one block of memory: they travel as one copy."""
+        block = one_block([array for _, array in leaves(arrays)])
+        return map_tree(self.tensor, arrays) if block is None else views_of(self.tensor(block), block, arrays)
+
     def wait(self) -> None:
         """Wait until the arrays have been read and may be overwritten."""
         self._copied.record(self._side)
         self._copied.synchronize()
+
+
+def one_block(arrays: Sequence[Any]) -> np.ndarray | None:
+    """The bytes of the memory that these arrays lie in, if that is one block without much else in it."""
+    if len(arrays) < 2 or not all(isinstance(array, np.ndarray) and array.flags.c_contiguous for array in arrays):
+        return None
+    root = _root(arrays[0])
+    if not root.flags.c_contiguous or any(_root(array) is not root for array in arrays):
+        return None
+    starts = [array.ctypes.data for array in arrays]
+    low, high = min(starts), max(start + array.nbytes for start, array in zip(starts, arrays, strict=True))
+    if high - low > MOST_WASTE * sum(array.nbytes for array in arrays):
+        return None
+    if any((start - low) % array.itemsize for start, array in zip(starts, arrays, strict=True)):
+        return None
+    first = low - root.ctypes.data
+    block: np.ndarray = root.reshape(-1).view(np.uint8)[first : first + high - low]
+    return block
+
+
+def views_of(moved: torch.Tensor, block: np.ndarray, arrays: Tree) -> Tree:
+    """The same tree over a copy of the block that its arrays lie in."""
+    start = block.ctypes.data
+
+    def view(array: np.ndarray) -> torch.Tensor:
+        first = array.ctypes.data - start
+        like = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        return moved[first : first + array.nbytes].view(like).view(array.shape)
+
+    return map_tree(view, arrays)
+
+
+def _root(array: Any) -> Any:
+    """The array whose memory this one is a part of."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 class DirectSlotCopy(DirectCopy):

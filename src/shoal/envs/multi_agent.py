@@ -11,8 +11,8 @@ environment, then by agent. Most environments have one group. Beside the rules o
 
 - `acts` says which seats are asked for an action now, on their `observation` and `action_mask`. The rows of the others keep the
   observation and mask of their last decision, and the actions given for them are ignored;
-- a row with `valid` closes the seat's last decision. Its `reward` is everything that the seat got since then, whoever acted in
-  between; rewards before the first decision of an episode belong to no decision and are in `returns` only;
+- a row with `valid` closes the seat's last decision. Its `reward` is everything that the seat got since then, whichever seat
+  acted in between; rewards before the first decision of an episode belong to no decision and are in `returns` only;
 - a seat's first decision of an episode is asked for with `first`. A seat that decides nothing in an episode has no rows of it;
 - so the valid rows of a seat follow each other by its own decisions, and what is learned from them needs no other rule for games
   with turns.

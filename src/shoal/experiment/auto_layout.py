@@ -14,9 +14,11 @@ from shoal.errors import ConfigError
 from shoal.experiment.calibration_cache import recall, remember
 from shoal.experiment.config import AutoChoice, Plan
 from shoal.experiment.machine_checks import drawn
+from shoal.experiment.preload import PRELOAD
 from shoal.experiment.prepare import prepare
 from shoal.experiment.sizing import kept_to
 from shoal.runtime import Program
+from shoal.runtime.fork_server_client import ForkServerClient
 
 __all__ = ["calibrate_command", "laid_out"]
 
@@ -26,7 +28,7 @@ def laid_out(plan: Plan, say: Callable[[str], None], anew: bool = False) -> Plan
 
     On the local runtime and on a cluster calibration finds them, if the architecture can put everything into one place. Inline,
     for other architectures, with replay (whose rate is chosen, not found) and with --autoscale.start, `actor_count` decides. What
-    `shoal calibrate` found earlier is taken as it is, unless it is to be measured `anew` and kept.
+    `shoal calibrate` found earlier is taken as it is, unless it is to be measured again (`anew`) and kept.
     """
     experiment = plan.experiment
     if experiment.actors != "auto":
@@ -132,7 +134,8 @@ def _calibrated(plan: Plan, cores: int, say: Callable[[str], None], anew: bool) 
     how = f"by trying on {date} (shoal calibrate)" if trials else "by trying"
     if not trials:
         say(f"calibrating: {rows} environments per batch on {cores} cores")
-        trials = calibrate(layouts, draw, say, experiment.faults, None, ray)
+        with contextlib.nullcontext() if ray is not None else ForkServerClient(PRELOAD) as fork_server:
+            trials = calibrate(layouts, draw, say, experiment.faults, fork_server, ray)
         if anew and trials and ray is None:
             say(f"kept in {remember(plan, cores, trials)}")
     if not trials:

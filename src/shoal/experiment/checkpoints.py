@@ -244,8 +244,8 @@ class Checkpoints:
                 return folder
             damaged.append(f"checkpoint {folder.name} is damaged ({why})")
         if damaged:
-            raise CheckpointError(f"{self.folder} has no whole checkpoint left: {'; '.join(damaged)}; start again with "
-                                  "`shoal train`")
+            raise CheckpointError(f"{self.folder} has no whole checkpoint left: {'; '.join(damaged)}; start a new run "
+                                  "with `shoal train`")
         return None
 
     def set_damaged_aside(self) -> None:

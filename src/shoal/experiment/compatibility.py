@@ -38,7 +38,7 @@ def check_fit(names: Names, algorithm: type[Algorithm], architecture: Architectu
         raise ConfigError(f"{pair}: {_scores(names, algorithm)}")
     if algorithm.from_replay and architecture.needs_relabel:
         able = [name for name in algorithms.ALGORITHMS if algorithms.named(name).relabels]
-        raise ConfigError(f"{pair}: its updaters compute items anew between two tables, and {names.algorithm} has nothing to "
+        raise ConfigError(f"{pair}: its updaters recompute items between two tables, and {names.algorithm} has nothing to "
                           f"compute there; use --algorithm {' or '.join(able)}, or --architecture actor_learner")
     if algorithm.from_replay and architecture.needs_encoder:
         able = [name for name in algorithms.ALGORITHMS if algorithms.named(name).represents]

@@ -121,7 +121,7 @@ def _net_of(algorithm: Algorithm) -> NetConfig | None:
 
 
 def _algorithm_given(thing: Any, values: dict[str, Any]) -> type[Algorithm]:
-    """An instance is made anew for the environment and the seats of the run: its class, its config and its net count."""
+    """An instance is built again for the environment and the seats of the run, from its class, its config and its net."""
     if isinstance(thing, type):
         return _checked_algorithm(thing, thing.__name__)
     if isinstance(thing, Algorithm):

@@ -28,6 +28,7 @@ from shoal.experiment.values import with_values
 from shoal.league.matchmaking import LeagueOptions
 from shoal.learning import Algorithm, Architecture
 from shoal.nets.net_config import NetConfig
+from shoal.offline.data_config import DataConfig
 from shoal.options import Options, flag, number
 from shoal.roles.goals import Goal
 from shoal.roles.parts import EvalPlan
@@ -43,8 +44,11 @@ __all__ = [
     "Experiment",
     "Names",
     "Plan",
+    "RayOptions",
     "check_ray",
     "default_plan",
+    "experiment_type",
+    "offline_data",
 ]
 
 A = TypeVar("A")
@@ -133,6 +137,18 @@ class ConsoleConfig(Options):
 
 
 @dataclass(frozen=True)
+class RayOptions(RayConfig):
+    """The cluster of --runtime ray."""
+
+    gpus_per_learner: float = number(1.0, at_least=0)
+    """GPUs that each learner and each inference server asks for, where the run computes on GPUs."""
+
+    @property
+    def gpus_per_place(self) -> float:
+        return self.gpus_per_learner
+
+
+@dataclass(frozen=True)
 class Experiment(Options, Generic[A, R]):
     """Every value of a run."""
 
@@ -144,6 +160,8 @@ class Experiment(Options, Generic[A, R]):
     """The network."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """The replay table, for algorithms that learn from one."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """How a recording is read that is learned from alone."""
     envs: EnvsConfig = field(default_factory=EnvsConfig)
     """How environments are made."""
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -160,7 +178,7 @@ class Experiment(Options, Generic[A, R]):
     """What is shown while it runs."""
     league: LeagueOptions = field(default_factory=LeagueOptions)
     """Players, matches and snapshots of --policies league."""
-    ray: RayConfig = field(default_factory=RayConfig)
+    ray: RayOptions = field(default_factory=RayOptions)
     """The cluster of --runtime ray."""
     runtime: Literal["local", "inline", "ray"] = "local"
     """Where roles live: local has a process each, inline runs them in one thread, bit-exact for a seed, ray has a cluster."""
@@ -173,7 +191,7 @@ class Experiment(Options, Generic[A, R]):
     device: DeviceName = "auto"
     """Where learners and inference servers compute; auto takes a GPU for images and for the device architecture."""
     cores: int | None = number(None, at_least=1)
-    """How many of this machine's cores the run may use; all of them without it."""
+    """How many of this machine's cores the run may use; all of them by default."""
     values: Literal["tuned", "paper"] = "tuned"
     """Whose values a preset takes where both give one: those found by trying, or the publication's."""
     seed: int = number(0, at_least=0, below=2**53)
@@ -227,7 +245,7 @@ class Experiment(Options, Generic[A, R]):
 
     @property
     def against(self) -> str | None:
-        """Whom evaluations are played against; none: the policies of the run sit on all seats themselves."""
+        """The opponent in evaluations; none: the policies of the run play all seats themselves."""
         if self.policies not in ("self-play", "league"):
             return None
         return (self.goal.opponent if self.goal is not None else None) or "random"
@@ -244,7 +262,7 @@ class Experiment(Options, Generic[A, R]):
 
     def validate(self) -> None:
         super().validate()
-        sections: tuple[Any, ...] = (self.algorithm, self.architecture, self.net, self.replay, self.envs, self.eval,
+        sections: tuple[Any, ...] = (self.algorithm, self.architecture, self.net, self.replay, self.data, self.envs, self.eval,
                                      self.checkpoint, self.gpu, self.console, self.faults, self.autoscale, self.league, self.ray)
         for section in sections:
             section.validate()
@@ -283,9 +301,6 @@ class Experiment(Options, Generic[A, R]):
         if self.demos is None:
             raise ConfigError("--offline learns from demonstrations alone, and there are none; give --demos PATH "
                               "(make some with `shoal data record`)")
-        if not self.eval.enabled:
-            raise ConfigError("--offline needs evaluations to show what is learned, but --eval.enabled is false; leave it on "
-                              "(a large --eval.every-learner-steps costs little)")
         if self.max_env_steps is not None:
             raise ConfigError(f"--max-env-steps {self.max_env_steps} is never reached with --offline, which takes no environment "
                               "steps; give --max-learner-steps or --max-seconds")
@@ -293,7 +308,7 @@ class Experiment(Options, Generic[A, R]):
 
 @dataclass(frozen=True)
 class AutoChoice:
-    """What `--actors auto` has come to."""
+    """The layout that `--actors auto` chose."""
 
     chosen: str
     """The layout in words."""
@@ -355,8 +370,19 @@ class Plan:
         if experiment.actors != "auto" and experiment.actors > 1 and not self.architecture.has_actors:
             raise ConfigError(f"--actors {experiment.actors} does not fit --architecture {self.names.architecture}, whose learner "
                               "acts itself; leave it out, and raise --architecture.envs-per-actor")
+        self._validate_evaluations()
         check_fit(self.names, self.algorithm, self.architecture, experiment.architecture, demos=experiment.demos is not None,
                   replay_options=experiment.replay != ReplayConfig())
+
+
+    def _validate_evaluations(self) -> None:
+        experiment = self.experiment
+        if experiment.offline and self.env.simulated and not experiment.eval.enabled:
+            raise ConfigError("--offline needs evaluations to show what is learned, but --eval.enabled is false; leave it on "
+                              "(a large --eval.every-learner-steps costs little)")
+        if experiment.goal is not None and not self.env.simulated:
+            raise ConfigError(f"the goal {experiment.goal} needs evaluations, and {self.env.name} is known from recordings alone; "
+                              "give the simulator with --env ENV, or --max-learner-steps")
 
 
 def experiment_type(plan: Plan) -> Any:
@@ -365,15 +391,24 @@ def experiment_type(plan: Plan) -> Any:
     return generic[plan.algorithm.config_class, plan.architecture.config_class]
 
 
-def check_ray(experiment: Experiment[Any, Any], before: RayConfig | None = None) -> None:
+def check_ray(experiment: Experiment[Any, Any], before: RayOptions | None = None) -> None:
     """Refuse --ray.* (other than `before`) without --runtime ray; a run that was on a cluster may go on elsewhere."""
-    before = before or RayConfig()
+    before = before or RayOptions()
     if experiment.runtime == "ray" or experiment.ray == before:
         return
     name, value = next((entry.name, value) for entry in fields(before)
                        if (value := getattr(experiment.ray, entry.name)) != getattr(before, entry.name))
     raise ConfigError(f"{flag(name, 'ray')} {value} needs --runtime ray, but this run has --runtime {experiment.runtime}; give "
                       "--runtime ray too, or leave it out")
+
+
+def offline_data(place: str, simulator: EnvRef | None) -> tuple[EnvRef, dict[str, Any]]:
+    """The environment of an offline preset, which is that of the recording where there is no simulator, and the values that name
+    the recording."""
+    from shoal.offline import found_at, open_demos
+
+    path = str(found_at(place))
+    return simulator or EnvRef.recorded(open_demos(path).info, path), {"demos": path, "offline": True}
 
 
 def default_plan(names: Names | Components, env: EnvRef, preset: Preset | None, overrides: Mapping[str, Any] | None = None,

@@ -31,7 +31,7 @@ def published_of(algorithm: Algorithm, folder: Path, choice: PolicyChoice, scope
         return _published(algorithm, folder, choice, scope)
     except (KeyError, ValueError, RuntimeError, IndexError) as error:  # arrays of other names or shapes
         raise ConfigError(f"{folder} was saved with another network or environment than config.json describes ({error}); undo what "
-                          "was changed there, or start anew with `shoal train`") from None
+                          "was changed there, or start a new run with `shoal train`") from None
 
 
 def _published(algorithm: Algorithm, folder: Path, choice: PolicyChoice, scope: str) -> Tree:

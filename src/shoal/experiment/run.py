@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -21,11 +21,12 @@ from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from shoal.coordination.autoscale import Autoscaler, Rule
+from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError
 from shoal.experiment.auto_layout import laid_out
 from shoal.experiment.checkpoints import Slices, read_meta, saved_slices
 from shoal.experiment.components import Components
-from shoal.experiment.config import Experiment, Names, Plan, check_ray, default_plan
+from shoal.experiment.config import Experiment, Names, Plan, check_ray, default_plan, offline_data
 from shoal.experiment.loaded_run import Run, compute_threads
 from shoal.experiment.lock import alone
 from shoal.experiment.machine_checks import drawn
@@ -39,7 +40,9 @@ from shoal.experiment.session import Base, Goals, RunSession
 from shoal.experiment.sizing import kept_to, sizing_lines
 from shoal.experiment.values import with_values
 from shoal.learning import Algorithm
+from shoal.offline import found_at
 from shoal.options import flag
+from shoal.telemetry.callbacks import Callback, CallbackOutput
 from shoal.telemetry.console import console
 from shoal.telemetry.outputs import JsonLines, Output
 from shoal.telemetry.snapshot import COUNTERS
@@ -54,24 +57,31 @@ IMPORT_SECONDS = 0.05  # between two looks whether an import is over
 
 
 def train(preset: str | None = None, env: Any = None, *, algorithm: Any = None, architecture: Any = None,
-          **overrides: Any) -> Run:
+          data: str | Path | None = None, callbacks: Sequence[Callback] = (), **overrides: Any) -> Run:
     """Train, and return when it is done. Raises ConfigError for what makes no sense, RoleFailed for what kept failing.
 
     `env` is an id, a gymnasium.Env class or a callable. Give a preset (a name, or the path of a TOML file), or an algorithm and an
     architecture: their names, import paths (module:Class), classes, instances or Configs. Everything else overrides a value:
-    `actors=2`, `net={"hidden": (32,)}`, `**{"algorithm.lr": 1e-3}`. Several policies:
+    `actors=2`, `net={"hidden": (32,)}`, `**{"algorithm.lr": 1e-3}`. A preset that learns from a recording is given its folder as
+    `data`; `env` is the simulator then, and may be left out. Several policies:
     `policies={"walker": None, "rival": "random"}` (values of its own, None, or what acts without learning),
-    `policy_of=lambda agent, episode: "walker"`, `train=["walker"]`.
+    `policy_of=lambda agent, episode: "walker"`, `train=["walker"]`. `callbacks` are told what happens (shoal.Callback).
     """
-    return launch(plan_of(preset, env, algorithm, architecture, overrides))
+    return launch(plan_of(preset, env, algorithm, architecture, overrides, data), callbacks=callbacks)
 
 
-def plan_of(preset: str | None, env: Any, algorithm: Any, architecture: Any, overrides: Mapping[str, Any]) -> Plan:
+def plan_of(preset: str | None, env: Any, algorithm: Any, architecture: Any, overrides: Mapping[str, Any],
+            data: str | Path | None = None) -> Plan:
     """A plan from Python's arguments; with a preset, `algorithm` and `architecture` are mappings of values."""
     values = policies_given(dict(overrides))
+    if data is not None:
+        found, given = offline_data(str(data), None if env is None else EnvRef(env))
+        env, values = found.target, {**given, **values}
+    elif preset is not None and env is None and load_preset(preset).offline:
+        raise ConfigError(f'which recording? Such as shoal.train("{preset}", data="logs", env="CartPole-v1")')
     if preset is not None and env is None:
         raise ConfigError(f'which environment? Such as shoal.train("{preset}", "CartPole-v1")')
-    if not isinstance(env, str) and not callable(env):
+    if not isinstance(env, str | RecordedEnv) and not callable(env):
         raise ConfigError(f"env={env!r} is not possible: give an id, a gymnasium.Env class or a callable")
     for name, value in (("algorithm", algorithm), ("architecture", architecture)):
         if isinstance(value, Mapping):
@@ -98,11 +108,11 @@ def load(run: str | Path, *, env: Any = None, trust: bool = False, **overrides: 
     return Run(rundir.path, rundir.summary(), prepared)
 
 
-def resume(run: str | Path, *, env: Any = None, trust: bool = False, **overrides: Any) -> Run:
+def resume(run: str | Path, *, env: Any = None, trust: bool = False, callbacks: Sequence[Callback] = (), **overrides: Any) -> Run:
     """Go on from the newest checkpoint. New stop conditions (until_return, max_env_steps, max_learner_steps, max_seconds) may
     be given."""
     rundir = RunDir.open(Path(run))
-    return launch(resume_plan(rundir, overrides, env, trust), rundir)
+    return launch(resume_plan(rundir, overrides, env, trust), rundir, callbacks=callbacks)
 
 
 def resume_plan(rundir: RunDir, overrides: Mapping[str, Any], env: Any = None, trust: bool = False) -> Plan:
@@ -113,7 +123,7 @@ def resume_plan(rundir: RunDir, overrides: Mapping[str, Any], env: Any = None, t
     plan = plan_from_json(config, str(rundir.config_file), env)
     rundir.checkpoints().set_damaged_aside()
     if rundir.checkpoints().newest() is None:
-        raise ConfigError(f"{rundir.path} has no whole checkpoint to resume from; start again with `shoal train`")
+        raise ConfigError(f"{rundir.path} has no whole checkpoint to resume from; start a new run with `shoal train`")
     experiment = _new_goals(rundir, plan.experiment, overrides)
     if "actors" in overrides:  # another number, or found anew: what moved the old one does not hold, perhaps on another cluster
         experiment = replace(experiment, autoscale=replace(experiment.autoscale, start=None, most=None))
@@ -176,17 +186,18 @@ def base_of(rundir: RunDir) -> Base:
     return Base(totals, seconds, summary.get("peak_memory_mb", 0.0), summary.get("cpu_seconds", 0.0), last)
 
 
-def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = None) -> Run:
+def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = None, callbacks: Sequence[Callback] = ()) -> Run:
     """Check, create or continue the run directory, run, and return the finished run."""
     started = time.monotonic()
     with contextlib.ExitStack() as held:
         held.enter_context(kept_to(plan.experiment.cores))
         if rundir is not None:
             held.enter_context(alone(rundir.path))
-        return _launched(plan, rundir, stream or sys.stdout, started, held)
+        return _launched(plan, rundir, stream or sys.stdout, started, held, callbacks)
 
 
-def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float, held: contextlib.ExitStack) -> Run:
+def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float, held: contextlib.ExitStack,
+              callbacks: Sequence[Callback]) -> Run:
     """`held` keeps the run directory to this process until the run is over."""
     if rundir is None and plan.experiment.run_dir:
         RunDir.check_free(Path(plan.experiment.run_dir))
@@ -194,7 +205,9 @@ def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float
         raise ConfigError(f"--replay.demo-ratio {plan.experiment.replay.demo_ratio:g} draws demonstrations, and there are none; "
                           "give --demos PATH (make some with `shoal data record SOURCE ENV --out PATH`), or --replay.demo-ratio 0")
     if plan.experiment.demos is not None:  # as an absolute path: a resume may come from another folder
-        plan = replace(plan, experiment=replace(plan.experiment, demos=os.path.abspath(plan.experiment.demos)))
+        plan = replace(plan, experiment=replace(plan.experiment, demos=str(found_at(plan.experiment.demos))))
+    if not (plan.experiment.offline or plan.env.simulated):
+        raise plan.env.target.refuse()
     plan = replace(plan, experiment=replace(plan.experiment, fixed=absolute(plan.experiment.fixed)))
     say = _speaker(plan, stream)
     for line in sizing_lines(plan):
@@ -219,7 +232,7 @@ def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float
     _limit(program, plan.experiment.max_env_steps, base)
     session = None
     try:
-        session = _session(prepared, program, rundir, base, stream, started)
+        session = _session(prepared, program, rundir, base, stream, started, callbacks)
         _run(program, session, prepared)
     except BaseException:
         if session is None or not session.begun:  # refused (no such cluster, no room in it) or stopped: all is as it was before
@@ -282,7 +295,7 @@ def _check_slices_of(prepared: Prepared, rundir: RunDir, algorithm: Algorithm, s
         why = f"its parameters were saved in {len(saved.sizes)} slices; leave out {changed}"
     else:
         return
-    raise ConfigError(f"{rundir.path} cannot go on like this: {why}, or start anew with `shoal train`")
+    raise ConfigError(f"{rundir.path} cannot be resumed: {why}, or start a new run with `shoal train`")
 
 
 def _changed_processes(prepared: Prepared, rundir: RunDir) -> str:
@@ -299,7 +312,8 @@ def _speaker(plan: Plan, stream: IO[str]) -> Callable[[str], None]:
     return lambda line: print(line, file=stream, flush=True)
 
 
-def _session(prepared: Prepared, program: Program, rundir: RunDir, base: Base, stream: IO[str], started: float) -> RunSession:
+def _session(prepared: Prepared, program: Program, rundir: RunDir, base: Base, stream: IO[str], started: float,
+             callbacks: Sequence[Callback]) -> RunSession:
     names, experiment, env = prepared.plan.names, prepared.plan.experiment, prepared.plan.env
     goals = Goals(experiment.until_return, experiment.max_env_steps, experiment.max_learner_steps, experiment.max_seconds,
                   experiment.until)
@@ -311,6 +325,7 @@ def _session(prepared: Prepared, program: Program, rundir: RunDir, base: Base, s
         console(experiment.console.mode, stream, title, vars(goals), experiment.console.every_seconds),
         JsonLines(rundir.metrics_file),
         TensorBoard(rundir.path / "tensorboard") if experiment.tensorboard else None,
+        *(CallbackOutput(callback) for callback in callbacks),
     ]
     learning = prepared.metrics
     labels = {"preset": names.preset, "algorithm": names.algorithm, "architecture": names.architecture, "env": env.name,

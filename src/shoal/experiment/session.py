@@ -24,7 +24,7 @@ from shoal.experiment.last_evaluation import SHARE, LastEvaluation
 from shoal.experiment.policy_choice import PolicyChoice, PolicyName, choose_policy
 from shoal.experiment.process_usage import PeakMemory, cpu_seconds
 from shoal.experiment.rundir import RunDir
-from shoal.telemetry.outputs import Output, jsonable
+from shoal.telemetry.outputs import Output, Watcher, jsonable
 from shoal.telemetry.snapshot import Reading, ReadingWindow
 from shoal.telemetry.verdict import verdict
 
@@ -114,6 +114,8 @@ class RunSession:
         self.checkpoints.clear_torn()
         whole = self.checkpoints.newest() is not None
         self._checkpoint_at = time.monotonic() + (self._checkpoint_seconds if whole else 0.0)
+        for watcher in self._watchers():
+            watcher.begin(self.rundir.path, self.rundir.config())
         self.tick(control)
 
     def tick(self, control: Supervisor) -> None:
@@ -152,6 +154,8 @@ class RunSession:
                 self._commands.saved(folder)
             assert self._control is not None
             self._control.start_steps()  # not before the first checkpoint is whole
+            for watcher in self._watchers():
+                watcher.checkpoint(self.checkpoints.newest() or folder)
             self._write_summary()
         except OSError as error:
             self._failed(str(error))
@@ -175,8 +179,14 @@ class RunSession:
         self._write(control, {**shown, **newer, "evaluating": "", "last": True})
         self._outcome = reason, error
         self._try(self._write_summary)
+        watchers = self._watchers()
+        for watcher in watchers:
+            watcher.end(self.summary)
+            watcher.close()
+            self._pass_on(watcher)
         for output in self._outputs:
-            self._try(output.close)
+            if output not in watchers:
+                self._try(output.close)
 
     # ------------------------------------------------------------------ called by the experiment
     def interrupt(self) -> None:
@@ -298,6 +308,15 @@ class RunSession:
             self._event(event)
         for output in list(self._outputs):
             self._try(lambda output=output: output.write(shot), output)
+        for watcher in self._watchers():
+            self._pass_on(watcher)
+
+    def _watchers(self) -> list[Watcher]:
+        return [output for output in self._outputs if isinstance(output, Watcher)]
+
+    def _pass_on(self, watcher: Watcher) -> None:
+        for text in watcher.complaints():
+            self._event({"kind": "callback failed", "text": text})
 
     def _event(self, event: Mapping[str, Any]) -> None:
         for output in list(self._outputs):

@@ -55,7 +55,7 @@ class Sizing:
     size: Literal["small", "large"]
     """Whose learning values these are."""
     machine: Machine | None
-    """What was found of it; None where nobody looked, because it makes no difference."""
+    """What was found out about it; None where it makes no difference."""
     values: Mapping[str, Any]
     """Dotted keys; what the user gives comes after them."""
 

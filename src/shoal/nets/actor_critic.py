@@ -21,7 +21,7 @@ from shoal.nets.encoder import Observation, encoder
 from shoal.nets.heads import ActionHead, action_head
 from shoal.nets.net_config import NetConfig
 from shoal.nets.torsos import orthogonal
-from shoal.nets.trunk import Trunk, fold, seeded
+from shoal.nets.trunk import Trunk, TrunkNetwork, fold, seeded
 
 __all__ = ["ActorCriticNetwork", "ActorCriticOutput", "build"]
 
@@ -62,7 +62,7 @@ def build(
         return ActorCriticNetwork(observation_space, head, config)
 
 
-class ActorCriticNetwork(nn.Module):
+class ActorCriticNetwork(TrunkNetwork):
     """See the module. ``head`` (an ActionHead) samples and judges actions from the parameters this net gives."""
 
     def __init__(self, observation_space: gym.Space[Any], head: ActionHead, config: NetConfig) -> None:
@@ -78,15 +78,6 @@ class ActorCriticNetwork(nn.Module):
         else:
             nn.init.orthogonal_(self.out.weight.data[P:], 1.0)
         self.log_std = nn.Parameter(torch.zeros(head.size - P)) if head.size > P else None
-
-    @property
-    def recurrent(self) -> bool:
-        """Whether there is a state to carry."""
-        return self.trunk.recurrent
-
-    def initial_state(self, B: int) -> State:
-        """State before the first step of an episode; {} for feed-forward nets."""
-        return self.trunk.initial_state(B)
 
     def unroll(
         self,

@@ -83,4 +83,4 @@ def _shaped(pieces: Tensor, p: nn.Parameter) -> Tensor:
     if p.dim() == 4:
         out, inner, height, width = p.shape
         return pieces.view(*lead, out, height, width, inner).movedim(-1, -3)
-    return pieces.view(*lead, *p.shape)
+    return pieces.view((*lead, *p.shape))  # a tuple: a parameter may be a single number

@@ -25,7 +25,7 @@ from shoal.nets.heads import Categorical
 from shoal.nets.net_config import NetConfig
 from shoal.nets.noisy import NoisyHead
 from shoal.nets.torsos import MLP, orthogonal
-from shoal.nets.trunk import Trunk, seeded
+from shoal.nets.trunk import Trunk, TrunkNetwork, seeded
 from shoal.ops import c51
 from shoal.ops.value import dueling
 
@@ -73,7 +73,7 @@ def build_q(
         return QNetwork(observation_space, int(action_space.n), config, head)
 
 
-class QNetwork(nn.Module):
+class QNetwork(TrunkNetwork):
     """See the module. A is the number of actions, Z that of atoms."""
 
     support: Tensor
@@ -98,18 +98,9 @@ class QNetwork(nn.Module):
         self.register_buffer("support", support, persistent=False)  # the atoms [Z]
 
     @property
-    def recurrent(self) -> bool:
-        """Whether there is a state to carry."""
-        return self.trunk.recurrent
-
-    @property
     def noise_size(self) -> int:
         """How many normal random numbers the noise of a pass is made of; 0 without noisy layers."""
         return 0 if self.noisy is None else self.noisy.noise_size
-
-    def initial_state(self, B: int) -> State:
-        """State before the first step of an episode; {} for feed-forward nets."""
-        return self.trunk.initial_state(B)
 
     def forward(self, observation: Observation, noise: Tensor | None = None) -> Tensor:
         """Action values [N, A] of single observations [N, ...]: only for nets without memory.

@@ -24,7 +24,7 @@ from shoal.nets.cores import LSTMCore, PassThrough, State
 from shoal.nets.encoder import Observation, encoder
 from shoal.nets.net_config import NetConfig
 
-__all__ = ["Trunk", "fold", "seeded"]
+__all__ = ["Trunk", "TrunkNetwork", "fold", "seeded"]
 
 
 @contextmanager
@@ -89,6 +89,21 @@ class Trunk(nn.Module):
         if self._encode is not None:
             x = torch.cat([x, _previous_step(self._encode, first, prev_action, prev_reward)], 1)
         return self.core.step(x, state, first)
+
+
+class TrunkNetwork(nn.Module):
+    """A net that begins with a trunk, whose memory is its memory."""
+
+    trunk: Trunk
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether there is a state to carry."""
+        return self.trunk.recurrent
+
+    def initial_state(self, B: int) -> State:
+        """State before the first step of an episode; {} for feed-forward nets."""
+        return self.trunk.initial_state(B)
 
 
 def fold(observation: Observation) -> Observation:

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from shoal.envs.interface import BatchedEnv, Step, Tree
+from shoal.envs.interface import BatchedEnv, Step
 from shoal.envs.opponent_env import Seats
 from shoal.envs.random_policy import RandomPolicy
 from shoal.envs.rollout import ActFunction, Played, Rollout
 from shoal.envs.space_codecs import ActionCodec, BadValue
 from shoal.errors import ConfigError
 from shoal.offline.demo_folder import DemoWriter
-from shoal.offline.recorded_episodes import Episode, RecordingInfo, action_dtype
+from shoal.offline.episode_cutter import EpisodeCutter
+from shoal.offline.recorded_episodes import RecordingInfo
 from shoal.slots import map_tree
 
 __all__ = ["RecordingOptions", "ScriptPolicy", "record", "recording_info"]
@@ -100,17 +100,6 @@ class ScriptPolicy:
         return canonical if codec.kind == "box" else canonical.astype(np.int64)
 
 
-@dataclass
-class _Transition:
-    """One step of all rows: what the policy saw, and what came of it."""
-
-    observation: Tree
-    mask: np.ndarray | None
-    action: np.ndarray
-    reward: np.ndarray
-    terminated: np.ndarray
-
-
 def record(env: BatchedEnv, first: Step, act: ActFunction, writer: DemoWriter, options: RecordingOptions,
            say: Callable[[str], None], stop: Callable[[], bool]) -> int:
     """Play until all episodes are written, or until `stop()`; returns how many were written.
@@ -125,13 +114,10 @@ class _Recording:
                  say: Callable[[str], None]) -> None:
         self.env, self.act, self.writer, self.options, self.say = env, act, writer, options, say
         self.rollout = Rollout(env, first, self._choose, options.episodes)
-        self.begun = np.zeros(env.num_seats, np.int64)  # number of the transition with which each row's episode began
-        self.past: deque[_Transition] = deque()
-        self.dropped = 0  # transitions that no unfinished episode needs any more
+        self.cutter = EpisodeCutter(env.num_seats, env.action_space)
         self.done = self.steps = 0
         self.rng = np.random.default_rng((options.seed, 0xE95))
         self.random = RandomPolicy(env.action_space, self.rng)
-        self.seen: tuple[Tree, np.ndarray | None]
 
     def run(self, stop: Callable[[], bool]) -> int:
         told = time.monotonic()
@@ -153,43 +139,16 @@ class _Recording:
         return f"  {self.done:,} of {self.options.episodes:,} episodes, {self.steps:,} steps{mean}"
 
     def _choose(self, step: Step, previous: Any) -> np.ndarray:
-        """The action; keeps a copy of what it was chosen from, because the environment reuses its arrays."""
+        """The action; a copy of what it was chosen from is kept."""
         action = np.asarray(self.act(step, previous))
         if self.options.epsilon:
             replaced = self.rng.random(len(action)) < self.options.epsilon
             action = np.where(replaced.reshape(-1, *(1,) * (action.ndim - 1)), self.random(step), action)
-        self.seen = map_tree(np.copy, step.observation), None if step.action_mask is None else step.action_mask.copy()
+        self.cutter.see(step)
         return action
 
     def _add(self, played: Played) -> None:
-        now = played.step
-        executed = played.action if now.executed_action is None else now.executed_action
-        self.past.append(_Transition(*self.seen, np.array(executed), now.reward.copy(), now.discount == 0))
-        for row in played.finished:
-            self._write_episode(int(row), now)
-        self.begun[now.first] = self.dropped + len(self.past)
-        unfinished = self.begun[self.rollout.remaining > 0]
-        while self.past and len(unfinished) and self.dropped < unfinished.min():
-            self.past.popleft()
-            self.dropped += 1
-
-    def _write_episode(self, row: int, now: Step) -> None:
-        transitions = [self.past[i] for i in range(int(self.begun[row]) - self.dropped, len(self.past))]
-        final = np.flatnonzero(now.final_rows == row)
-        if len(final):
-            last = map_tree(lambda x: x[final[0]], now.final_observation)
-        else:
-            last = map_tree(lambda x: np.zeros_like(x[row]), now.observation)
-        seen = [map_tree(lambda x: x[row], one.observation) for one in transitions]
-        observation = map_tree(lambda *parts: np.stack(parts), *seen, last)
-        T = len(transitions)
-        truncated = np.zeros(T, bool)
-        truncated[-1] = bool(now.truncated[row])
-        action = np.stack([one.action[row] for one in transitions]).astype(action_dtype(self.env.action_space), copy=False)
-        masks = [one.mask[row] for one in transitions if one.mask is not None]
-        final_mask = None if now.final_action_mask is None or not len(final) else now.final_action_mask[final[0]].copy()
-        self.writer.add(Episode(
-            observation, action, np.array([one.reward[row] for one in transitions], np.float32),
-            np.array([one.terminated[row] for one in transitions]), truncated, np.stack(masks) if masks else None, final_mask))
-        self.done += 1
-        self.steps += T
+        for episode in self.cutter.add(played.action, played.step, played.finished, self.rollout.remaining > 0):
+            self.writer.add(episode)
+            self.done += 1
+            self.steps += len(episode)

@@ -42,7 +42,7 @@ def adam_(
     """Adam (Kingma & Ba 2015); the numbers of `torch.optim.Adam`.
 
     Uses PyTorch's fused kernel where there is one (`fuses_adam`): 2.4 to 2.9 times as fast as separate ones (10k to 2M
-    parameters). Only that kernel heeds ``finite``, a flag on the device: where it is false nothing changes.
+    parameters). Only that kernel reads ``finite``, a flag on the device: where it is false nothing changes.
     """
     count += 1 if finite is None else finite
     if fused and fuses_adam(params):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FLOOR", "actor_epsilons", "draw_demonstrations", "importance_weights", "probabilities", "sequence_priority"]
+__all__ = ["FLOOR", "draw_demonstrations", "importance_weights", "probabilities", "sequence_priority"]
 
 Floats = npt.NDArray[Any]
 
@@ -39,11 +39,6 @@ def sequence_priority(error: Floats, valid: Floats, eta: float) -> Floats:
     mean = size.sum(0) / np.maximum(np.count_nonzero(valid, axis=0), 1)
     mixed: Floats = eta * size.max(0) + (1 - eta) * mean
     return mixed
-
-
-def actor_epsilons(count: int, epsilon: float = 0.4, alpha: float = 7.0) -> Floats:
-    """Ape-X: actor i of ``count`` explores with epsilon^(1 + alpha i / (count - 1)) for the whole run; alone, with epsilon."""
-    return epsilon ** (1 + alpha * np.arange(count) / max(count - 1, 1))
 
 
 def draw_demonstrations(rng: np.random.Generator, count: int, ratio: float) -> npt.NDArray[np.bool_]:

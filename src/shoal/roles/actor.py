@@ -13,11 +13,13 @@ __all__ = ["Actor"]
 class Actor:
     """Acts in its environments with the newest weights and sends what happened."""
 
-    def __init__(self, me: Me, parts: Parts, experience: Sink | Call, weights: Reader, per_version: int = 0) -> None:
-        """It sends `per_version` slots with each version of the weights, then waits for the next one (0: never waits)."""
+    def __init__(self, me: Me, parts: Parts, experience: Sink | Call, weights: Reader, per_version: int = 0,
+                 record: str | None = None) -> None:
+        """It sends `per_version` slots with each version of the weights, then waits for the next one (0: never waits). `record` is
+        a folder to write its episodes to as well."""
         self.me, self.weights, self.per_version = me, weights, per_version
         self.experience = producer_end(me, parts, experience)
-        self.player = Player(me, parts)
+        self.player = Player(me, parts, record)
         self.player.lock_step = per_version > 0
         self.published = parts.algorithm.published_layout().empty()
         self.sent = 0

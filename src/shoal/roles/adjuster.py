@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal.core import Me, Shared, any_of
 
-__all__ = ["Adjuster", "Coordinator"]
+__all__ = ["Adjuster", "NumberAdjuster"]
 
 
 class Adjuster:
@@ -39,7 +39,7 @@ class Adjuster:
                 for delta, (role, number) in zip(deltas, self.kept.items(), strict=True)}
 
 
-class Coordinator:
+class NumberAdjuster:
     """Adjusts the numbers of agents, predictors and trainers by what they do to trainings per second."""
 
     def __init__(self, me: Me, control: Any, model: Shared, numbers: Mapping[str, int], limits: Mapping[str, tuple[int, int]],

@@ -144,7 +144,7 @@ class Evaluator:
         self.me.stats.set("eval_episodes_played", 0)
 
     def _finish(self, play: EpisodePlay) -> None:
-        """What an evaluation has come to. One that reaches the goal is played again before it counts."""
+        """The result of an evaluation. One that reaches the goal is played again before it counts."""
         self._forget()
         scores, goal = self._report(play), self.plan.goal
         confirms, self.first_scores = self.first_scores, None

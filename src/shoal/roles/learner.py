@@ -27,6 +27,8 @@ from shoal.roles.parts import Parts
 
 __all__ = ["Learner"]
 
+READ_UPDATES = 16  # while a GPU is kept busy, its metrics are read once in so many updates
+
 
 class UnfinishedUpdate(NamedTuple):
     """An update that a GPU may still be busy with."""
@@ -168,14 +170,17 @@ class Learner:
 
     def _follow(self, learn: DeviceLearn, publishes: bool) -> None:
         """Leave this update to the GPU if the next batch is there, and report the one before it."""
-        look, tell = self.learner_state.send(self.metrics), self.batches.send(self.learn)
+        tell = self.batches.send(self.learn)
+        reads = self.counts[1] % READ_UPDATES == 0 or not self.batches.waiting()
+        look = self.learner_state.send(self.metrics) if reads else None
         snapshot = learn.snapshot(self.learner_state.progress) if publishes and self.leader else None
         made = DeviceEvent(self.learn.state["params"].device)
 
         def deliver() -> None:
             with self.me.stats.phase("learn"):
                 made.wait()
-            look()
+            if look is not None:
+                look()
             tell()
             if snapshot is not None:
                 self._publish(snapshot(), snapshot.device_weights)

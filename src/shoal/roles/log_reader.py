@@ -63,6 +63,6 @@ class LogReader:
         return {"epoch": self.epoch}
 
     def load(self, state: dict[str, np.ndarray]) -> None:
-        """The reading under way begins anew."""
+        """Start the current reading again."""
         self.epoch[:] = state["epoch"]
         self.items = self._stream()

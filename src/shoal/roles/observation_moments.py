@@ -44,7 +44,7 @@ class MomentRelay:
         self.count += given["count"]
 
     def take(self, message: Tree) -> None:
-        """Move the sums into a message, and begin anew."""
+        """Move the sums into a message, and start again."""
         if not self.size:
             return
         into = message[NAME]

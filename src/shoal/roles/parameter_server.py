@@ -281,6 +281,6 @@ def mean_gradient(held: Sequence[Request]) -> np.ndarray:
     return mean.astype(np.float32)
 
 
-def master_worker(me: Me, parts: Parts, server: Call) -> Worker:
-    """Acts, sends its gradients to the parameter server and gets the new parameters back."""
-    return Worker(me, parts, ServerLink(me, parts, server))
+def master_worker(me: Me, parts: Parts, server: Call, aggregate: int) -> Worker:
+    """Acts, sends its gradients to the parameter server and gets the new parameters back, after `aggregate` gradients of all."""
+    return Worker(me, parts, ServerLink(me, parts, server), joint=aggregate > 1)

@@ -42,7 +42,7 @@ def cuts_of(size: int, shards: int) -> list[slice]:
 
 def draw_server(program: Program, parts: Parts, shards: int,
                 max_staleness: int | None) -> tuple[list[Port], list[Port], list[slice]]:
-    """Adds the shards; returns the ports for those who send gradients, the ports for those who read weights, the slices."""
+    """Adds the shards; returns the ports that send gradients, the ports that read weights, and the slices."""
     size, layout = len(parts.algorithm.learn(parts.seed).state["params"]), parts.algorithm.published_layout()
     if layout.fields["params"].shape != (size,):
         part = layout.fields["params"].shape < (size,)

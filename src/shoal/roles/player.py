@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from shoal.core import Me, Tree
 from shoal.device.batched_inference import BatchedInference
-from shoal.envs import Step
+from shoal.envs import BatchedEnv, Step
 from shoal.errors import ConfigError
 from shoal.learning import DevicePolicy, ItemRecord, ItemRecorder, Progress, SeatRecord, SeatRecorder, UnrollRecord, UnrollRecorder
 from shoal.roles.asked_seats import AskedSeats
@@ -27,11 +27,17 @@ class Player:
     Environments and recurrent states continue from one to the next.
     """
 
-    def __init__(self, me: Me, parts: Parts) -> None:
+    def __init__(self, me: Me, parts: Parts, logs: str | None = None) -> None:
+        """`logs` is a folder to write episodes to."""
         parts = parts.on(me.index)
         self.me, self.algorithm = me, parts.algorithm
         seeds = me.rng("actor").integers(2**31, size=2)
-        self.env = parts.env.of(me.index).make(parts.envs_per_actor)
+        source = parts.env.of(me.index)
+        self.env = source.make(parts.envs_per_actor)
+        if logs is not None:
+            from shoal.roles.recorded_env import RecordedEnv  # only now: most runs record nothing
+
+            self.env = cast(BatchedEnv, RecordedEnv(self.env, me, logs, source))
         self.policy = self.algorithm.policy()
         record, turns = parts.record, self.env.takes_turns
         self.recorder: UnrollRecorder | ItemRecorder | SeatRecorder

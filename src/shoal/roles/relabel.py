@@ -1,11 +1,11 @@
-"""The Relabel role: draws items from one table, computes them anew with newer weights, and puts them into another one.
+"""The Relabel role: draws items from one table, recomputes them with newer weights, and puts them into another one.
 
     source ────┐ samples (call)                                            inserts (call)
                ├────────────────▶ Relabel: relabeller.relabel(items) ─────────────────────▶ a second table ──▶ learner
     second ────┘                      ▲
                                       └── weights (broadcast)
 
-QT-Opt's Bellman updaters attach targets this way; MuZero's Reanalyze searches anew. A relabelled item carries the key that it had
+QT-Opt's Bellman updaters attach targets this way; MuZero's Reanalyze searches again. A relabelled item carries the key that it had
 in the table it was drawn from, the version it was relabelled with, and the version and time of the policy that acted. With a
 `second` table each element of a batch comes from there with a probability that follows the learner's progress: the share is one of
 draws, whatever the sizes of the tables are. News of env_steps and sums of observations travel on with the items.
@@ -55,7 +55,7 @@ class PendingTables(NamedTuple):
 
 
 class Relabel:
-    """Draws items from tables, computes them anew with the newest weights, and puts them into another table."""
+    """Draws items from tables, recomputes them with the newest weights, and puts them into another table."""
 
     def __init__(self, me: Me, parts: Parts, into: Parts, source: Call, relabelled: Call, weights: Reader,
                  second: Call | None = None, ramp: ShareRamp | None = None) -> None:

@@ -19,7 +19,7 @@ __all__ = ["ReplayBatches", "measure_items"]
 
 
 class ReplayBatches:
-    """Items of replay tables. Prioritised tables are told how wrong the learner was about each item."""
+    """Items of replay tables. Tables that draw or evict by priorities are told how wrong the learner was about each item."""
 
     ahead = lent = True
 
@@ -27,6 +27,7 @@ class ReplayBatches:
         self.me, self.publish_updates = me, parts.replay.publish_updates
         self.samples = ReplaySampler(parts, samples, me.rng("shards"))
         self.decisions = parts.stored.decisions
+        self.judges = parts.replay.uses_priorities
         self.keys = np.zeros(0, np.int64)
 
     async def take(self) -> Tree:
@@ -41,9 +42,13 @@ class ReplayBatches:
         return self.samples.waiting()
 
     def learned(self, learn: Learn) -> None:
+        if not self.judges:
+            return
         self.samples.update(self.keys, cast(ReplayLearn, learn).priorities)  # isinstance would cost tens of microseconds here
 
     def send(self, learn: Learn) -> Callable[[], None]:
+        if not self.judges:
+            return lambda: None
         keys, priorities = self.keys.copy(), to_host(cast(torch.Tensor, cast(ReplayLearn, learn).priorities))
         return lambda: self.samples.update(keys, priorities.numpy())
 

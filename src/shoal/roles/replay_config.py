@@ -53,6 +53,11 @@ class ReplayConfig(Options):
         """The number behind none."""
         return 1 / 256 if self.demo_ratio is None else self.demo_ratio
 
+    @property
+    def uses_priorities(self) -> bool:
+        """Whether items are drawn or evicted by them."""
+        return self.exponent > 0 or self.evict_exponent is not None
+
     def part(self, count: int) -> int:
         """One shard's part of `count` items, rounded up."""
         return -(-count // self.shards)

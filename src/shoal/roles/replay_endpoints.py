@@ -126,7 +126,7 @@ class ReplaySampler:
         return keys, {**batch, **_moments(replies)}
 
     def waiting(self) -> bool:
-        """Whether the next batch has come already."""
+        """Whether the next batch is there already."""
         return bool(self._asked) and all(pending.answered().ready() for pending in self._asked[0].pending)
 
     def _give_back(self) -> None:

@@ -57,9 +57,10 @@ class GradientLink(Protocol):
 class Worker:
     """Acts and computes gradients; its link says what becomes of them."""
 
-    def __init__(self, me: Me, parts: Parts, link: GradientLink, index: int | None = None, count: int | None = None) -> None:
-        """It explores like the `index`-th of `count` actors."""
-        self.me, self.link = me, link
+    def __init__(self, me: Me, parts: Parts, link: GradientLink, index: int | None = None, count: int | None = None,
+                 joint: bool = False) -> None:
+        """It explores like the `index`-th of `count` actors. `joint`: its only gradient of an unroll waits for those of others."""
+        self.me, self.link, self.joint = me, link, joint
         self.place = (me.index if index is None else index, count or me.replicas)
         self.player = Player(me, parts)
         self.data = parts.algorithm.record.layout.empty()
@@ -77,6 +78,7 @@ class Worker:
         decisions = self.player.play(self.data)
         stats.add("samples_consumed", decisions)
         stats.observe("data_age_seconds", time.time() - self.data["time"])
+        self.settled = self.joint  # the others may have nothing left to send: the budget may be spent
         await push_gradients(self.me, self.link, self.data, decisions, self.rng)
 
     def state(self) -> dict[str, np.ndarray] | None:

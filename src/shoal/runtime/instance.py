@@ -250,7 +250,7 @@ class Instance:
             self.role.load(state)
         except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
             raise CheckpointError(f"{path} is not what {self.name} had saved: {type(error).__name__}: {error}; go on from an older "
-                                  "checkpoint, or start again with `shoal train`") from error
+                                  "checkpoint, or start a new run") from error
 
     def _store(self) -> Store:
         if self._program.store is None:

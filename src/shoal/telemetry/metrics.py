@@ -97,7 +97,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("data_age_seconds", "histogram", "s", "Time from generation to consumption, per decision.", SECONDS),
     Metric("label_lag", "histogram", "versions", "Version at consumption minus the version that an item was relabelled with.", LAGS,
            measured_by="relabelling"),
-    Metric("relabelled", "counter", "items", "Items that were computed anew and put into another table.",
+    Metric("relabelled", "counter", "items", "Items that were recomputed and put into another table.",
            measured_by="relabelling"),
     Metric("encoder_updates", "counter", "updates", "Updates of the encoder by a representation learner.",
            measured_by="representation"),
@@ -129,10 +129,13 @@ REGISTRY: tuple[Metric, ...] = (
            "nothing."),
     Metric("demo_size", "gauge", "items", "Items in the table of demonstrations.", summed=True, measured_by="demonstrations"),
     Metric("demo_bytes", "gauge", "bytes", "Bytes of their data.", summed=True, measured_by="demonstrations"),
+    Metric("epochs", "gauge", "epochs", "How often a recording that is learned from alone was read.", measured_by="readers"),
     Metric("demo_samples", "counter", "items", "Items drawn from the demonstrations."),
     Metric("demo_priority_updates", "counter", "items", "Priorities of demonstrations that a learner changed."),
     Metric("log_episodes", "counter", "episodes", "Recorded episodes that log readers have put into a table; each again and "
            "again.", measured_by="log readers"),
+    Metric("recorded_episodes", "counter", "episodes", "Episodes that actors have written to a folder of logs "
+           "(--architecture.record).", measured_by="actors that record"),
     # evaluating
     Metric("eval_return", "gauge", "reward", "Mean return of the last evaluation, of one published version."),
     Metric("eval_std", "gauge", "reward", "Standard deviation of the returns of the last evaluation."),

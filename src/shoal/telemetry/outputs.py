@@ -8,9 +8,9 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, runtime_checkable
 
-__all__ = ["JsonLines", "Output", "Thinning", "jsonable", "read_lines", "say"]
+__all__ = ["JsonLines", "Output", "Thinning", "Watcher", "jsonable", "read_lines", "say"]
 
 
 FULL_RATE_SECONDS = 300.0
@@ -28,6 +28,17 @@ class Output(Protocol):
         """Something that happened: a restart, a note, a checkpoint."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Watcher(Output, Protocol):
+    """An output that also follows the run itself. It may complain, but never raises."""
+
+    def begin(self, directory: Path, config: Mapping[str, Any]) -> None: ...
+    def checkpoint(self, folder: Path) -> None: ...
+    def end(self, summary: Mapping[str, Any]) -> None: ...
+    def complaints(self) -> list[str]:
+        """What went wrong since the last time."""
 
 
 def jsonable(value: Any) -> Any:

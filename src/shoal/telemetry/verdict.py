@@ -83,12 +83,12 @@ def verdict(shot: Mapping[str, Any], seconds: float, runtime: str = "local", cor
 
 
 def _slow_relabelling(shot: Mapping[str, Any]) -> str:
-    """Where the learner waits for items that are computed anew between two tables; empty where it does not."""
+    """The verdict where the learner waits for items that are recomputed between two tables; empty where it does not."""
     busy = max((role["busy"] for role in shot["roles"].values() if "inference" in role["phases"] and not _acts(role)
                 and "evaluate" not in role["phases"]), default=0.0)
     if not shot.get("relabelled", 0) or shot["learner_idle"] < IDLE or busy < shot["learner_idle"] / 2:
         return ""
-    return (f"relabel-bound: the learner idled {_percent(shot['learner_idle'])} while items were computed anew ({_percent(busy)} "
+    return (f"relabel-bound: the learner idled {_percent(shot['learner_idle'])} while items were recomputed ({_percent(busy)} "
             "of an updater's time); more --architecture.updaters, or more --architecture.train-samples-per-insert")
 
 

@@ -36,7 +36,7 @@ class ProximalConfig(ActorCriticConfig):
     """The options of ppo and appo."""
 
     epochs: int = number(4, at_least=1)
-    """How often each batch is gone through."""
+    """Passes over each batch."""
     minibatches: int = number(4, at_least=1)
     """Parts a batch is split into in each epoch."""
     clip: float = number(0.2, above=0)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,6 @@ import torch
 from shoal.core import Tree
 from shoal.device.transfer import to_device
 from shoal.ops import priorities
-from shoal.slots import map_tree
 
 __all__ = ["ItemMinibatch", "item_minibatch", "item_sums"]
 
@@ -42,7 +40,7 @@ def item_sums(batch: Tree, index: int, learners: int) -> np.ndarray:
     return np.array([1.0, len(batch["probability"]), *places])
 
 
-def item_minibatch(batch: Tree, sums: np.ndarray, beta: float, tensor: Callable[[Any], torch.Tensor],
+def item_minibatch(batch: Tree, sums: np.ndarray, beta: float, tensor: Callable[[Tree], Tree],
                    device: torch.device) -> ItemMinibatch:
     """`beta` is the exponent of the importance weights (N P(i))^-beta, which are divided by the largest of all learners'."""
     learners, count, places = sums[0], sums[1], sums[2:]
@@ -53,5 +51,5 @@ def item_minibatch(batch: Tree, sums: np.ndarray, beta: float, tensor: Callable[
     raw = priorities.importance_weights(batch["probability"], batch["table_size"], beta)
     mine = (np.asarray(batch["table_size"]) * batch["probability"]).min() == smallest
     weight = raw / (raw.max() if mine else smallest**-beta)
-    items = map_tree(tensor, {name: part for name, part in batch.items() if name not in ABSENT})
+    items = tensor({name: part for name, part in batch.items() if name not in ABSENT})
     return ItemMinibatch(items, to_device(torch.from_numpy(weight).float(), device), float(learners / count))

@@ -35,6 +35,7 @@ from shoal.device.transfer import PinnedUploader
 from shoal.device.weight_handoff import DeviceWeights, WeightExporter, WeightSnapshot
 from shoal.learning import Progress
 from shoal.ops import priorities
+from shoal.slots import map_tree
 
 __all__ = ["Loss", "PhasedLearn"]
 
@@ -111,9 +112,9 @@ class PhasedLearn(ABC, Generic[M]):
         """Whether the shapes in a minibatch say all about what is computed from it."""
         return True
 
-    def tensor(self, array: Any) -> torch.Tensor:
-        """An array of a batch, where the model computes."""
-        return self._tensor(array)
+    def tensor(self, arrays: Tree) -> Any:
+        """An array of a batch, or a tree of them, where the model computes: one copy for all that lie together."""
+        return map_tree(self._tensor, arrays) if self._uploader is None else self._uploader.tree(arrays)
 
     # -------------------------------------------------------------------------------- updates
     def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Any]:

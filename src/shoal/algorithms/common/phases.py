@@ -209,7 +209,7 @@ class PhasedParameters:
             part.optimiser.fused = fused
 
     def cut(self, where: slice) -> PhasedParameters:
-        """A copy of this slice of the vector, with what each phase has in it; optimisers begin anew."""
+        """A copy of this slice of the vector, with what each phase has in it; optimisers start from zero."""
         spans = {}
         for name in self.names:
             inside = overlap(self.span(name), where)

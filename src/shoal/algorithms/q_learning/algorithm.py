@@ -18,7 +18,7 @@ from shoal.algorithms.records.first_priority import Estimates, QEstimates
 from shoal.errors import ConfigError
 from shoal.learning import Algorithm, Progress
 from shoal.nets.q_network import HeadConfig
-from shoal.ops import priorities, schedules
+from shoal.ops import schedules
 from shoal.options import Options, number
 from shoal.slots import Layout
 
@@ -150,7 +150,7 @@ class QLearning(Algorithm, Generic[C]):
         """Epsilon of every seat."""
         config = self.config
         if config.exploration == "ladder":
-            epsilons = priorities.actor_epsilons(count * seats, config.epsilon, config.ladder_alpha)
+            epsilons = schedules.actor_epsilons(count * seats, config.epsilon, config.ladder_alpha)
             return epsilons[index * seats : (index + 1) * seats].astype(np.float32)
         done = progress.env_steps / config.epsilon_steps if config.epsilon_steps else 1.0
         return np.full(seats, schedules.linear(done, config.epsilon, config.epsilon_final), np.float32)

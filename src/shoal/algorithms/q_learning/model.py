@@ -93,7 +93,7 @@ class QModel(Model[QNetwork]):
 
 
 class QPolicy(ModelPolicy[QModel]):
-    """Epsilon-greedy, and with noisy layers by their noise: every seat has its own, drawn anew at every step."""
+    """Epsilon-greedy, and with noisy layers by their noise: every seat has its own, drawn again at every step."""
 
     def initial_state(self, seats: int) -> Tree:
         return self.model.net.initial_state(seats)

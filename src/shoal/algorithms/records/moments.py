@@ -51,7 +51,7 @@ class MomentSums:
         self._square += np.einsum("ij,ij->j", delta, delta)
 
     def take(self, into: Tree) -> None:
-        """Write them out and begin anew, around the same shift."""
+        """Write them out and start again, around the same shift."""
         into["count"][...] = self._count
         into["shift"][0] = 0.0 if self._shift is None else self._shift
         into["sum"][0], into["square"][0] = self._sum, self._square

@@ -1,4 +1,4 @@
-"""Items that were computed anew on their way from one replay table to another: what the second table holds."""
+"""Items that were recomputed on their way from one replay table to another: what the second table holds."""
 
 from __future__ import annotations
 

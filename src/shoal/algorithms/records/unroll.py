@@ -73,7 +73,8 @@ class Unroll(UnrollRecord):
 
     def recorder(self, seats: int | None = None) -> SlotRecorder:
         if seats not in (None, self.seats):
-            raise ConfigError(f"this record was laid out for {self.seats} seats per slot, not {seats}; make the algorithm anew")
+            raise ConfigError(f"this record was laid out for {self.seats} seats per slot, not {seats}; create "
+                              "the algorithm for that many")
         return SlotRecorder(self)
 
     def columns(self, seats: int) -> ColumnRecorder:

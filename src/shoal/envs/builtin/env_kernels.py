@@ -4,7 +4,7 @@ A kernel is `x_step(action, s, rng, p, o)` with s the state [S, B], rng the gene
 (float64) and o the outputs. For every row it writes observation, reward and `over`; `settle` then updates the
 totals of all rows and returns those whose episode ended, and `x_start` draws their next episode. Arrays are taken out of `o`
 before a loop: Numba counts a reference at every `o.x`. All kernels are in this one file because Numba's disk
-cache notices changes only in a kernel's own file, not in the functions it calls.
+cache notices changes only in a kernel's own file, not in the functions it calls; only `draw`, which never changes, is shared.
 
 References: Catch and DeepSea as in bsuite (Osband et al. 2020); Blind Cliffwalk as in Schaul et al. 2016; T-maze as in
 Bakker 2002; cart-pole as in gymnasium's CartPole-v1 (Barto, Sutton and Anderson 1983).
@@ -13,20 +13,11 @@ Bakker 2002; cart-pole as in gymnasium's CartPole-v1 (Barto, Sutton and Anderson
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
-import numba
 import numpy as np
 
-Array = np.ndarray
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
-
-
-def jit(function: Kernel) -> Kernel:
-    """Compile, with an on-disk cache and without the GIL."""
-    return cast(Kernel, numba.njit(cache=True, nogil=True)(function))
-
+from shoal.envs.builtin.kernel_random import Array, draw, jit
 
 # o.meta
 ENDED, FINALS, KEEP_TERMINAL, LIMIT = 0, 1, 2, 3
@@ -50,17 +41,6 @@ class Out(NamedTuple):
     ended_return: np.ndarray  # [B] float32: ... their returns
     ended_length: np.ndarray  # [B] int64: ... and lengths
     meta: np.ndarray  # [4] int64
-
-
-@jit
-def draw(rng: Array, i: int) -> float:
-    """The next 53-bit uniform number in [0, 1) of row i (splitmix64)."""
-    rng[i] += np.uint64(0x9E3779B97F4A7C15)
-    z = rng[i]
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z = z ^ (z >> np.uint64(31))
-    return float((z >> np.uint64(11)) * (1.0 / 9007199254740992.0))
 
 
 @jit

@@ -3,27 +3,19 @@
 A kernel is `x_step(action, s, rng, p, o)` with s the state [S, E], rng the generators [E] (uint64), p the parameters (float64) and
 o the outputs, whose rows are seats: row 2 e + k is agent k of game e. Between `pay` (rewards), `ask` (a seat is to act next) and
 `finish` (the game is over) lie all rules of shoal.envs.multi_agent, so that a kernel knows only its game. All kernels are in this
-one file because Numba's disk cache notices changes only in a kernel's own file, not in the functions it calls.
+one file because Numba's disk cache notices changes only in a kernel's own file, not in the functions it calls; only `draw`, which
+never changes, is shared.
 
 References: Kuhn poker (Kuhn 1950) with antes and bets of 1; connect four and tic-tac-toe as games of a line of k on an m x n board.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
-Array = np.ndarray
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
-
-
-def jit(function: Kernel) -> Kernel:
-    """Compile, with an on-disk cache and without the GIL."""
-    return cast(Kernel, numba.njit(cache=True, nogil=True)(function))
-
+from shoal.envs.builtin.kernel_random import Array, draw, jit
 
 # o.meta
 GAMES_ENDED, ROWS_ENDED, ILLEGAL = 0, 1, 2
@@ -52,17 +44,6 @@ class GameOut(NamedTuple):
     returns: np.ndarray  # [E, 2] float64: ... their returns
     lengths: np.ndarray  # [E] int64: ... and lengths
     meta: np.ndarray  # [3] int64
-
-
-@jit
-def draw(rng: Array, i: int) -> float:
-    """The next 53-bit uniform number in [0, 1) of game i (splitmix64)."""
-    rng[i] += np.uint64(0x9E3779B97F4A7C15)
-    z = rng[i]
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z = z ^ (z >> np.uint64(31))
-    return float((z >> np.uint64(11)) * (1.0 / 9007199254740992.0))
 
 
 @jit

@@ -32,12 +32,15 @@ class RayConfig(Options):
     """Join this cluster: auto, or HOST:PORT. By default a cluster is started on this machine and stopped at the end."""
     cpus_per_place: float = number(1.0, at_least=0.01)
     """CPUs that each process asks for; one that computes with N threads asks for N - 1 more."""
-    gpus_per_learner: float = number(1.0, at_least=0)
-    """GPUs that each learner and each inference server asks for, where the run computes on GPUs."""
     object_store_mb: int = number(512, at_least=80)
     """Size of the object store of a cluster that is started on this machine, in MB."""
     wait_seconds: float = number(0.0, at_least=0)
     """Seconds to wait for nodes that are still starting before the run fails for lack of CPUs or GPUs."""
+
+    @property
+    def gpus_per_place(self) -> float:
+        """GPUs that each process which computes on a GPU asks for."""
+        return 1.0
 
     @property
     def joined(self) -> str | None:

@@ -246,7 +246,7 @@ class RaySupervisor(PlaceSupervisor[RayPlace]):
         if not self.ending:
             saved = self.session.newest() is not None
             how = ("the newest checkpoint is whole: start a cluster and continue with `shoal resume`" if saved else
-                   "there is no checkpoint yet: start a cluster and begin again with `shoal train`")
+                   "there is no checkpoint yet: start a cluster and a new run")
             raise RoleFailed(f"the Ray cluster at {self.cluster.head} is gone: {self.cluster.why_gone}; {how}")
         for child in self.children.values():
             child.handle = child.life_call = child.report_call = child.pid = None

@@ -59,7 +59,7 @@ def demands(program: Program, config: RayConfig, places: Iterable[Place]) -> lis
         spread = shard or (bool(ends & set(PLENTIFUL_ENDS)) and not scarce)
         cpus = config.cpus_per_place + max(node.compute_threads for node in nodes) - 1
         computes = program.on_gpu and scarce and ends != {"server"}
-        found.append(Demand(place.name, cpus, config.gpus_per_learner if computes else 0.0, spread, shard,
+        found.append(Demand(place.name, cpus, config.gpus_per_place if computes else 0.0, spread, shard,
                             "senders" if spread and not shard else "members" if "member" in ends else ""))
     if any(demand.spread and not demand.shard for demand in found):
         return [replace(demand, scales=demand.scales if demand.spread else "") for demand in found]
@@ -92,7 +92,7 @@ def missing(wanted: Sequence[Demand], have: Size, free: Size, nodes: int, cpus_p
     if free.holds(asked.cpus, asked.gpus):
         return ""
     if not free.holds(0.0, asked.gpus):
-        way = f"use {options.no_gpu}, or a lower --ray.gpus-per-learner"
+        way = f"use {options.no_gpu}, or {options.fewer_gpus}"
     else:
         way = f"use {_fewer(wanted, asked.cpus, free.cpus, options)}--ray.cpus-per-place below {cpus_per_place:g}"
     others = "" if free == have else f", but other programs use all but {free}"
@@ -115,7 +115,7 @@ def too_large(wanted: Sequence[Demand], nodes: Sequence[Size], options: ScaleOpt
     for demand in sorted(wanted, key=lambda d: (-d.cpus, -d.gpus)):
         if not any(node.holds(demand.cpus, demand.gpus) for node in nodes):
             largest = max(nodes, key=lambda node: (node.cpus, node.gpus), default=Size(0.0, 0.0))
-            way = f"use {options.no_gpu}, or a lower --ray.gpus-per-learner" if largest.holds(demand.cpus, 0.0) else \
+            way = f"use {options.no_gpu}, or {options.fewer_gpus}" if largest.holds(demand.cpus, 0.0) else \
                 f"use {options.threads}, or a lower --ray.cpus-per-place"
             return (f"{demand.place} asks for {Size(demand.cpus, demand.gpus)} on one node, the largest of "
                     f"{plural(len(nodes), 'node')} has {largest}; {way} (if nodes are still starting, wait for them with "

@@ -120,7 +120,7 @@ class CallPending:
         self._client, self._number, self._identity = client, number, identity
 
     def answered(self) -> Wait:
-        """Ready when the reply has come: for a client that waits for other things as well."""
+        """Ready when the reply is there: for a client that waits for other things as well."""
         return self._client._answer(self._number, self._identity)
 
     async def result(self, timeout: float | None = None) -> Any:

@@ -1,0 +1,136 @@
+"""What users let a run call: `shoal.train(..., callbacks=[MyCallback()])`.
+
+Each callback has a thread of its own in the driver and is called one thing after the other. Training never waits for it: metrics
+that come while it is busy are replaced by newer ones, everything else is kept for it. What it raises is told as an event, and it is
+called again the next time.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shoal.telemetry.outputs import jsonable
+
+__all__ = ["Callback", "CallbackOutput", "scalars"]
+
+CLOSE_SECONDS = 30.0  # for what is left to call when the run is over
+
+
+class Callback:
+    """Override what you need. Everything is called in the driver, outside of the main thread."""
+
+    def on_start(self, directory: Path, config: Mapping[str, Any]) -> None:
+        """The run directory is there, and the roles begin. `config` is what config.json holds."""
+
+    def on_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """A snapshot, about once a second, with the names of metrics.jsonl."""
+
+    def on_evaluation(self, metrics: Mapping[str, Any]) -> None:
+        """The first snapshot with the result of an evaluation: eval_return, eval_episodes, eval_version."""
+
+    def on_checkpoint(self, folder: Path) -> None:
+        """A checkpoint is whole."""
+
+    def on_restart(self, event: Mapping[str, Any]) -> None:
+        """A role died and was started again: its name, and why."""
+
+    def on_end(self, summary: Mapping[str, Any]) -> None:
+        """The run is over. `summary` is what summary.json holds."""
+
+
+class Due(NamedTuple):
+    """A call that waits for its turn."""
+
+    method: str
+    arguments: tuple[Any, ...]
+
+
+class CallbackOutput:
+    """The output that calls one Callback."""
+
+    def __init__(self, callback: Callback) -> None:
+        self._callback, self._name = callback, type(callback).__name__
+        self._calls: deque[Due] = deque()
+        self._complaints: deque[str] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._evaluated: float | None = None
+        self._thread = threading.Thread(target=self._work, name=f"callback {self._name}", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------------ called by the session
+    def begin(self, directory: Path, config: Mapping[str, Any]) -> None:
+        self._add("on_start", directory, config)
+
+    def write(self, shot: Mapping[str, Any]) -> None:
+        metrics = jsonable(shot)
+        version = metrics.get("eval_version")
+        if version is not None and version != self._evaluated:
+            self._evaluated = version
+            self._add("on_evaluation", metrics)
+        with self._changed:
+            if self._calls and self._calls[-1].method == "on_metrics":
+                self._calls.pop()
+        self._add("on_metrics", metrics)
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        if event.get("kind") == "restart":
+            self._add("on_restart", dict(event))
+
+    def checkpoint(self, folder: Path) -> None:
+        self._add("on_checkpoint", folder)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        self._add("on_end", dict(summary))
+
+    def complaints(self) -> list[str]:
+        """What went wrong since the last time."""
+        found = []
+        while self._complaints:
+            found.append(self._complaints.popleft())
+        return found
+
+    def close(self) -> None:
+        """Give it time for what is left."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            self._complaints.append(f"{self._name} is still busy {CLOSE_SECONDS:g} s after the end of the run; it is left alone")
+
+    # ------------------------------------------------------------------ the thread
+    def _add(self, method: str, *arguments: Any) -> None:
+        with self._changed:
+            self._calls.append(Due(method, arguments))
+            self._changed.notify()
+
+    def _work(self) -> None:
+        while (due := self._next()) is not None:
+            method: Callable[..., None] = getattr(self._callback, due.method)
+            try:
+                method(*due.arguments)
+            except Exception as error:  # whatever a user's code raises
+                self._complaints.append(f"{self._name}.{due.method} raised {type(error).__name__}: {error}")
+
+    def _next(self) -> Due | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._calls or self._closed)
+            return self._calls.popleft() if self._calls else None
+
+
+def scalars(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of a snapshot by their path: losses/entropy, roles/actor/busy, ..."""
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            found.update(scalars(value, f"{path}/"))
+        elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            found[path] = value
+    return found

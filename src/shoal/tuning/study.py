@@ -1,0 +1,205 @@
+"""The folder of a study.
+
+    study.json          what it is: preset, environment, ranges, rules, budgets
+    members/03/         a run directory like any other: `shoal eval`, `shoal play`, `shoal resume` work there
+    members/03.json     its record: values, steps, fitness, and a copy that is under way
+    lineage.jsonl       every start, slice and copy: following the parents rebuilds a schedule
+
+Every file but the last is replaced by a rename. A copy is written down before it begins and can be done twice, so a member is never
+half a copy: when the study is resumed, the copy is done again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from shoal.coordination.population.exploit import ExploitRule, Fitness
+from shoal.coordination.population.priors import Prior, parse_prior
+from shoal.errors import CheckpointError, ConfigError
+from shoal.experiment.checkpoints import read_json, read_meta, write_json
+from shoal.experiment.run import Run, load
+from shoal.experiment.rundir import RunDir
+from shoal.telemetry.outputs import read_lines
+
+__all__ = ["Member", "Study", "StudySettings"]
+
+TRIES = 5  # to copy a checkpoint whose run goes on and may drop it meanwhile
+
+
+@dataclass(frozen=True)
+class StudySettings:
+    """What a study is."""
+
+    preset: str
+    env: str
+    vary: Mapping[str, str]
+    """By the name of a value the range that it is searched in."""
+    population: int
+    every_env_steps: int
+    max_env_steps: int
+    until_return: float | None = None
+    exploit: ExploitRule = "truncation"
+    resample: float = 0.0
+    """Probability that exploring draws a value anew instead of perturbing it."""
+    seed: int = 0
+    workers: int = 1
+    """Members that train at the same time."""
+    options: tuple[str, ...] = ()
+    """Of every member's `shoal train`."""
+
+    @property
+    def priors(self) -> dict[str, Prior]:
+        return {name: parse_prior(text) for name, text in self.vary.items()}
+
+
+@dataclass(frozen=True)
+class Member:
+    """What is known of a member; the newest record replaces the one before."""
+
+    number: int
+    values: dict[str, Any]
+    env_steps: int = 0
+    fitness: float | None = None
+    std: float = 0.0
+    episodes: int = 0
+    ancestor: int = -1
+    """Whose parameters it began with, through all copies."""
+    stopped_by: str = ""
+    copying: dict[str, Any] = field(default_factory=dict)
+    """The parent and the values of a copy that is under way."""
+
+    @property
+    def known(self) -> Fitness | None:
+        return None if self.fitness is None else Fitness(self.fitness, self.std, self.episodes)
+
+
+class Study:
+    """A study on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, settings: StudySettings) -> Study:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ConfigError(f"--study {path} is not empty; go on with it by `shoal tune resume {path}`, or give another folder")
+        (path / "members").mkdir(parents=True)
+        write_json(path / "study.json", asdict(settings))
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> Study:
+        if not (path / "study.json").is_file():
+            raise ConfigError(f"{path} has no study in it (no study.json); start one with `shoal tune PRESET ENV ...`")
+        return cls(path)
+
+    @property
+    def settings(self) -> StudySettings:
+        found = read_json(self.path / "study.json")
+        try:
+            return StudySettings(**{**found, "options": tuple(found["options"])})
+        except (TypeError, KeyError) as error:
+            raise CheckpointError(f"{self.path / 'study.json'} is damaged: {error}; start the study again") from None
+
+    # ------------------------------------------------------------------ members
+    def run(self, number: int) -> RunDir:
+        return RunDir(self.path / "members" / f"{number:02d}")
+
+    def members(self) -> list[Member]:
+        """Those that have begun, by number."""
+        paths = sorted((self.path / "members").glob("*.json"))
+        return [Member(**read_json(path)) for path in paths]
+
+    def save(self, member: Member) -> Member:
+        write_json(self.path / "members" / f"{member.number:02d}.json", asdict(member))
+        return member
+
+    def measured(self, member: Member) -> Member:
+        """The record of a member that has just trained: its newest version's fresh episodes, and nothing from before a copy."""
+        run = self.run(member.number)
+        summary, last = run.summary(), run.last_snapshot()
+        fitness = summary.get("eval_return")
+        return replace(member, env_steps=int(summary.get("env_steps", 0)), fitness=None if fitness is None else float(fitness),
+                       std=float(last.get("eval_std") or 0.0), episodes=int(summary.get("eval_episodes") or 0),
+                       stopped_by=str(summary.get("stopped_by") or ""))
+
+    @property
+    def best(self) -> Run:
+        """The run of the fittest member."""
+        known = [member for member in self.members() if member.fitness is not None]
+        if not known:
+            raise CheckpointError(f"{self.path} has no member whose fitness is known yet; go on: `shoal tune resume {self.path}`")
+        return load(self.run(max(known, key=lambda member: member.fitness or 0.0).number).path)
+
+    # ------------------------------------------------------------------ copies
+    def begin_copy(self, member: Member, parent: Member, values: Mapping[str, Any]) -> Member:
+        """Write down that a member takes over its parent's state, and continues with these values."""
+        return self.save(replace(member, copying={"parent": parent.number, "values": dict(values), "ancestor": parent.ancestor}))
+
+    def finish_copy(self, member: Member) -> Member:
+        """Do what `begin_copy` has written down: take over all that is in the parent's newest checkpoint, optimiser state too."""
+        parent, values = int(member.copying["parent"]), dict(member.copying["values"])
+        self._copy_checkpoint(parent, member.number)
+        self.set_values(member.number, values)
+        self.log("copy", member.number, parent=parent, before=member.values, after=values, fitness=member.fitness,
+                 env_steps=member.env_steps)
+        return self.save(replace(member, values=values, copying={}, fitness=None, std=0.0, episodes=0,
+                                 ancestor=int(member.copying["ancestor"])))
+
+    def _copy_checkpoint(self, parent: int, child: int) -> None:
+        source, target = self.run(parent).checkpoints(), self.run(child).checkpoints()
+        target.clear_torn()
+        for left in reversed(range(TRIES)):
+            newest = source.newest()
+            if newest is None:
+                raise CheckpointError(f"member {parent} has no checkpoint that member {child} could copy; resume the study")
+            folder = target.begin(0)
+            try:
+                meta = read_meta(newest)
+                for name in meta["files"]:
+                    shutil.copyfile(newest / name, folder / name)
+                target.commit(folder, {key: value for key, value in meta.items() if key not in ("files", "sha256", "seal")})
+                return
+            except (FileNotFoundError, CheckpointError):  # the parent goes on, and has dropped it
+                target.abandon(folder)
+                if not left:
+                    raise
+
+    def set_values(self, number: int, values: Mapping[str, Any]) -> None:
+        """Let a run go on with other values when it is resumed; those that only a restart can change too."""
+        run = self.run(number)
+        config = run.config()
+        for key, value in values.items():
+            *path, name = key.split(".")
+            inside = config
+            for part in path:
+                inside = inside[part]
+            inside[name] = value
+        run.save_config(config)
+
+    # ------------------------------------------------------------------ lineage
+    def log(self, event: str, member: int, **more: Any) -> None:
+        with (self.path / "lineage.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": time.time(), "event": event, "member": member, **more}) + "\n")
+
+    def lineage(self) -> list[dict[str, Any]]:
+        return read_lines(self.path / "lineage.jsonl")
+
+    def schedule(self, number: int) -> list[dict[str, Any]]:
+        """What this member's parameters were trained with, from the first step on: its own slices since its last copy, before them
+        its parent's until then, and so on."""
+        rows, found, who = self.lineage(), [], number
+        for row in reversed(rows):
+            if row["member"] != who:
+                continue
+            if row["event"] == "copy":
+                who = int(row["parent"])
+            elif row["event"] == "slice":
+                found.append({"member": who, "env_steps": row["env_steps"], "values": row["values"]})
+        return list(reversed(found))

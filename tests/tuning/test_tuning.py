@@ -1,0 +1,101 @@
+"""`shoal tune`: a population of one is a plain run; copies take over everything, are done again if cut short, and can be traced."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import cli
+from shoal.experiment.checkpoints import TensorFiles
+from shoal.experiment.rundir import RunDir
+from shoal.tuning.command import table
+from shoal.tuning.study import Member, Study, StudySettings
+
+SMALL = {"runtime": "inline", "console.mode": "none", "tensorboard": False, "eval.episodes": 5, "algorithm.unroll": 8}
+SETTINGS = StudySettings("a2c", "shoal/Catch-v0", {"algorithm.lr": "loguniform(0.0001, 0.01)"}, 2, 300, 600)
+
+
+def learner(run):
+    newest = RunDir(run).checkpoints().newest()
+    return TensorFiles().load(newest / "trainer-0.safetensors")
+
+
+def trained(path, seed, lr):
+    return shoal.train("a2c", "shoal/Catch-v0", run_dir=str(path), seed=seed, max_env_steps=300, policy="last",
+                       **{**SMALL, "algorithm.lr": lr})
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Two members that have trained for an interval."""
+    study = Study.create(tmp_path / "study", SETTINGS)
+    for number, lr in enumerate((1e-3, 5e-3)):
+        trained(study.run(number).path, number, lr)
+        study.log("start", number, values={"algorithm.lr": lr})
+        member = study.save(study.measured(Member(number, {"algorithm.lr": lr}, ancestor=number)))
+        study.log("slice", number, values=member.values, env_steps=member.env_steps, fitness=member.fitness)
+    return study
+
+
+def test_a_copy_takes_over_everything_but_the_values(study):
+    child, parent = study.members()
+    assert child.fitness is not None and child.episodes == 5 and child.env_steps >= 300
+    before = learner(study.run(0).path)
+    after = study.finish_copy(study.begin_copy(child, parent, {"algorithm.lr": 5e-3 * 1.2}))
+    copied, source = learner(study.run(0).path), learner(study.run(1).path)
+    assert set(copied) == set(source) and all(np.array_equal(copied[name], source[name]) for name in source)
+    assert not np.array_equal(copied["learn/params"], before["learn/params"]) and source["learn/adam.m"].any()
+    assert after.values == {"algorithm.lr": 5e-3 * 1.2} and after.fitness is None and after.ancestor == 1 and not after.copying
+    run = shoal.resume(study.run(0).path, max_env_steps=600)
+    assert run.prepared.plan.experiment.algorithm.lr == 5e-3 * 1.2  # the copied optimiser does not undo it
+    member = study.save(study.measured(after))
+    study.log("slice", 0, values=member.values, env_steps=member.env_steps, fitness=member.fitness)
+    schedule = study.schedule(0)
+    assert [(row["member"], row["values"]["algorithm.lr"]) for row in schedule] == [(1, 5e-3), (0, 5e-3 * 1.2)]
+    assert "1 of 2 ancestors are left" in table(study) and study.best.directory.parent.name == "members"
+
+
+def test_a_copy_that_was_cut_short_is_done_again(study, monkeypatch):
+    child, parent = study.members()
+    begun = study.begin_copy(child, parent, {"algorithm.lr": 2e-3})
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Study, "set_values", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        study.finish_copy(begun)
+    again = Study.open(study.path)
+    (half, _) = again.members()
+    assert half.copying["parent"] == 1 and half.values == child.values
+    done = again.finish_copy(half)
+    assert done.values == {"algorithm.lr": 2e-3} and again.run(0).config()["algorithm"]["lr"] == 2e-3
+    assert [row["event"] for row in again.lineage()].count("copy") == 1
+
+
+def test_a_population_of_one_is_a_plain_run(tmp_path):
+    study = shoal.tune("a2c", "shoal/Catch-v0", vary={"algorithm.lr": shoal.loguniform(1e-4, 1e-2)}, population=1, seed=3,
+                       every_env_steps=100, max_env_steps=300, study=tmp_path / "study", **SMALL)
+    (member,) = study.members()
+    trained(tmp_path / "plain", 3, member.values["algorithm.lr"])
+    mine, plain = learner(study.run(0).path), learner(tmp_path / "plain")
+    assert all(np.array_equal(mine[name], plain[name]) for name in plain)
+    assert member.stopped_by == "env_steps" and study.best.policy is not None
+
+
+@pytest.mark.parametrize(("words", "reason"), [
+    (["--vary", "algorithm.lr=loguniform(1,0.1)"], "below the second"), (["--vary", "algorithm.speed=uniform(0,1)"], "speed"),
+    (["--vary", "algorithm.lr=uniform(-1.0,1.0)"], "lr is -1.0"), ([], "nothing is varied"),
+    (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--max-env-steps", "50"], "less than one interval"),
+    (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--exploit", "luck"], "invalid choice"),
+])
+def test_what_makes_no_sense_is_refused(words, reason, tmp_path, capsys):
+    given = ["tune", "a2c", "shoal/Catch-v0", "--study", str(tmp_path / "study"), "--every-env-steps", "100"]
+    assert cli.main([*given, *([] if "--max-env-steps" in words else ["--max-env-steps", "1000"]), *words]) == 2
+    assert reason in capsys.readouterr().err and not (tmp_path / "study").exists()
+
+
+def test_a_study_is_opened_only_where_there_is_one(tmp_path, capsys):
+    assert cli.main(["tune", "show", str(tmp_path)]) == 2 and "has no study" in capsys.readouterr().err
+    Study.create(tmp_path / "study", replace(SETTINGS, options=("--runtime", "inline")))
+    assert cli.main(["tune", "show", str(tmp_path / "study")]) == 0
+    assert Study.open(tmp_path / "study").settings.options == ("--runtime", "inline")
+    with pytest.raises(shoal.ConfigError, match="not empty"):
+        Study.create(tmp_path / "study", SETTINGS)
