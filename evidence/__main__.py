@@ -29,6 +29,7 @@ from evidence import (
     mechanisms,
     off_policy,
     off_policy_mechanisms,
+    offline,
     qtopt,
     replay,
     replay_kills,
@@ -43,8 +44,9 @@ from evidence.lines import JOBS, Line
 LINES: list[Line] = [*learning.LINES, *many_seeds.LINES, *mechanisms.LINES, *actor_critics.LINES, *layouts.LINES,
                      *staleness.LINES, *sleepers.LINES, *central.LINES, *faults.LINES, *chaos.LINES, *replay.LINES,
                      *replay_kills.LINES, *chaos_presets.LINES, *fuzz.LINES, *hosts.LINES, *values.LINES, *off_policy.LINES,
-                     *off_policy_mechanisms.LINES, *sac_speed.LINES, *demos.LINES, *qtopt.LINES, *curl.LINES, *gorila.LINES,
-                     *evolution.LINES, *league.LINES, *bench.LINES, *atari.LINES, *autoscale.LINES, *scaling.LINES, *cluster.LINES]
+                     *off_policy_mechanisms.LINES, *offline.LINES, *sac_speed.LINES, *demos.LINES, *qtopt.LINES, *curl.LINES,
+                     *gorila.LINES, *evolution.LINES, *league.LINES, *bench.LINES, *atari.LINES, *autoscale.LINES,
+                     *scaling.LINES, *cluster.LINES]
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ HELP = """\
 shoal: distributed reinforcement learning
 
   shoal train PRESET ENV [options]      train, such as: shoal train impala CartPole-v1 --until-return 475
+  shoal train PRESET DATA [--env ENV]   learn from a recording (bc, marwil, td3_bc, cql, iql); the simulator is optional
   shoal train --algorithm A --architecture B ENV [options]     your own: ./my_preset.toml, --algorithm my.module:MyAlgorithm
   shoal resume RUN [options]            go on from the newest checkpoint of a run directory
   shoal eval RUN [--episodes N]         mean return of fresh episodes, played greedily
@@ -30,6 +31,8 @@ shoal: distributed reinforcement learning
   shoal replay serve|info|keys ...      the replay service
   shoal data record SOURCE ENV          write demonstrations: of a run, a script, an untrained preset, or random ones
   shoal data info PATH                  what is in a recording
+  shoal data check PATH                 what is wrong with it, and a picture of its returns and lengths
+  shoal data convert A B                to another format: a folder, FILE.parquet, FILE.hdf5, FILE.npz, minari:my/dataset-v0
   shoal calibrate ENV [PRESET]          measure once what --actors auto would try at every start, and keep it
   shoal plan PRESET ENV --actors 2000   what more actors, learners and machines would do, by measuring and simulating
   shoal tune PRESET ENV --vary NAME=RANGE ...   a population of runs whose values are searched while they train (PBT)
@@ -52,8 +55,8 @@ Options of train (all of them: shoal train PRESET ENV --help)
   --demos PATH               learn from recorded episodes too; with --offline from nothing else   (algorithms with replay)
   --policies WORD            several agents: shared, self-play, independent, league or module:function   (shared)
   --run-dir DIR              where the run is written            (runs/<time>-<preset>-<env>-<seed>)
-  --SECTION.FIELD VALUE      algorithm, architecture, net, replay, envs, eval, checkpoint, gpu, faults, autoscale, console,
-                             league, ray
+  --SECTION.FIELD VALUE      algorithm, architecture, net, replay, data, envs, eval, checkpoint, gpu, faults, autoscale,
+                             console, league, ray
 
 Exit codes: 0 done, 2 something you gave makes no sense, 3 a role kept failing, 130 stopped with Ctrl-C.
 """
@@ -70,7 +73,8 @@ COMMANDS = {
     "plan": "shoal.planning.command",
 }
 """Command -> the module with its function COMMAND_command(arguments)."""
-BRIEF = {("set",), ("list",), ("runs",), ("league",), ("show",), ("replay",), ("data",), ("data", "info"), ("bench", "compare")}
+BRIEF = {("set",), ("list",), ("runs",), ("league",), ("show",), ("replay",), ("data",), ("data", "info"), ("data", "check"),
+         ("data", "convert"), ("bench", "compare")}
 """What has no options of its own: its lines of HELP say all."""
 
 

@@ -13,9 +13,6 @@ import torch
 
 from shoal import cli, envs
 from shoal.algorithms import dqn, r2d2
-from shoal.errors import ConfigError
-from shoal.experiment.prepare import prepare
-from shoal.experiment.run import plan_of
 from shoal.learning import Progress
 from shoal.nets import NetConfig
 from shoal.offline import DemoWriter, open_demos
@@ -329,5 +326,3 @@ def test_acting_needs_no_demonstrations(tmp_path, monkeypatch, capsys):
                      "--run-dir", "run", *QUICK]) == 0
     Path("demos").rename("elsewhere")
     assert cli.main(["eval", "run", "--episodes", "2"]) == 0, capsys.readouterr().err
-    with pytest.raises(ConfigError, match="--learners 2 with --offline"):
-        prepare(plan_of("dqn", CUE, None, None, {"demos": "elsewhere", "offline": True, "learners": 2})).program()

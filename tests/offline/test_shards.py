@@ -11,6 +11,7 @@ import pytest
 
 from shoal.errors import ConfigError
 from shoal.offline import DemoWriter, Episode, demo_folder, open_demos
+from shoal.offline.loading import open_shards
 from shoal.slots import leaves
 from tests.offline.recordings import cue
 
@@ -110,3 +111,13 @@ def test_random_order(log):
     orders = [[hashed(one) for one in open_demos(log).episodes(np.random.default_rng(seed))] for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2] and orders[0] != plain
     assert all(sorted(order) == sorted(plain) for order in orders)
+
+
+def test_logs_of_several_collectors_are_one_recording(tmp_path):
+    for seed in (1, 2):
+        cue(tmp_path / "logs" / f"actor-{seed}", 4, seed=seed)
+    demos = open_shards(tmp_path / "logs")
+    episodes = [hashed(one) for one in demos.episodes()]
+    assert demos.info.episodes == len(episodes) == 8
+    assert [hashed(one) for number in range(len(demos.shard_steps)) for one in demos.read_shard(number)] == episodes
+    assert sum(demos.shard_steps) == demos.info.steps

@@ -33,6 +33,11 @@ ALGORITHMS = {
     "td3": "shoal.algorithms.td3:TD3",
     "sac": "shoal.algorithms.sac:SAC",
     "curl": "shoal.algorithms.curl:CURL",
+    "bc": "shoal.algorithms.bc:BC",
+    "td3_bc": "shoal.algorithms.td3_bc:TD3BC",
+    "marwil": "shoal.algorithms.marwil:MARWIL",
+    "cql": "shoal.algorithms.cql:CQL",
+    "iql": "shoal.algorithms.iql:IQL",
     "es": "shoal.algorithms.es:ES",
 }
 """Name -> "module:Class"."""

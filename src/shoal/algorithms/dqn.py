@@ -134,10 +134,11 @@ class TransitionErrors:
         goal = items["reward"] + items["discount"] * bootstrap
         if config.rescale:
             goal = value.rescale(goal)
-        q = value.chosen(model.values(items["observation"], of_values), items["action"])
+        values = model.values(items["observation"], of_values)
+        q = value.chosen(values, items["action"])
         error = goal - q
         loss = value.huber(error, config.huber_delta) if config.loss == "huber" else value.squared(error)
-        return Judged(loss, error.abs(), q, goal)
+        return Judged(loss, error.abs(), q, goal, values=values)
 
     @torch.no_grad()
     def _bootstrap(self, model: QModel, target: QModel, items: Tree, of_selection: torch.Tensor | None,

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from shoal.envs import EnvSpec
     from shoal.nets import NetConfig
 
-__all__ = ["SAC", "Config"]
+__all__ = ["SAC", "Config", "SoftObjective"]
 
 DISCRETE_SHARE = 0.98  # of the largest entropy of discrete actions
 
@@ -92,14 +92,18 @@ class SAC(OffPolicyActorCritic):
             return DiscretePolicy(model, actor, critic, self.plan.mask_size > 0)
         return SampledPolicy(model, self.space, actor, critic)
 
+    def phases(self) -> tuple[Phase, ...]:
+        config = self.config
+        phases = critic_phase(config, TargetSchedule(config.target_period_updates, config.target_tau)), actor_phase(config)
+        if config.alpha != "auto":
+            return phases
+        return *phases, Phase("temperature", "adam", lambda: config.alpha_lr, epsilon=config.optimiser_epsilon)
+
     def learn(self, seed: int) -> OffPolicyLearn:
         config, model, target = self.config, self.model(seed), self.model(seed)
-        phases = [critic_phase(config, TargetSchedule(config.target_period_updates, config.target_tau)), actor_phase(config)]
-        if config.alpha == "auto":
-            phases.append(Phase("temperature", "adam", lambda: config.alpha_lr, epsilon=config.optimiser_epsilon))
         make: Any = DiscreteSoftObjective if self.actions else SoftObjective
-        return OffPolicyLearn(config, model, target, phases, make(config, model.net, target.net), self.target_entropy,
-                              self.plan.contrast)
+        return OffPolicyLearn(config, model, target, self.phases(), make(config, model.net, target.net), self.target_entropy,
+                                self.plan.contrast)
 
 
 def target_entropy(config: Config, space: gym.spaces.Box | gym.spaces.Discrete) -> float:

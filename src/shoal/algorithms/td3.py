@@ -27,7 +27,7 @@ from shoal.core import Tree
 from shoal.ops.off_policy import clipped_double_q, smoothed_action
 from shoal.options import number
 
-__all__ = ["TD3", "Config"]
+__all__ = ["TD3", "Config", "TwinObjective", "twin_phases"]
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,18 @@ class TD3(DeterministicActorCritic):
     name, config_class, critics = "td3", Config, 2
 
     def phases(self) -> tuple[Phase, ...]:
-        config, delay = self.config, self.config.policy_delay
-        with_actor = TargetSchedule(delay * config.target_period_updates, config.target_tau)  # counted in updates of the critics
-        follows = TargetSchedule(config.target_period_updates, config.target_tau)
-        return critic_phase(config, with_actor), actor_phase(config, target=follows, period_updates=delay)
+        return twin_phases(self.config)
 
     def objective(self, net: DeterministicNet, target: DeterministicNet) -> TwinObjective:
         return TwinObjective(self.config, net, target)
+
+
+def twin_phases(config: Config) -> tuple[Phase, Phase]:
+    """Critics, and the delayed actor."""
+    delay = config.policy_delay
+    with_actor = TargetSchedule(delay * config.target_period_updates, config.target_tau)  # counted in updates of the critics
+    follows = TargetSchedule(config.target_period_updates, config.target_tau)
+    return critic_phase(config, with_actor), actor_phase(config, target=follows, period_updates=delay)
 
 
 class TwinObjective:

@@ -130,7 +130,8 @@ class Job:
     def arguments(self) -> dict[str, Any]:
         """What shoal.train is called with."""
         case = self.case
-        goals = {name: getattr(case, name) for name in ("until_return", "max_env_steps", "max_seconds")}
+        budgets = ("max_seconds",) if case.overrides.get("offline") else ("max_env_steps", "max_seconds")
+        goals = {name: getattr(case, name) for name in ("until_return", *budgets)}
         given = {"actors": self.actors, **{name: value for name, value in goals.items() if value is not None}}
         return {"preset": case.preset, "env": case.env, "runtime": case.runtime, "seed": self.seed, "console.mode": "none",
                 "tensorboard": False, **{name: value for name, value in given.items() if value is not None}, **case.overrides}

@@ -14,6 +14,7 @@ space_codecs.py     canonical observations and actions
 builtin/            shoal's own small environments, compiled with Numba
 device/             environments that are tensor code
 split_env.py        slow environments in several processes
+recorded_env.py     environments of which there are only recordings
 rollout.py          playing whole episodes; random_policy.py and experts.py are policies to play them with
 doctor.py           `shoal doctor --env ID`
 """

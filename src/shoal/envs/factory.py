@@ -29,6 +29,7 @@ from shoal.envs.interface import BatchedEnv, EnvSpec, env_name
 from shoal.envs.multi_agent import GroupEnv, GroupSpec, MultiAgentEnv, PlainGroup
 from shoal.envs.parallel_env import ParallelEnvs, is_parallel
 from shoal.envs.pettingzoo_module import PETTINGZOO, pettingzoo_maker
+from shoal.envs.recorded_env import RecordedEnv
 from shoal.envs.seat_rows import AgentEnvs
 from shoal.envs.single_envs import SingleEnvsAdapter
 from shoal.envs.turn_env import TurnEnvs, is_turn_based
@@ -38,7 +39,7 @@ from shoal.errors import ConfigError, EnvironmentError_, ShoalError
 __all__ = ["BACKENDS", "describe", "describe_multi_agent", "make", "make_multi_agent"]
 
 BACKENDS = ("auto", "compiled", "vector", "loop", "ale", "envpool")
-EnvLike = str | type | Callable[..., Any]
+EnvLike = str | type | Callable[..., Any] | RecordedEnv
 Options = dict[str, Any]
 Made = TypeVar("Made", bound=BatchedEnv | AgentEnvs | CompiledGames)
 
@@ -79,6 +80,8 @@ def _make(
         raise ConfigError(f"backend={backend!r}: use one of {', '.join(BACKENDS)}")
     if num_envs < 1:
         raise ConfigError(f"num_envs={num_envs}: use at least 1")
+    if isinstance(env, RecordedEnv):
+        raise env.refuse()
     try:
         if isinstance(env, str):
             return _from_id(env, num_envs, backend, check, seed, kwargs)
@@ -101,6 +104,8 @@ def describe(env: EnvLike, **kwargs: Any) -> EnvSpec:
     Training needs different numbers of environments for actors and the evaluator, so this refuses a callable that makes a VectorEnv
     of one fixed width.
     """
+    if isinstance(env, RecordedEnv):
+        return env.describe()
     made = make(env, 1, **kwargs)
     try:
         if isinstance(made, VectorEnvAdapter) and callable(env) and "num_envs" not in _parameters(env):

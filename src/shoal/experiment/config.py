@@ -28,6 +28,7 @@ from shoal.experiment.values import with_values
 from shoal.league.matchmaking import LeagueOptions
 from shoal.learning import Algorithm, Architecture
 from shoal.nets.net_config import NetConfig
+from shoal.offline.data_config import DataConfig
 from shoal.options import Options, flag, number
 from shoal.roles.goals import Goal
 from shoal.roles.parts import EvalPlan
@@ -46,6 +47,8 @@ __all__ = [
     "RayOptions",
     "check_ray",
     "default_plan",
+    "experiment_type",
+    "offline_data",
 ]
 
 A = TypeVar("A")
@@ -157,6 +160,8 @@ class Experiment(Options, Generic[A, R]):
     """The network."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """The replay table, for algorithms that learn from one."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """How a recording is read that is learned from alone."""
     envs: EnvsConfig = field(default_factory=EnvsConfig)
     """How environments are made."""
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -257,7 +262,7 @@ class Experiment(Options, Generic[A, R]):
 
     def validate(self) -> None:
         super().validate()
-        sections: tuple[Any, ...] = (self.algorithm, self.architecture, self.net, self.replay, self.envs, self.eval,
+        sections: tuple[Any, ...] = (self.algorithm, self.architecture, self.net, self.replay, self.data, self.envs, self.eval,
                                      self.checkpoint, self.gpu, self.console, self.faults, self.autoscale, self.league, self.ray)
         for section in sections:
             section.validate()
@@ -296,9 +301,6 @@ class Experiment(Options, Generic[A, R]):
         if self.demos is None:
             raise ConfigError("--offline learns from demonstrations alone, and there are none; give --demos PATH "
                               "(make some with `shoal data record`)")
-        if not self.eval.enabled:
-            raise ConfigError("--offline needs evaluations to show what is learned, but --eval.enabled is false; leave it on "
-                              "(a large --eval.every-learner-steps costs little)")
         if self.max_env_steps is not None:
             raise ConfigError(f"--max-env-steps {self.max_env_steps} is never reached with --offline, which takes no environment "
                               "steps; give --max-learner-steps or --max-seconds")
@@ -368,8 +370,19 @@ class Plan:
         if experiment.actors != "auto" and experiment.actors > 1 and not self.architecture.has_actors:
             raise ConfigError(f"--actors {experiment.actors} does not fit --architecture {self.names.architecture}, whose learner "
                               "acts itself; leave it out, and raise --architecture.envs-per-actor")
+        self._validate_evaluations()
         check_fit(self.names, self.algorithm, self.architecture, experiment.architecture, demos=experiment.demos is not None,
                   replay_options=experiment.replay != ReplayConfig())
+
+
+    def _validate_evaluations(self) -> None:
+        experiment = self.experiment
+        if experiment.offline and self.env.simulated and not experiment.eval.enabled:
+            raise ConfigError("--offline needs evaluations to show what is learned, but --eval.enabled is false; leave it on "
+                              "(a large --eval.every-learner-steps costs little)")
+        if experiment.goal is not None and not self.env.simulated:
+            raise ConfigError(f"the goal {experiment.goal} needs evaluations, and {self.env.name} is known from recordings alone; "
+                              "give the simulator with --env ENV, or --max-learner-steps")
 
 
 def experiment_type(plan: Plan) -> Any:
@@ -387,6 +400,15 @@ def check_ray(experiment: Experiment[Any, Any], before: RayOptions | None = None
                        if (value := getattr(experiment.ray, entry.name)) != getattr(before, entry.name))
     raise ConfigError(f"{flag(name, 'ray')} {value} needs --runtime ray, but this run has --runtime {experiment.runtime}; give "
                       "--runtime ray too, or leave it out")
+
+
+def offline_data(place: str, simulator: EnvRef | None) -> tuple[EnvRef, dict[str, Any]]:
+    """The environment of an offline preset, which is that of the recording where there is no simulator, and the values that name
+    the recording."""
+    from shoal.offline import found_at, open_demos
+
+    path = str(found_at(place))
+    return simulator or EnvRef.recorded(open_demos(path).info, path), {"demos": path, "offline": True}
 
 
 def default_plan(names: Names | Components, env: EnvRef, preset: Preset | None, overrides: Mapping[str, Any] | None = None,

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from shoal import __version__
 from shoal.core import Tree
 from shoal.errors import ConfigError
 from shoal.experiment.config import EnvsConfig, Names, default_plan
+from shoal.experiment.dataset_commands import check_command, convert, convert_command
 from shoal.experiment.parse import parse_options, split_positionals
 from shoal.experiment.presets import load_preset, preset_names
 from shoal.experiment.references import EnvRef, check_trust, find, modules_of
@@ -54,6 +55,8 @@ class RecordOptions(Options):
     """Share of actions that are replaced by random ones."""
     explore: bool = False
     """Let a run's policy explore as in training, instead of acting greedily."""
+    format: Literal["folder", "minari", "parquet", "hdf5", "npz"] = "folder"
+    """What is written: shoal's own folder, a Minari dataset whose id is --out, or one file of steps (--out FILE.parquet)."""
     append: bool = False
     """Add to the recording that is there."""
     overwrite: bool = False
@@ -68,12 +71,16 @@ class RecordOptions(Options):
         self.envs.validate()
         if self.append and self.overwrite:
             raise ConfigError("--append adds to a recording and --overwrite replaces it; give one of them")
+        if self.format != "folder" and (self.append or self.overwrite or self.out is None):
+            raise ConfigError(f"--format {self.format} writes a new recording; give its name with --out, without --append or "
+                              "--overwrite")
 
 
 def data_command(arguments: list[str]) -> int:
-    if not arguments or arguments[0] not in ("record", "info"):
-        raise ConfigError(f"shoal data {' '.join(arguments)}: give `record SOURCE ENV` or `info PATH`")
-    return (_record if arguments[0] == "record" else _info)(arguments[1:])
+    commands = {"record": _record, "info": _info, "convert": convert_command, "check": check_command}
+    if not arguments or arguments[0] not in commands:
+        raise ConfigError(f"shoal data {' '.join(arguments)}: give `record SOURCE ENV`, `info PATH`, `check PATH` or `convert A B`")
+    return commands[arguments[0]](arguments[1:])
 
 
 # ---------------------------------------------------------------------------------------------- record
@@ -88,7 +95,23 @@ def _record(arguments: list[str]) -> int:
                           "preset, scripted (the environment's registered expert) or random; then the environment")
     make = source_of(given[0], given[1] if len(given) > 1 else None, options)
     with _interruptible() as stop:
-        return _play(make, options, stop)
+        if options.format == "folder":
+            return _play(make, options, stop)
+        return _play_into(make, options, stop)
+
+
+def _play_into(source: EpisodeSource, options: RecordOptions, stop: Callable[[], bool]) -> int:
+    """Record into a folder, and from there into another format."""
+    import tempfile
+
+    target = f"minari:{options.out}" if options.format == "minari" else str(options.out)
+    if options.format != "minari" and Path(target).suffix not in (f".{options.format}", ".h5" if options.format == "hdf5" else ""):
+        raise ConfigError(f"--out {target} does not fit --format {options.format}; give a name that ends in .{options.format}")
+    with tempfile.TemporaryDirectory() as folder:
+        code = _play(source, dataclasses.replace(options, out=f"{folder}/recording"), stop)
+        if code == 0:
+            convert(f"{folder}/recording", target)
+    return code
 
 
 @dataclass(frozen=True)

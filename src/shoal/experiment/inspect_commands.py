@@ -51,7 +51,7 @@ def show_command(arguments: list[str]) -> int:
 
     choice = choose_names(arguments)
     paired = bool(choice.algorithm or choice.architecture)
-    if len(choice.positionals) == (0 if paired else 1):
+    if len(choice.positionals) == (0 if paired else 1) and not (choice.positionals and load_preset(choice.positionals[0]).offline):
         arguments = [*choice.positionals, "CartPole-v1", *_pair(choice), *choice.rest]
     plan = parse_train(arguments)
     with kept_to(plan.experiment.cores):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, TypeVar, get_type_hints
 
 from shoal.errors import ConfigError
-from shoal.experiment.config import Experiment, Names, Plan, check_ray, default_plan, experiment_type
+from shoal.experiment.config import Experiment, Names, Plan, check_ray, default_plan, experiment_type, offline_data
 from shoal.experiment.presets import Preset, load_preset, preset_names
 from shoal.experiment.references import EnvRef
 from shoal.experiment.sizing import check_cores
@@ -22,6 +22,7 @@ __all__ = ["parse_options", "parse_train", "split_positionals"]
 
 T = TypeVar("T")
 USAGE = "shoal train PRESET ENV"
+OFFLINE_USAGE = "shoal train PRESET DATA [--env ENV]"
 NUMBER = re.compile(r"-[\d.]")
 
 
@@ -44,19 +45,26 @@ def choose_names(arguments: Sequence[str]) -> Choice:
     chosen: dict[str, str] = {}
     tokens = list(arguments)
     for name in ("--algorithm", "--architecture"):
-        for i, token in enumerate(tokens):
-            if token == name:
-                if i + 1 == len(tokens) or is_option(tokens[i + 1]):
-                    raise ConfigError(f"{name} needs a name; `shoal list` shows them")
-                chosen[name] = tokens[i + 1]
-                del tokens[i : i + 2]
-                break
-            if token.startswith(f"{name}="):
-                chosen[name] = token.partition("=")[2]
-                del tokens[i]
-                break
+        value = _option(tokens, name)
+        if value is not None:
+            chosen[name] = value
     positionals, rest = split_positionals(tokens, 1 if chosen else 2)
     return Choice(chosen.get("--algorithm"), chosen.get("--architecture"), positionals, rest)
+
+
+def _option(tokens: list[str], name: str) -> str | None:
+    """Take an option and its value out of the tokens; None where it is not there."""
+    for i, token in enumerate(tokens):
+        if token == name:
+            if i + 1 == len(tokens) or is_option(tokens[i + 1]):
+                raise ConfigError(f"{name} needs a name; `shoal list` shows them")
+            value = tokens[i + 1]
+            del tokens[i : i + 2]
+            return value
+        if token.startswith(f"{name}="):
+            del tokens[i]
+            return token.partition("=")[2]
+    return None
 
 
 def split_positionals(tokens: Sequence[str], wanted: int) -> tuple[list[str], list[str]]:
@@ -77,18 +85,22 @@ def split_positionals(tokens: Sequence[str], wanted: int) -> tuple[list[str], li
 
 
 def parse_train(arguments: Sequence[str]) -> Plan:
-    """`PRESET ENV [options]` or `--algorithm A --architecture B ENV [options]`."""
+    """`PRESET ENV [options]`, `PRESET DATA [--env ENV] [options]` or `--algorithm A --architecture B ENV [options]`."""
     choice = choose_names(arguments)
     names, word, preset = _what(choice)
-    env = EnvRef.named(word)
-    plan = default_plan(names, env, preset)
-    wished: Experiment[Any, Any] = parse_options(experiment_type(plan), plan.experiment, choice.rest, USAGE)
+    env, usage = EnvRef.named(word), USAGE
+    given: dict[str, Any] = {}
+    if preset is not None and preset.offline and not any(token.partition("=")[0] == "--demos" for token in choice.rest):
+        simulator, usage = _option(choice.rest, "--env"), OFFLINE_USAGE
+        env, given = offline_data(word, None if simulator is None else EnvRef.named(simulator))
+    plan = default_plan(names, env, preset, given)
+    wished: Experiment[Any, Any] = parse_options(experiment_type(plan), plan.experiment, choice.rest, usage)
     check_ray(wished)
     check_cores(wished)
-    sized = default_plan(names, env, preset, wished=wished)
+    sized = default_plan(names, env, preset, given, wished=wished)
     if sized.experiment == plan.experiment:
         return replace(sized, experiment=wished)
-    return replace(sized, experiment=parse_options(experiment_type(sized), sized.experiment, choice.rest, USAGE))
+    return replace(sized, experiment=parse_options(experiment_type(sized), sized.experiment, choice.rest, usage))
 
 
 def _what(choice: Choice) -> tuple[Names, str, Preset | None]:
@@ -107,6 +119,9 @@ def _what(choice: Choice) -> tuple[Names, str, Preset | None]:
     if not given:
         raise ConfigError(f"which preset and which environment? Such as: shoal train impala CartPole-v1 ({there})")
     preset = load_preset(given[0])
+    if len(given) == 1 and preset.offline:
+        raise ConfigError(f"which recording? Add its folder: shoal train {given[0]} DATA [--env ENV]; make one with `shoal data "
+                          "record SOURCE ENV --out DATA`")
     if len(given) == 1:
         raise ConfigError(f"which environment? Add its id: shoal train {given[0]} CartPole-v1")
     if len(given) > 2:

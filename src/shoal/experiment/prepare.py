@@ -37,7 +37,7 @@ from shoal.learning import Algorithm, ItemRecord
 from shoal.nets.net_config import NetConfig
 from shoal.population import ScoreRecord
 from shoal.roles.matches import quick_tree
-from shoal.roles.parts import EnvSource, Parts
+from shoal.roles.parts import EnvSource, EvalPlan, Parts
 from shoal.roles.policies import NamedPolicies, NamedPolicy
 from shoal.runtime import Program
 from shoal.runtime.program import ScaleOptions, SideWork
@@ -100,6 +100,8 @@ class Prepared:
 
     def raw_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         """Observations and actions as the environment itself has them, not as a Step stores them."""
+        if not self.plan.env.simulated:
+            return self.spec.observation_space, self.spec.action_space
         env = self.source.make(1)
         try:
             return env.raw_observation_space, env.raw_action_space
@@ -150,9 +152,9 @@ class Prepared:
                       learner_threads=experiment.learner_threads, max_env_steps=experiment.max_env_steps,
                       anneal_env_steps=experiment.anneal_env_steps,
                       max_learner_steps=experiment.max_learner_steps,
-                      eval=experiment.eval.plan(experiment.goal, experiment.against, experiment.offline, *self._evaluation_cores()),
+                      eval=self._evaluations(),
                       replay=experiment.replay, spread=experiment.runtime == "ray" and experiment.ray.joined is not None,
-                      demos=experiment.demos, offline=experiment.offline, hardware=self.hardware())
+                      demos=experiment.demos, data=experiment.data, offline=experiment.offline, hardware=self.hardware())
         if self.several:
             parts = dataclasses.replace(parts, policies=self.named(parts), league=self.league)
         program.on_gpu = parts.hardware.on_gpu
@@ -164,6 +166,10 @@ class Prepared:
                 self.plan.architecture.draw(program, parts, experiment.architecture)
         return program
 
+    def _evaluations(self) -> EvalPlan:
+        experiment = self.plan.experiment
+        wanted = experiment.eval.plan(experiment.goal, experiment.against, experiment.offline, *self._evaluation_cores())
+        return dataclasses.replace(wanted, enabled=wanted.enabled and self.plan.env.simulated)
 
     def _evaluation_cores(self) -> tuple[int, int]:
         """Cores for an evaluation of slow environments: those beside actors and learners, and all of them at the end of a run."""
@@ -333,7 +339,7 @@ def _check_demos(plan: Plan, spec: EnvSpec, kwargs: Mapping[str, Any]) -> None:
 
     path = str(plan.experiment.demos)
     demos = open_demos(path)
-    check_recording(demos.info, path, spec, plan.env.name, kwargs, plan.experiment.foreign_demos)
+    check_recording(demos.info, path, spec, plan.env.name, kwargs, plan.experiment.foreign_demos or not plan.env.simulated)
     for _ in demos.episodes():
         pass
 

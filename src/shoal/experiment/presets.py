@@ -3,6 +3,7 @@ each value comes from. Title and status may be left out; algorithm and architect
 
     title = "IMPALA (Espeholt et al. 2018)"     algorithm = "vtrace"     architecture = "actor_learner"
     status = "one line: what it has been seen to do"
+    offline = true                              # it learns from a recording: shoal train PRESET DATA [--env ENV]
 
     [paper]                                     # values of the publication
     algorithm.gamma = 0.99
@@ -53,6 +54,8 @@ class Preset:
     architecture: str
     status: str
     overrides: tuple[Override, ...]
+    offline: bool = False
+    """Whether it learns from a recording, without actors."""
 
     def values(self, env: str, paper: bool = False) -> dict[str, Any]:
         """Dotted keys and values for an environment on a small machine; those for the environment win over those for all. With
@@ -103,11 +106,14 @@ def parse_preset(name: str, table: Mapping[str, Any]) -> Preset:
     for key, value in heads.items():
         if not isinstance(value, str) or (not value and key in ("algorithm", "architecture")):
             raise ConfigError(f"preset {name} names no {key}; write a line such as {key} = {EXAMPLES[key]!r}")
+    offline = table.pop("offline", False)
+    if not isinstance(offline, bool):
+        raise ConfigError(f"preset {name}: offline is {offline!r}; write offline = true where it learns from a recording")
     environments = table.pop("env", {})
     overrides = list(_overrides(name, table, None))
     for env, tables in _items(name, "env", environments):
         overrides += _overrides(name, dict(_items(name, f"env.{env!r}", tables)), env)
-    return Preset(name=name, overrides=tuple(overrides), **heads)
+    return Preset(name=name, overrides=tuple(overrides), offline=offline, **heads)
 
 
 def _items(name: str, key: str, value: Any) -> list[tuple[str, Any]]:

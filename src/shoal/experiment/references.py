@@ -15,10 +15,15 @@ from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.envs.pettingzoo_module import PETTINGZOO
+from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError
+from shoal.offline.space_json import space_from_json, space_to_json
+
+if TYPE_CHECKING:
+    from shoal.offline import RecordingInfo
 
 __all__ = ["EnvRef", "check_trust", "find", "import_path", "modules_of", "outside"]
 
@@ -50,7 +55,7 @@ def find(path: str) -> Any:
 
 @dataclass(frozen=True)
 class EnvRef:
-    """An environment: an id, a gymnasium.Env class, or a callable."""
+    """An environment: an id, a gymnasium.Env class, a callable, or one that is known from recordings alone."""
 
     target: Any
 
@@ -66,11 +71,23 @@ class EnvRef:
             raise ConfigError(f"{word}: {module} cannot be imported: {type(error).__name__}: {error}") from error
         return cls(thing if callable(thing) else word)
 
+    @classmethod
+    def recorded(cls, info: RecordingInfo, path: str) -> EnvRef:
+        """That of a recording, where there is no simulator."""
+        return cls(RecordedEnv(info.env or Path(path).name, info.observation_space, info.action_space, info.mask_size))
+
+    @property
+    def simulated(self) -> bool:
+        """Whether it can be made."""
+        return not isinstance(self.target, RecordedEnv)
+
     @property
     def name(self) -> str:
         """For people, folders and presets."""
         if isinstance(self.target, str):
             return self.target
+        if isinstance(self.target, RecordedEnv):
+            return self.target.name
         name = str(getattr(self.target, "__qualname__", type(self.target).__name__))
         return name.rpartition(".")[2].strip("<>")
 
@@ -78,6 +95,10 @@ class EnvRef:
         """For config.json."""
         if isinstance(self.target, str):
             return {"name": self.name, "id": self.target}
+        if isinstance(self.target, RecordedEnv):
+            return {"name": self.name, "recorded": {"observation_space": space_to_json(self.target.observation_space),
+                                                    "action_space": space_to_json(self.target.action_space),
+                                                    "mask_size": self.target.mask_size}}
         return {"name": self.name, "import": import_path(self.target)}
 
     @classmethod
@@ -87,6 +108,10 @@ class EnvRef:
             return cls(given)
         if "id" in record:
             return cls(record["id"])
+        if "recorded" in record:
+            spaces = record["recorded"]
+            return cls(RecordedEnv(record["name"], space_from_json(spaces["observation_space"]),
+                                   space_from_json(spaces["action_space"]), spaces["mask_size"]))
         if record.get("import"):
             return cls(find(record["import"]))
         raise ConfigError(f"the environment {record.get('name')} of this run was made in a script or notebook and "

@@ -21,11 +21,12 @@ from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from shoal.coordination.autoscale import Autoscaler, Rule
+from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError
 from shoal.experiment.auto_layout import laid_out
 from shoal.experiment.checkpoints import Slices, read_meta, saved_slices
 from shoal.experiment.components import Components
-from shoal.experiment.config import Experiment, Names, Plan, check_ray, default_plan
+from shoal.experiment.config import Experiment, Names, Plan, check_ray, default_plan, offline_data
 from shoal.experiment.loaded_run import Run, compute_threads
 from shoal.experiment.lock import alone
 from shoal.experiment.machine_checks import drawn
@@ -39,6 +40,7 @@ from shoal.experiment.session import Base, Goals, RunSession
 from shoal.experiment.sizing import kept_to, sizing_lines
 from shoal.experiment.values import with_values
 from shoal.learning import Algorithm
+from shoal.offline import found_at
 from shoal.options import flag
 from shoal.telemetry.callbacks import Callback, CallbackOutput
 from shoal.telemetry.console import console
@@ -55,24 +57,31 @@ IMPORT_SECONDS = 0.05  # between two looks whether an import is over
 
 
 def train(preset: str | None = None, env: Any = None, *, algorithm: Any = None, architecture: Any = None,
-          callbacks: Sequence[Callback] = (), **overrides: Any) -> Run:
+          data: str | Path | None = None, callbacks: Sequence[Callback] = (), **overrides: Any) -> Run:
     """Train, and return when it is done. Raises ConfigError for what makes no sense, RoleFailed for what kept failing.
 
     `env` is an id, a gymnasium.Env class or a callable. Give a preset (a name, or the path of a TOML file), or an algorithm and an
     architecture: their names, import paths (module:Class), classes, instances or Configs. Everything else overrides a value:
-    `actors=2`, `net={"hidden": (32,)}`, `**{"algorithm.lr": 1e-3}`. Several policies:
+    `actors=2`, `net={"hidden": (32,)}`, `**{"algorithm.lr": 1e-3}`. A preset that learns from a recording is given its folder as
+    `data`; `env` is the simulator then, and may be left out. Several policies:
     `policies={"walker": None, "rival": "random"}` (values of its own, None, or what acts without learning),
     `policy_of=lambda agent, episode: "walker"`, `train=["walker"]`. `callbacks` are told what happens (shoal.Callback).
     """
-    return launch(plan_of(preset, env, algorithm, architecture, overrides), callbacks=callbacks)
+    return launch(plan_of(preset, env, algorithm, architecture, overrides, data), callbacks=callbacks)
 
 
-def plan_of(preset: str | None, env: Any, algorithm: Any, architecture: Any, overrides: Mapping[str, Any]) -> Plan:
+def plan_of(preset: str | None, env: Any, algorithm: Any, architecture: Any, overrides: Mapping[str, Any],
+            data: str | Path | None = None) -> Plan:
     """A plan from Python's arguments; with a preset, `algorithm` and `architecture` are mappings of values."""
     values = policies_given(dict(overrides))
+    if data is not None:
+        found, given = offline_data(str(data), None if env is None else EnvRef(env))
+        env, values = found.target, {**given, **values}
+    elif preset is not None and env is None and load_preset(preset).offline:
+        raise ConfigError(f'which recording? Such as shoal.train("{preset}", data="logs", env="CartPole-v1")')
     if preset is not None and env is None:
         raise ConfigError(f'which environment? Such as shoal.train("{preset}", "CartPole-v1")')
-    if not isinstance(env, str) and not callable(env):
+    if not isinstance(env, str | RecordedEnv) and not callable(env):
         raise ConfigError(f"env={env!r} is not possible: give an id, a gymnasium.Env class or a callable")
     for name, value in (("algorithm", algorithm), ("architecture", architecture)):
         if isinstance(value, Mapping):
@@ -196,7 +205,9 @@ def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float
         raise ConfigError(f"--replay.demo-ratio {plan.experiment.replay.demo_ratio:g} draws demonstrations, and there are none; "
                           "give --demos PATH (make some with `shoal data record SOURCE ENV --out PATH`), or --replay.demo-ratio 0")
     if plan.experiment.demos is not None:  # as an absolute path: a resume may come from another folder
-        plan = replace(plan, experiment=replace(plan.experiment, demos=os.path.abspath(plan.experiment.demos)))
+        plan = replace(plan, experiment=replace(plan.experiment, demos=str(found_at(plan.experiment.demos))))
+    if not (plan.experiment.offline or plan.env.simulated):
+        raise plan.env.target.refuse()
     plan = replace(plan, experiment=replace(plan.experiment, fixed=absolute(plan.experiment.fixed)))
     say = _speaker(plan, stream)
     for line in sizing_lines(plan):

@@ -17,7 +17,7 @@ from shoal.errors import ConfigError, EnvironmentError_, RoleFailed, ShoalError
 from shoal.experiment.config import ConsoleConfig, RayOptions
 from shoal.experiment.parse import parse_options, parse_train, split_positionals
 from shoal.experiment.policy_choice import PolicyChoice
-from shoal.experiment.references import check_trust, find, modules_of, outside
+from shoal.experiment.references import EnvRef, check_trust, find, modules_of, outside
 from shoal.experiment.run import Run, launch, load, resume_plan
 from shoal.experiment.rundir import RunDir
 from shoal.experiment.values import with_values
@@ -53,6 +53,8 @@ class Resume(Options):
     """How many actors from now on (another machine may hold more), or auto to measure again; unchanged by default."""
     online: bool = False
     """Let actors act from now on, in a run that has learned from --demos alone (--offline); it goes on learning from them too."""
+    env: str | None = None
+    """The simulator of a run that had none: for --online, or for evaluations from now on."""
     learner_threads: int | None = number(None, at_least=1)
     """Threads that each learner computes with, on a machine with another number of cores; unchanged by default."""
     ray: RayOptions = dataclasses.field(default_factory=RayOptions)
@@ -77,7 +79,8 @@ def resume_command(arguments: list[str]) -> int:
     overrides |= {name: dataclasses.asdict(getattr(options, name)) for name in ("ray", "console")}
     if options.online:
         overrides["offline"] = False
-    return _go(lambda: launch(resume_plan(rundir, overrides, trust=options.trust), rundir))
+    env = None if options.env is None else EnvRef.named(options.env).target
+    return _go(lambda: launch(resume_plan(rundir, overrides, env, options.trust), rundir))
 
 
 def _go(start: Callable[[], Run]) -> int:
@@ -115,6 +118,7 @@ def _farewell(run: Run, out: IO[str]) -> None:
                "interrupt": "stopped by hand", "stop": "stopped by `shoal stop`"}.get(reason, reason)
     shown = [f"{name.replace('_', ' ')} {_number(summary.get(name))}" for name in ("eval_return", "train_return")]
     where = shlex.quote(str(run.directory))
+    simulator = "" if run.prepared.plan.env.simulated else " --env ENV"
     trusted = " --trust" if outside(modules_of(RunDir(run.directory).config())) else ""
     saved = summary["checkpoint_bytes"]
     if summary.get("checkpoint_failed"):
@@ -131,7 +135,7 @@ def _farewell(run: Run, out: IO[str]) -> None:
         out.write(f"  policy  {choice.sentence().removeprefix('policy ')}\n")
     if saved["all"]:
         out.write(f"  saved   {saved['all'] / 1e6:,.1f} MB in the newest checkpoint{tables}\n"
-                  f"  play    shoal play {where}{trusted}\n"
+                  f"  play    shoal play {where}{trusted}{simulator}\n"
                   f"  resume  shoal resume {where}{trusted} --max-{unit.replace('_', '-')} {_further(summary[unit])}\n")
     else:
         out.write("  saved   nothing: there is no checkpoint to play or resume; remove the run, or keep it for its logs\n")
@@ -153,6 +157,8 @@ def _number(value: float | None, digits: int = 2) -> str:
 class Eval(Options):
     """Mean return of fresh episodes, played greedily with a policy of the newest checkpoint."""
 
+    env: str | None = None
+    """The simulator, for a run that had none."""
     episodes: int = number(100, at_least=1)
     """How many episodes."""
     seed: int = number(1_000_000, at_least=0, below=2**53)
@@ -206,6 +212,8 @@ def _opponent(home: Run, options: Eval | Play) -> str | OpponentMaker | None:
 class Play(Options):
     """Watch a run's policy play."""
 
+    env: str | None = None
+    """The simulator, for a run that had none."""
     episodes: int = number(1, at_least=1)
     """How many episodes."""
     seed: int = number(0, at_least=0, below=2**53)
@@ -214,8 +222,8 @@ class Play(Options):
     """In games: on every side in turn against random, perfect, human (you), RUN, RUN:POLICY or module:function; without it the
     run's policies play for all agents."""
     policy: str | None = None
-    """best of all evaluated versions, or last; by default the run's own --policy. Of several policies NAME, or NAME:last; by default the
-    first."""
+    """best of all evaluated versions, or last; by default the run's own --policy. Of several policies NAME, or NAME:last; the first
+    by default."""
     video: str | None = None
     """Write a GIF instead of showing it."""
     trust: bool = False
@@ -252,7 +260,8 @@ def _load_and_say(rundir: RunDir, options: Eval | Play) -> tuple[Run, str | None
     names = [word for word in words if word not in versions]
     if len(versions) > 1 or len(names) > 1:
         raise ConfigError(f"--policy {options.policy} is not possible: give best, last, the name of a policy, or NAME:last")
-    run = load(rundir.path, trust=options.trust, **({"policy": versions[0]} if versions else {}))
+    env = None if options.env is None else EnvRef.named(options.env).target
+    run = load(rundir.path, env=env, trust=options.trust, **({"policy": versions[0]} if versions else {}))
     name = names[0] if names else None
     sys.stdout.write(f"{f'{name}: ' if name else ''}{run.choice_of(name).sentence()}\n")
     return run, name

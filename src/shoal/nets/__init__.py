@@ -4,6 +4,7 @@
     build_q        action values        observation -> Q(s, .) of discrete actions
     build_actor    deterministic actor  observation -> action within its bounds
     build_squashed_actor                observation -> tanh of a Gaussian
+    build_gaussian_actor                observation -> a Gaussian, for recorded actions
     build_critic   critics              observation, action -> Q(s, a), N times
     build_policy   a policy alone       observation -> policy parameters
     build_values   critics              observation -> Q(s, .) of discrete actions, N times
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
     from shoal.nets.continuous import (
         Critic,
         DeterministicActor,
+        GaussianActor,
         PolicyNetwork,
         SquashedGaussianActor,
         build_actor,
         build_critic,
+        build_gaussian_actor,
         build_policy,
         build_squashed_actor,
         build_values,
@@ -36,35 +39,17 @@ if TYPE_CHECKING:
     from shoal.nets.q_network import HeadConfig, QNetwork, QOutput, build_q
     from shoal.nets.stacked import StackedValues
 
-__all__ = [
-    "ActionHead",
-    "ActorCriticNetwork",
-    "ActorCriticOutput",
-    "Critic",
-    "DeterministicActor",
-    "HeadConfig",
-    "NetConfig",
-    "PolicyNetwork",
-    "QNetwork",
-    "QOutput",
-    "SquashedGaussianActor",
-    "StackedValues",
-    "build",
-    "build_actor",
-    "build_critic",
-    "build_policy",
-    "build_q",
-    "build_squashed_actor",
-    "build_values",
-    "flat_grad",
-    "flatten",
-]
+__all__ = ["ActionHead", "ActorCriticNetwork", "ActorCriticOutput", "Critic", "DeterministicActor", "GaussianActor", "HeadConfig",
+           "NetConfig", "PolicyNetwork", "QNetwork", "QOutput", "SquashedGaussianActor", "StackedValues", "build", "build_actor",
+           "build_critic", "build_gaussian_actor", "build_policy", "build_q", "build_squashed_actor", "build_values", "flat_grad",
+           "flatten"]
 
 _HOME = {
     "ActionHead": "heads",
     "ActorCriticNetwork": "actor_critic",
     "Critic": "continuous",
     "DeterministicActor": "continuous",
+    "GaussianActor": "continuous",
     "HeadConfig": "q_network",
     "ActorCriticOutput": "actor_critic",
     "PolicyNetwork": "continuous",
@@ -75,6 +60,7 @@ _HOME = {
     "build": "actor_critic",
     "build_actor": "continuous",
     "build_critic": "continuous",
+    "build_gaussian_actor": "continuous",
     "build_policy": "continuous",
     "build_q": "q_network",
     "build_squashed_actor": "continuous",

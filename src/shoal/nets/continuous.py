@@ -3,6 +3,7 @@
     observation ──torso──> features ──linear──> parameters of a policy                                PolicyNetwork
     observation ──torso──> features ──linear, tanh──> action in the bounds of the space               DeterministicActor
     observation ──torso──> features ──linear──> m, log s ──tanh(m + s z)──> action in [-1, 1]         SquashedGaussianActor
+    observation ──torso──> features ──linear──> m ──tanh(m) + s z, cut off──> action in [-1, 1]       GaussianActor
     observation ──CNNs, or as it is──┬──MLP of net.hidden──linear──> Q(s, a), N times                 Critic
     action, scaled to [-1, 1] ───────┘
 
@@ -27,12 +28,13 @@ from shoal.nets.net_config import NetConfig
 from shoal.nets.stacked import StackedValues
 from shoal.nets.torsos import orthogonal
 from shoal.nets.trunk import seeded
-from shoal.ops.distributions import tanh_gaussian_action, tanh_gaussian_from_noise
+from shoal.ops.distributions import gaussian_log_prob, tanh_gaussian_action, tanh_gaussian_from_noise
 
 LOG_STD = (-20.0, 2.0)  # of the squashed Gaussian; gradients vanish only outside of it
+PLAIN_LOG_STD = (-5.0, 2.0)  # of the Gaussian that is not squashed
 
-__all__ = ["Critic", "DeterministicActor", "PolicyNetwork", "SquashedGaussianActor", "bounded_range", "build_actor", "build_critic",
-           "build_policy", "build_squashed_actor", "build_values"]
+__all__ = ["Critic", "DeterministicActor", "GaussianActor", "PolicyNetwork", "SquashedGaussianActor", "bounded_range",
+           "build_actor", "build_critic", "build_gaussian_actor", "build_policy", "build_squashed_actor", "build_values"]
 
 
 def build_actor(
@@ -51,6 +53,15 @@ def build_squashed_actor(
     config, box = _checked_box(action_space, config, "a squashed Gaussian actor")
     with seeded(seed):
         return SquashedGaussianActor(observation_space, box, config)
+
+
+def build_gaussian_actor(
+    observation_space: gym.Space[Any], action_space: gym.Space[Any], config: NetConfig | None = None, seed: int | None = None
+) -> GaussianActor:
+    """The stochastic actor for these spaces that is fitted to recorded actions. ``seed`` as for build_actor."""
+    config, box = _checked_box(action_space, config, "a Gaussian actor")
+    with seeded(seed):
+        return GaussianActor(observation_space, box, config)
 
 
 def build_critic(
@@ -139,6 +150,11 @@ class SquashedGaussianActor(PolicyNetwork):
         mean, log_std = super().forward(observation).chunk(2, -1)
         return tanh_gaussian_from_noise(mean, log_std.clamp(*LOG_STD), noise)
 
+    def samples(self, observation: Observation, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Several actions [N, K, D] for each observation, made of ``noise`` [N, K, D], and their log-probabilities [N, K]."""
+        mean, log_std = super().forward(observation).unsqueeze(1).chunk(2, -1)
+        return tanh_gaussian_from_noise(mean, log_std.clamp(*LOG_STD), noise)
+
     def action(self, observation: Observation, noise: Tensor) -> Tensor:
         """The actions of `sample`."""
         mean, log_std = super().forward(observation).chunk(2, -1)
@@ -147,6 +163,35 @@ class SquashedGaussianActor(PolicyNetwork):
     def unit(self, observation: Observation) -> Tensor:
         """The median action."""
         return torch.tanh(super().forward(observation).chunk(2, -1)[0])
+
+
+class GaussianActor(PolicyNetwork):
+    """A policy tanh(m) + s z, z standard normal, cut off at [-1, 1] when it acts; s is learned, the same everywhere (IQL).
+
+    Nothing is squashed but the mean, so that recorded actions at the bounds have a density. It is one in [-1, 1]^D.
+    """
+
+    def __init__(self, observation_space: gym.Space[Any], action_space: spaces.Box, config: NetConfig) -> None:
+        size = torch.Size(action_space.shape).numel()
+        super().__init__(observation_space, size, config)
+        self.log_std = nn.Parameter(torch.zeros(size))
+        self._range = bounded_range(action_space)
+
+    def unit(self, observation: Observation) -> Tensor:
+        """The mean."""
+        return torch.tanh(super().forward(observation))
+
+    def action(self, observation: Observation, noise: Tensor) -> Tensor:
+        """Actions made of standard normal ``noise`` [N, D]."""
+        return torch.addcmul(self.unit(observation), self.log_std.clamp(*PLAIN_LOG_STD).exp(), noise).clamp(-1.0, 1.0)
+
+    def log_prob(self, observation: Observation, action: Tensor) -> Tensor:
+        """[N] of actions [N, *shape] within the bounds of the space."""
+        return gaussian_log_prob(self.unit(observation), self.log_std.clamp(*PLAIN_LOG_STD), self.recorded(action))
+
+    def recorded(self, action: Tensor) -> Tensor:
+        """Actions [N, *shape] of the environment as they lie in [-1, 1], flat [N, D]."""
+        return self._range.unit(action.flatten(1))
 
 
 class Critic(nn.Module):

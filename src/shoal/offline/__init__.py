@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 from shoal.offline.demo_folder import DemoWriter
-from shoal.offline.loading import check_recording, open_demos
-from shoal.offline.recorded_episodes import Demos, Episode, RecordingInfo
+from shoal.offline.loading import check_recording, found_at, open_demos, open_shards
+from shoal.offline.recorded_episodes import Demos, Episode, RecordingInfo, ShardedDemos
 
-__all__ = ["DemoWriter", "Demos", "Episode", "RecordingInfo", "check_recording", "open_demos"]
+__all__ = ["DemoWriter", "Demos", "Episode", "RecordingInfo", "ShardedDemos", "check_recording", "found_at", "open_demos",
+           "open_shards"]

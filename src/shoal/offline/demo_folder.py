@@ -33,7 +33,7 @@ from shoal.offline.recorded_episodes import Episode, EpisodeStatistics, Recordin
 from shoal.offline.space_json import difference, space_from_json, space_to_json
 from shoal.slots import leaves
 
-__all__ = ["META", "DemoFolder", "DemoWriter"]
+__all__ = ["META", "DemoFolder", "DemoWriter", "replace_file"]
 
 LOG = logging.getLogger(__name__)
 META = "demos.json"
@@ -42,7 +42,7 @@ FLUSH_SECONDS = 2.0
 FLUSH_BYTES = 32 << 20
 
 
-def _replace(path: Path, write: Callable[[Path], None]) -> None:
+def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """Replace a file in one step: it is written whole or not at all."""
     draft = path.with_name(f".{path.name}.new")
     try:
@@ -112,12 +112,12 @@ class DemoFolder:
         LOG.warning("%s has %s of %s bytes, so its %s episodes are left out; the %s episodes before it are whole", found,
                     f"{found.stat().st_size:,}", f"{last['bytes']:,}", f"{last['episodes']:,}", f"{len(kept):,}")
 
-    def episodes(self, order: np.random.Generator | None = None) -> Iterator[Episode]:
+    def episodes(self, order: np.random.Generator | None = None, checked: bool = True) -> Iterator[Episode]:
         """With an `order` the files come in random order, and the episodes within each: one file is in memory at a time."""
         counts = [file["episodes"] for file in self.files]
         first = np.cumsum([0, *counts])
         for at in range(len(counts)) if order is None else order.permutation(len(counts)).tolist():
-            inside = self._read(self.files[at], int(first[at]))
+            inside = self._read(self.files[at], int(first[at]), checked)
             for number in range(len(inside)) if order is None else order.permutation(len(inside)).tolist():
                 yield inside[number]
 
@@ -130,14 +130,22 @@ class DemoFolder:
         first = int(ends[at]) - int(self.files[at]["episodes"])
         return self._read(self.files[at], first)[number - first]
 
-    def _read(self, file: Mapping[str, Any], first: int) -> list[Episode]:
-        """The episodes of a file, numbered from `first` on, all checked. Its checksum comes last: other faults say more."""
+    @property
+    def shard_steps(self) -> list[int]:
+        """Decisions in each file."""
+        return [file["steps"] for file in self.files]
+
+    def read_shard(self, number: int) -> list[Episode]:
+        return self._read(self.files[number], sum(file["episodes"] for file in self.files[:number]))
+
+    def _read(self, file: Mapping[str, Any], first: int, checked: bool = True) -> list[Episode]:
+        """The episodes of a file, numbered from `first` on. Its checksum comes last: other faults say more."""
         path = self.path / file["name"]
         arrays, checksum = _load(path)
         if fault := _fault(arrays, file, self._paths):
             raise ConfigError(f"{path} {fault}; copy the recording again")
         episodes = list(_episodes(arrays, self._paths))
-        for number, episode in enumerate(episodes):
+        for number, episode in enumerate(episodes if checked else ()):
             check_episode(episode, self.info, f"{self.path}, episode {first + number}")
         if file.get("checksum", checksum) != checksum:  # recordings of earlier versions have none
             raise ConfigError(f"{path} is not the file that was recorded: its checksum is {checksum}, but {META} says "
@@ -291,13 +299,13 @@ class DemoWriter:
             return
         arrays = {name: np.ascontiguousarray(array) for name, array in _joined(self._waiting).items()}
         file, data = self.path / f"episodes-{self._number:06d}.safetensors", save(arrays)
-        _replace(file, lambda draft: _write_bytes(draft, data))
+        replace_file(file, lambda draft: _write_bytes(draft, data))
         self._files.append({"name": file.name, "episodes": len(self._waiting), "steps": int(arrays["length"].sum()),
                             "bytes": len(data), "checksum": _checksum(data)})
         self._number += 1
         self._waiting, self._bytes = [], 0
         meta = json.dumps(self._meta(), indent=2)
-        _replace(self.path / META, lambda draft: _write_text(draft, meta + "\n"))
+        replace_file(self.path / META, lambda draft: _write_text(draft, meta + "\n"))
         for name in self._old:
             (self.path / name).unlink(missing_ok=True)
         self._old = []

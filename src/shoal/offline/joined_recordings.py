@@ -26,7 +26,7 @@ def recordings_in(path: Path) -> list[Path]:
 
 
 class JoinedRecordings:
-    """A Demos. Episodes are numbered from one recording to the next."""
+    """A ShardedDemos. Episodes are numbered from one recording to the next."""
 
     def __init__(self, path: Path) -> None:
         self.parts = [DemoFolder(folder) for folder in recordings_in(path)]
@@ -37,9 +37,19 @@ class JoinedRecordings:
                                   "folder of one of them")
         self.info = _together([part.info for part in self.parts])
 
-    def episodes(self, order: np.random.Generator | None = None) -> Iterator[Episode]:
+    def episodes(self, order: np.random.Generator | None = None, checked: bool = True) -> Iterator[Episode]:
         for at in range(len(self.parts)) if order is None else order.permutation(len(self.parts)).tolist():
-            yield from self.parts[at].episodes(order)
+            yield from self.parts[at].episodes(order, checked)
+
+    @property
+    def shard_steps(self) -> list[int]:
+        """Decisions in each file, from one recording to the next."""
+        return [steps for part in self.parts for steps in part.shard_steps]
+
+    def read_shard(self, number: int) -> list[Episode]:
+        places = [(part, at) for part in self.parts for at in range(len(part.files))]
+        part, at = places[number]
+        return part.read_shard(at)
 
     def episode(self, number: int) -> Episode:
         """One of them; only the file that it lies in is read."""
@@ -54,7 +64,8 @@ class JoinedRecordings:
 def _alike(one: RecordingInfo, other: RecordingInfo) -> bool:
     """Whether both were made in the same environment."""
     spaces = difference(one.observation_space, other.observation_space) or difference(one.action_space, other.action_space)
-    return (one.env, json_arguments(one.kwargs), one.mask_size) == (other.env, json_arguments(other.kwargs), other.mask_size) and not spaces
+    made, also = ((info.env, json_arguments(info.kwargs), info.mask_size) for info in (one, other))
+    return made == also and not spaces
 
 
 def _together(infos: list[RecordingInfo]) -> RecordingInfo:

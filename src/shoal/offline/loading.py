@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,21 +11,31 @@ from shoal.envs.interface import EnvSpec
 from shoal.errors import ConfigError
 from shoal.offline.demo_folder import META, DemoFolder
 from shoal.offline.joined_recordings import JoinedRecordings, recordings_in
-from shoal.offline.minari import MinariDataset, is_minari
-from shoal.offline.recorded_episodes import Demos, RecordingInfo, json_arguments
-from shoal.offline.space_json import difference
+from shoal.offline.minari import MINARI, MinariDataset, is_minari, minari_folder
+from shoal.offline.recorded_episodes import Demos, OneShard, RecordingInfo, ShardedDemos, json_arguments
+from shoal.offline.space_json import difference, shape_difference
+from shoal.offline.step_table import SUFFIXES, StepTable
 
-__all__ = ["check_recording", "open_demos"]
+__all__ = ["check_recording", "found_at", "open_demos", "open_shards"]
 
 
-def open_demos(path: str | Path) -> Demos:
-    """Open a folder that `shoal data record` made, a folder of such folders, or the folder of a Minari dataset."""
-    path = Path(path)
+def found_at(place: str | Path) -> Path:
+    """Where a recording is, as an absolute path: of a path, or of a Minari dataset that is installed (minari:my/dataset-v0)."""
+    word = str(place)
+    return Path(os.path.abspath(minari_folder(word.removeprefix(MINARI)) if word.startswith(MINARI) else word))
+
+
+def open_demos(place: str | Path) -> Demos:
+    """Open a folder that `shoal data record` made, a folder of such folders, a Minari dataset (its folder, or minari:ID), or a file
+    of steps."""
+    path = found_at(place) if str(place).startswith(MINARI) else Path(place)
     if not path.exists():
         raise ConfigError(f"there are no demonstrations at {path}: it does not exist; record some with "
                           "`shoal data record SOURCE ENV --out PATH`")
     demos: Demos
-    if (path / META).is_file():
+    if path.is_file() and path.suffix in SUFFIXES:
+        demos = StepTable(path)
+    elif (path / META).is_file():
         demos = DemoFolder(path)
     elif is_minari(path):
         demos = MinariDataset(path)
@@ -32,10 +43,17 @@ def open_demos(path: str | Path) -> Demos:
         demos = JoinedRecordings(path)
     else:
         raise ConfigError(f"{path} holds no demonstrations: it has neither {META} (from `shoal data record`) nor "
-                          "data/metadata.json (from Minari); give the folder of a recording")
+                          "data/metadata.json (from Minari); give the folder of a recording, or a file of steps "
+                          f"({', '.join(SUFFIXES)})")
     if not demos.info.episodes:
         raise ConfigError(f"{path} holds no episodes; record some with `shoal data record SOURCE ENV --out {path} --append`")
     return demos
+
+
+def open_shards(place: str | Path) -> ShardedDemos:
+    """The same, to be read in pieces: the files of a folder, or all of it."""
+    demos = open_demos(place)
+    return demos if isinstance(demos, DemoFolder | JoinedRecordings) else OneShard(demos)
 
 
 def check_recording(info: RecordingInfo, path: str, spec: EnvSpec, env: str, kwargs: Mapping[str, Any],
@@ -43,7 +61,7 @@ def check_recording(info: RecordingInfo, path: str, spec: EnvSpec, env: str, kwa
     """Raise a ConfigError if this environment cannot learn from a recording; `foreign` accepts one made in another environment."""
     for name, own, wanted in (("observations", info.observation_space, spec.observation_space),
                               ("actions", info.action_space, spec.action_space)):
-        if found := difference(own, wanted):
+        if found := (shape_difference(own, wanted) if info.inferred else difference(own, wanted)):
             raise ConfigError(f"--demos {path} does not fit {env}: its {name} differ from the environment's ({found}); record "
                               "demonstrations in this environment")
     mask_size = spec.mask_size if spec.has_action_mask else 0

@@ -10,6 +10,7 @@ counts as truncated, and its last observation is there. Reading needs only h5py,
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +24,25 @@ from shoal.envs.space_codecs import ActionCodec, BadValue, ObservationCodec
 from shoal.errors import ConfigError
 from shoal.offline.recorded_episodes import Episode, EpisodeStatistics, RecordingInfo, action_dtype, check_episode
 
-__all__ = ["MinariDataset", "is_minari"]
+__all__ = ["MINARI", "MinariDataset", "is_minari", "minari_folder", "minari_root"]
 
 DATA, META = "main_data.hdf5", "metadata.json"
+MINARI = "minari:"
+"""Before the id of a dataset that Minari has installed."""
+
+
+def minari_root() -> Path:
+    """Where Minari keeps its datasets."""
+    return Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
+
+
+def minari_folder(name: str) -> Path:
+    """Where Minari keeps the dataset with this id."""
+    root = minari_root()
+    if not (root / name).is_dir():
+        raise ConfigError(f"there is no Minari dataset {name} in {root}; get it with `pip install 'minari[hf,hdf5]'` and "
+                          f"`minari download {name}`, or set MINARI_DATASETS_PATH to where it is")
+    return root / name
 
 
 def _data_folder(path: Path) -> Path | None:
@@ -88,7 +105,7 @@ class MinariDataset:
         self.info = replace(self.info, episodes=len(rewards), steps=int(lengths.sum()), terminated=ended,
                             returns=EpisodeStatistics.of(returns), lengths=EpisodeStatistics.of(lengths))
 
-    def episodes(self, order: np.random.Generator | None = None) -> Iterator[Episode]:
+    def episodes(self, order: np.random.Generator | None = None, checked: bool = True) -> Iterator[Episode]:
         with self._open() as file:
             for at in range(len(self._names)) if order is None else order.permutation(len(self._names)).tolist():
                 name = self._names[at]
@@ -97,7 +114,8 @@ class MinariDataset:
                     episode = self._episode(file[name])
                 except (BadValue, KeyError, ValueError) as error:
                     raise ConfigError(f"{where}: {error}; remove the episode") from None
-                check_episode(episode, self.info, where)
+                if checked:
+                    check_episode(episode, self.info, where)
                 yield episode
 
     def _episode(self, group: Any) -> Episode:

@@ -15,7 +15,8 @@ from shoal.envs.space_codecs import ActionCodec, ObservationCodec, ignore_overfl
 from shoal.errors import ConfigError
 from shoal.slots import leaves
 
-__all__ = ["Demos", "Episode", "EpisodeStatistics", "RecordingInfo", "action_dtype", "check_episode", "json_arguments"]
+__all__ = ["Demos", "Episode", "EpisodeStatistics", "OneShard", "RecordingInfo", "ShardedDemos", "action_dtype", "check_episode",
+           "json_arguments"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class RecordingInfo:
     nbytes: int = 0
     """On disk."""
     kind: str = "shoal"
+    inferred: bool = False
+    """Whether the spaces are only what the data show."""
     made: tuple[Mapping[str, Any], ...] = field(default=())
     """How it was made: one entry for each `shoal data record` that added to it."""
 
@@ -97,9 +100,34 @@ class Demos(Protocol):
 
     info: RecordingInfo
 
-    def episodes(self, order: np.random.Generator | None = None) -> Iterator[Episode]:
-        """All of them, as they were recorded or in a random `order`."""
+    def episodes(self, order: np.random.Generator | None = None, checked: bool = True) -> Iterator[Episode]:
+        """All of them, as they were recorded or in a random `order`. One that is wrong raises, unless nothing is `checked`."""
         ...
+
+
+class ShardedDemos(Demos, Protocol):
+    """A recording that can be read in pieces."""
+
+    @property
+    def shard_steps(self) -> list[int]: ...  # decisions in each of its pieces
+    def read_shard(self, number: int) -> list[Episode]: ...
+
+
+class OneShard:
+    """A recording that is read as a whole, as one piece."""
+
+    def __init__(self, demos: Demos) -> None:
+        self._demos, self.info = demos, demos.info
+
+    @property
+    def shard_steps(self) -> list[int]:
+        return [self.info.steps]
+
+    def read_shard(self, number: int) -> list[Episode]:
+        return list(self._demos.episodes())
+
+    def episodes(self, order: np.random.Generator | None = None, checked: bool = True) -> Iterator[Episode]:
+        return self._demos.episodes(order, checked)
 
 
 def json_arguments(kwargs: Mapping[str, Any] | None) -> Any:

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from shoal.errors import ConfigError
 
-__all__ = ["difference", "space_from_json", "space_to_json"]
+__all__ = ["difference", "shape_difference", "space_from_json", "space_to_json"]
 
 
 def space_to_json(space: gym.Space[Any]) -> dict[str, Any]:
@@ -75,3 +75,12 @@ def difference(one: gym.Space[Any], other: gym.Space[Any], name: str = "") -> st
     else:
         same = one == other
     return None if same else f"{f'{name}: ' if name else ''}{one} and {other}"
+
+
+def shape_difference(inferred: gym.Space[Any], wanted: gym.Space[Any]) -> str | None:
+    """Why values of a space that was inferred from data are not in another one, in words; None where they may be."""
+    if isinstance(inferred, spaces.Discrete) and isinstance(wanted, spaces.Discrete):
+        return f"{inferred} has more values than {wanted}" if inferred.n > wanted.n else None
+    if isinstance(inferred, spaces.Box) and isinstance(wanted, spaces.Box):
+        return f"shape {inferred.shape} instead of {wanted.shape}" if inferred.shape != wanted.shape else None
+    return difference(inferred, wanted)

@@ -14,6 +14,7 @@ from shoal.envs.opponent_env import OpponentEnv, OpponentMaker, built_in_opponen
 from shoal.errors import ConfigError
 from shoal.league.matchmaking import LeaguePlan
 from shoal.learning import Algorithm, DeviceLearn, ItemRecord, Learn, StoredItems, UnrollRecord
+from shoal.offline.data_config import DataConfig
 from shoal.options import number
 from shoal.population import ScoreRecord
 from shoal.roles.goals import Goal
@@ -121,6 +122,8 @@ class Parts:
     """How many roles insert into it; none: the actors."""
     demos: str | None = None
     """Folder of demonstrations: a second table to draw from."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """How they are read where they are all there is."""
     offline: bool = False
     """No actors run: the demonstrations are all there is to learn from."""
     policies: NamedPolicies | None = None

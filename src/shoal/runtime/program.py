@@ -174,8 +174,9 @@ class Program:
     def stream(self, name: str, layout: Layout, depth: int = 2, full: str = "block", paired: bool = False) -> StreamWire:
         return self._wire(StreamWire(name, layout, depth, full, paired))
 
-    def broadcast(self, name: str, layout: Layout) -> BroadcastWire:
-        return self._wire(BroadcastWire(name, layout))
+    def broadcast(self, name: str, layout: Layout, least_readers: int = 1) -> BroadcastWire:
+        """With `least_readers` 0 it is no mistake if nobody reads it."""
+        return self._wire(BroadcastWire(name, layout, least_readers))
 
     def go_on_above(self, version: int) -> None:
         """Let all broadcasts number what they publish above `version`: the program continues an earlier one."""

@@ -105,6 +105,7 @@ class Plain:
             return
         learned = learning(shot, PLAIN_WIDTH)
         words = [f"{clock(shot['seconds']):>7}", f"{shot[name]:>11,} {what} ({number(shot[f'{name}_per_second'], 0)}/s)",
+                 epochs(shot),
                  f"return {number(shot['train_return'])}", f"eval {number(shot['eval_return'])}", evaluating,
                  f"learner idle {percent(shot['learner_idle'])}", f"lag {number(shot['policy_lag']['mean'])}", learned,
                  cluster(shot)]
@@ -115,6 +116,11 @@ class Plain:
 
     def close(self) -> None:
         """The stream is not ours."""
+
+
+def epochs(shot: Mapping[str, Any]) -> str:
+    """How often a recording was read; empty where nobody reads one."""
+    return f"{shot['epochs']:.2f} epochs" if shot.get("epochs", 0.0) > 0 else ""
 
 
 def event_line(event: Mapping[str, Any]) -> str:
@@ -172,7 +178,7 @@ class Live:
         rows: list[tuple[str, Any]] = [
             ("return", Text(f"{number(shot['train_return'])} while training{evaluated}", style="bold")),
             ("env steps", f"{shot['env_steps']:,}   {number(shot['env_steps_per_second'], 0)}/s"),
-            ("learner", f"{shot['learner_steps']:,} updates   {number(shot['learner_steps_per_second'])}/s   "
+            ("learner", f"{shot['learner_steps']:,} updates   {number(shot['learner_steps_per_second'])}/s   {epochs(shot)}   "
                         f"idle {percent(shot['learner_idle'])}"),
             ("policy lag", f"{number(lag['mean'])} mean   {number(lag['p95'], 0)} p95   {number(lag['max'], 0)} max   "
                            f"data age {number(age['mean'], 3)} s"),

@@ -1,4 +1,4 @@
-"""What ddpg, td3 and sac are to the rest of shoal; each adds its Config, its nets, its policy and its objective."""
+"""What actor-critics of replay are to the rest of shoal; each adds its Config, its nets, its policy and its objective."""
 
 from __future__ import annotations
 
@@ -58,7 +58,11 @@ class OffPolicyActorCritic(Algorithm):
 
     def model(self, seed: int) -> Model[Any]:
         """To learn with."""
-        return self._model(self.net(seed), seed, learns=True)
+        return self.model_of(self.net(seed), seed)
+
+    def model_of(self, net: nn.Module, seed: int) -> Model[Any]:
+        """The same with this net, which may have more parts than its own."""
+        return self._model(net, seed, learns=True)
 
     def _model(self, net: nn.Module, seed: int = 0, learns: bool = False) -> Model[Any]:
         plan = self.plan
@@ -77,6 +81,7 @@ class OffPolicyActorCritic(Algorithm):
         config, plan = self.config, self.plan
         return Transitions(plan.seats, plan.spec.observation_space, plan.spec.action_space, mask_size=plan.mask_size,
                            gamma=config.gamma, n_step=config.n_step, observation_moments=plan.norm_size,
+                           reward_scale=config.reward_scale, reward_shift=config.reward_shift,
                            estimates=ValueEstimates() if config.actor_priorities else None,
                            extras={"action_mask": ((plan.mask_size,), "bool")} if plan.mask_size else {})
 

@@ -20,6 +20,10 @@ class OffPolicyOptions(Options):
     """Discount."""
     n_step: int = number(1, at_least=1)
     """Rewards in a return before it bootstraps."""
+    reward_scale: float = number(1.0, above=0)
+    """What rewards are multiplied with before anything is learned from them; evaluations see them as they are."""
+    reward_shift: float = number(0.0)
+    """What is added to rewards then (-1 for AntMaze)."""
     random_steps: int = number(1_000, at_least=0)
     """Environment steps at the beginning whose actions are uniformly random."""
     actor_lr: float = number(3e-4, above=0, live=True)

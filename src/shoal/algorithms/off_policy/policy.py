@@ -11,7 +11,7 @@ arrays and tensors with tensors; then no number is read, and `explore` as an arr
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -24,7 +24,7 @@ from shoal.algorithms.off_policy.noise import Noise
 from shoal.core import Tree
 from shoal.device.cpu_graph import RecordedFunction
 from shoal.learning import StepView
-from shoal.nets import Critic, DeterministicActor, PolicyNetwork, SquashedGaussianActor, StackedValues
+from shoal.nets import Critic, DeterministicActor, GaussianActor, PolicyNetwork, SquashedGaussianActor, StackedValues
 from shoal.nets.continuous import bounded_range
 from shoal.ops import distributions as dist
 from shoal.ops.off_policy import clipped_double_q
@@ -35,7 +35,14 @@ __all__ = ["UNIFORM", "BoxPolicy", "DiscretePolicy", "NoisyPolicy", "SampledPoli
 
 UNIFORM = -1.0
 
-A = TypeVar("A", DeterministicActor, SquashedGaussianActor)
+
+class UnitActor(Protocol):
+    """A net of actions in [-1, 1]."""
+
+    def unit(self, observation: Any) -> Tensor: ...
+
+
+A = TypeVar("A", bound=UnitActor)
 
 
 class BoxPolicy(ModelPolicy[Model[Any]], Generic[A]):
@@ -93,10 +100,10 @@ class NoisyPolicy(BoxPolicy[DeterministicActor]):
         return (unit + noise).clamp_(-1.0, 1.0), state
 
 
-class SampledPolicy(BoxPolicy[SquashedGaussianActor]):
+class SampledPolicy(BoxPolicy[SquashedGaussianActor | GaussianActor]):
     """A stochastic actor."""
 
-    def __init__(self, model: Model[Any], space: gym.spaces.Box, actor: SquashedGaussianActor,
+    def __init__(self, model: Model[Any], space: gym.spaces.Box, actor: SquashedGaussianActor | GaussianActor,
                  critic: Critic | None = None) -> None:
         super().__init__(model, space, actor, critic)
         self._recorded = RecordedFunction(self._action)
@@ -107,7 +114,7 @@ class SampledPolicy(BoxPolicy[SquashedGaussianActor]):
 
     def explored(self, seen: Tree, state: Tree, first: Tensor, amount: Tensor, rng: torch.Generator) -> tuple[Tensor, Tree]:
         noise = torch.randn(len(amount), self.size, generator=rng, device=amount.device)
-        given = {"observation": seen, "noise": torch.where(amount > 0, noise, 0.0)}  # without noise: the median
+        given = {"observation": seen, "noise": torch.where(amount > 0, noise, 0.0)}  # without noise: the median, or the mean
         unit: Tensor = self._recorded(given) if not noise.is_cuda else self._action(given)
         return unit, state
 

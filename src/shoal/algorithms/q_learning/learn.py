@@ -64,6 +64,8 @@ class Judged(NamedTuple):
     """Where these two count; None everywhere."""
     more: Mapping[str, torch.Tensor] = {}
     """Further metrics."""
+    values: torch.Tensor | None = None
+    """Of all actions [B, A], where they are plain numbers."""
 
 
 class Errors(Protocol):

@@ -62,6 +62,10 @@ class EpisodeItems(ItemRecord):
     """Rewards in a return before it bootstraps."""
     reward_clip: float = 0.0
     """Rewards are clipped to this size before anything is made of them; 0 keeps them."""
+    reward_scale: float = 1.0
+    """What they are multiplied with first."""
+    reward_shift: float = 0.0
+    """What is added then."""
     estimates: Estimates | None = None
     """Where first priorities come from; None gives every item the priority 1."""
     extras: Mapping[str, Leaf] = field(default_factory=dict)
@@ -225,6 +229,8 @@ class EpisodeRecorder:
         if record.observation_moments:
             self._measure(alive)
         reward = step.reward
+        if (record.reward_scale, record.reward_shift) != (1.0, 0.0):
+            reward = reward * np.float32(record.reward_scale) + np.float32(record.reward_shift)
         if record.reward_clip:
             reward = np.clip(reward, -record.reward_clip, record.reward_clip)
         memory.put(alive, action=living(done), reward=living(reward), discount=living(step.discount), version=version)

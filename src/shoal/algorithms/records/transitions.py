@@ -62,7 +62,7 @@ class Transitions(EpisodeItems):
         return count - self.n_step
 
     def endings(self, count: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for steps in range(self.n_step, 0, -1):
+        for steps in range(min(self.n_step, int(count.max())), 0, -1):
             which = np.flatnonzero(count >= steps)
             yield which, count[which] - steps
 

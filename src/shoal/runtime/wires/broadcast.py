@@ -28,9 +28,9 @@ BUFFERS, HEADER = 3, 64
 class BroadcastWire(Wire):
     kind, ends = "broadcast", ("publisher", "reader")
 
-    def __init__(self, name: str, layout: Layout) -> None:
+    def __init__(self, name: str, layout: Layout, least_readers: int = 1) -> None:
         super().__init__(name)
-        self.layout = layout
+        self.layout, self.least_readers = layout, least_readers
         self.begin_above = 0  # of a resumed program: the newest version that the earlier parts have published
         self.channels: list[Channel] = []
 
@@ -43,7 +43,7 @@ class BroadcastWire(Wire):
         return self.port("reader")
 
     def lay_out(self, allocator: Allocator) -> None:
-        self.check_ends(publisher=1, reader=1)
+        self.check_ends(publisher=1, reader=self.least_readers)
         readers = self.members("reader")
         self.memory = allocator.memory(HEADER + BUFFERS * (HEADER + self.layout.nbytes) + HEADER * readers)
         self.channels = [allocator.channel(1) for _ in range(readers)]

@@ -1,0 +1,66 @@
+"""`shoal data convert` and `shoal data check`: recordings from one format to another, and what is wrong with them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from shoal import __version__
+from shoal.errors import ConfigError
+from shoal.telemetry.outputs import say
+
+__all__ = ["check_command", "convert", "convert_command"]
+
+
+def convert_command(arguments: list[str]) -> int:
+    if len(arguments) != 2 or any(word.startswith("-") for word in arguments):
+        raise ConfigError("shoal data convert A B: give a recording and where to write it: a folder, FILE.parquet, FILE.hdf5, "
+                          "FILE.npz or minari:my/dataset-v0")
+    convert(*arguments)
+    return 0
+
+
+def convert(source: str, target: str) -> None:
+    """Write a recording again in the format that the target's name says."""
+    from shoal.offline import DemoWriter, open_demos
+    from shoal.offline.minari import MINARI
+    from shoal.offline.minari_writer import write_minari
+    from shoal.offline.step_table import SUFFIXES, write_table
+
+    demos, path = open_demos(source), Path(target)
+    if target.startswith(MINARI):
+        write_minari(demos, target.removeprefix(MINARI))
+    elif path.exists():
+        raise ConfigError(f"{target} exists already; give another name, or remove it first")
+    elif path.suffix in SUFFIXES:
+        write_table(demos, path)
+    elif path.suffix:
+        raise ConfigError(f"{target}: there is no format {path.suffix}; give a folder, {', '.join(SUFFIXES)} or minari:ID")
+    else:
+        made = {"source": f"converted from {source}", "shoal": __version__, "date": time.strftime("%Y-%m-%d %H:%M")}
+        with DemoWriter.create(path, demos.info, made) as writer:
+            for episode in demos.episodes():
+                writer.add(episode)
+                writer.flush_if_due()
+    info = demos.info
+    say(f"{target}: {info.episodes:,} episodes, {info.steps:,} steps of {info.env or 'an unnamed environment'}, from {source}")
+
+
+def check_command(arguments: list[str]) -> int:
+    """1 where something was found."""
+    from shoal.offline import open_demos
+    from shoal.offline.checking import check_demos, histogram
+
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise ConfigError("shoal data check PATH: give one recording")
+    demos = open_demos(arguments[0])
+    report = check_demos(demos, arguments[0])
+    for name, values in (("return", report.returns), ("length", report.lengths)):
+        say(f"{name} of {len(values):,} episodes")
+        for line in histogram(values):
+            say(line)
+    for line in report.lines():
+        say(line)
+    count = sum(map(len, report.findings.values()))
+    say(f"{arguments[0]}: {f'{count:,} findings, see above' if count else 'nothing found'}")
+    return 0 if report.clean else 1

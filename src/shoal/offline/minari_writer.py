@@ -1,0 +1,49 @@
+"""Writing a recording as a Minari dataset, by minari itself: it reads what it wrote."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from shoal.errors import ConfigError
+from shoal.offline.minari import minari_root
+from shoal.offline.recorded_episodes import Demos
+
+__all__ = ["write_minari"]
+
+
+def write_minari(demos: Demos, name: str) -> None:
+    """A dataset with this id, where Minari keeps its own (MINARI_DATASETS_PATH)."""
+    try:
+        import minari
+        from minari.data_collector import EpisodeBuffer
+    except ImportError:
+        raise ConfigError("writing a Minari dataset needs minari: pip install 'minari[hdf5]'") from None
+    info = demos.info
+    if info.mask_size:
+        raise ConfigError("a Minari dataset has no room for action masks, which this recording has; convert it to a folder")
+    if (minari_root() / name).exists():
+        raise ConfigError(f"there is a Minari dataset {name} already; give another id, or remove it with `minari delete {name}`")
+    buffers = [EpisodeBuffer(id=number, observations=_listed(one.observation), actions=list(one.action),
+                             rewards=one.reward.tolist(), terminations=one.terminated.tolist(), truncations=one.truncated.tolist())
+               for number, one in enumerate(demos.episodes())]
+    registered = info.env is not None and info.env in gym.registry and not info.kwargs
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it asks for an environment to evaluate in, an author and a link
+        try:
+            minari.create_dataset_from_buffers(name, buffers, env=info.env if registered else None, jpeg_encoding=False,
+                                               algorithm_name=str(info.made[-1].get("source", "")) if info.made else None,
+                                               observation_space=info.observation_space, action_space=info.action_space,
+                                               data_format="hdf5", description="recorded by shoal")
+        except (ValueError, AssertionError, OSError) as error:
+            raise ConfigError(f"minari cannot write {name}: {error}; ids look like my/dataset-v0") from None
+
+
+def _listed(tree: Any) -> Any:
+    """As Minari collects observations: a list of steps, or a dictionary of them."""
+    if isinstance(tree, dict):
+        return {key: _listed(part) for key, part in tree.items()}
+    return list(np.asarray(tree))

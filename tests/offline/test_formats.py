@@ -1,0 +1,163 @@
+"""Recordings in other formats: every field comes back; what is wrong with a recording is found and named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from shoal import cli
+from shoal.envs.experts import swing_up
+from shoal.errors import ConfigError
+from shoal.offline import DemoWriter, Episode, RecordingInfo, open_demos
+from shoal.offline.checking import check_demos, histogram
+from shoal.slots import leaves
+from tests.offline.recordings import recorded
+
+INFO = RecordingInfo("my/Env-v0", gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (2, 3), np.float32),
+                                                   "b": gym.spaces.Box(0, 255, (4,), np.uint8)}), gym.spaces.Discrete(3), kwargs={})
+FORMATS = ["steps.parquet", "steps.hdf5", "steps.npz", "minari:my/test-v0"]
+
+
+def episode(length, seed, terminated=True, **changes):
+    rng, ends = np.random.default_rng(seed), np.arange(length) == length - 1
+    made = Episode({"a": rng.random((length + 1, 2, 3), np.float32), "b": rng.integers(0, 255, (length + 1, 4), np.uint8)},
+                   rng.integers(0, 3, length), rng.random(length, np.float32), ends & terminated, ends & (not terminated))
+    return replace(made, **changes)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    with DemoWriter.create(Path("logs"), INFO, {"source": "test"}) as writer:
+        for number in range(6):
+            writer.add(episode(1 + number, number, terminated=number % 2 == 0))
+    return Path("logs")
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_every_field_comes_back(folder, target):
+    assert cli.main(["data", "convert", "logs", target]) == 0
+    assert cli.main(["data", "convert", target, "again"]) == 0
+    for place in (target, "again"):
+        found = open_demos(place)
+        assert (found.info.observation_space, found.info.action_space) == (INFO.observation_space, INFO.action_space)
+        for one, other in zip(open_demos(folder).episodes(), found.episodes(), strict=True):
+            for (path, leaf), (_, same) in zip(leaves(one.observation), leaves(other.observation), strict=True):
+                np.testing.assert_array_equal(leaf, same, err_msg=f"{place} {path}")
+            for name in ("action", "reward", "terminated", "truncated"):
+                mine, theirs = getattr(one, name), getattr(other, name)
+                assert mine.dtype == theirs.dtype and (mine == theirs).all(), f"{place}: {name}"
+    assert cli.main(["data", "convert", "logs", target]) == 2  # it is there
+
+
+def test_minari_reads_what_was_recorded_for_it(folder, capsys):
+    minari = pytest.importorskip("minari")
+    words = ["data", "record", "scripted", "CartPole-v1", "--episodes", "2", "--steps", "20", "--num-envs", "1"]
+    assert cli.main([*words, "--format", "minari", "--out", "cart/expert-v0"]) == 0, capsys.readouterr().err
+    dataset = minari.load_dataset("cart/expert-v0")
+    (first, *_), (mine, *_) = dataset.iterate_episodes(), open_demos("minari:cart/expert-v0").episodes()
+    for name, array in (("observations", mine.observation), ("actions", mine.action), ("rewards", mine.reward),
+                        ("terminations", mine.terminated), ("truncations", mine.truncated)):
+        np.testing.assert_array_equal(getattr(first, name), array, err_msg=name)
+    assert cli.main([*words, "--format", "parquet", "--out", "x.npz"]) == 2
+    assert cli.main([*words, "--format", "parquet"]) == 2
+
+
+# ---------------------------------------------------------------------------------------------- D4RL's layout
+def test_terminals_and_timeouts_are_kept_apart(tmp_path):
+    """Without next observations the last decision of an episode that was cut short is left out; of others the end is not seen."""
+    seen = np.arange(14, dtype=np.float32).reshape(7, 2)
+    table = {"observations": seen, "actions": np.linspace(-0.5, 0.5, 7)[:, None].astype(np.float32), "rewards": np.ones(7),
+             "terminals": np.array([0, 0, 1, 0, 0, 0, 0], bool), "timeouts": np.array([0, 0, 0, 0, 1, 0, 0], bool)}
+    np.savez(tmp_path / "d4rl.npz", **table)
+    demos = open_demos(tmp_path / "d4rl.npz")
+    ended, cut, rest = demos.episodes()
+    assert [len(one) for one in (ended, cut, rest)] == [3, 1, 1]
+    assert ended.terminated[-1] and cut.truncated[-1] and rest.truncated[-1]
+    np.testing.assert_array_equal(cut.observation, seen[3:5])
+    assert demos.info.inferred and demos.info.action_space == gym.spaces.Box(-1, 1, (1,), np.float32)
+    np.savez(tmp_path / "next.npz", **table, next_observations=seen + 1)
+    ended, cut, rest = open_demos(tmp_path / "next.npz").episodes()
+    assert [len(one) for one in (ended, cut, rest)] == [3, 2, 2]
+    np.testing.assert_array_equal(cut.observation, [*seen[3:5], seen[4] + 1])
+
+
+def test_a_table_trains_in_the_simulator_whose_spaces_it_does_not_know(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recorded(Path("logs"), "Pendulum-v1", 1, rows=1, expert=swing_up)
+    assert cli.main(["data", "convert", "logs", "steps.npz"]) == 0
+    with np.load("steps.npz") as file:
+        np.savez("plain.npz", **{name: file[name] for name in file.files if name != "shoal"})
+    assert open_demos("plain.npz").info.observation_space != open_demos("logs").info.observation_space
+    assert cli.main(["train", "td3_bc", "plain.npz", "--env", "Pendulum-v1", "--max-learner-steps", "3", "--runtime", "inline",
+                     "--console.mode", "none", "--run-dir", "run", "--no-tensorboard", "--eval.episodes", "1"]) == 0
+
+
+@pytest.mark.parametrize("name", ["steps.parquet", "steps.hdf5", "steps.npz"])
+def test_a_file_that_is_cut_short_is_a_sentence(folder, name):
+    assert cli.main(["data", "convert", "logs", name]) == 0
+    data = Path(name).read_bytes()
+    Path(name).write_bytes(data[: len(data) // 2])
+    with pytest.raises(ConfigError, match=f"cannot read {name}"):
+        open_demos(name)
+
+
+def test_a_table_that_lacks_a_column_says_which(tmp_path):
+    np.savez(tmp_path / "x.npz", observations=np.zeros((2, 1)), actions=np.zeros(2), rewards=np.zeros(2))
+    with pytest.raises(ConfigError, match="has no column terminals"):
+        open_demos(tmp_path / "x.npz")
+
+
+# ---------------------------------------------------------------------------------------------- checking
+class Kept:
+    """A recording in memory."""
+
+    def __init__(self, *episodes):
+        self.info, self.kept = INFO, episodes
+
+    def episodes(self, order=None, checked=True):
+        return iter(self.kept)
+
+
+def spoilt(kind):
+    one = episode(4, 7)
+    if kind == "not finite":
+        one.reward[2] = np.nan
+    if kind == "action outside the space":
+        one.action[1] = 3
+    if kind == "no end":
+        one.terminated[-1] = False
+    if kind == "end in the middle":
+        one.truncated[1] = True
+    return one
+
+
+@pytest.mark.parametrize(("kind", "step"), [("not finite", 2), ("action outside the space", 1), ("no end", 3),
+                                            ("end in the middle", 1)])
+def test_what_is_wrong_is_found_with_its_episode_and_step(kind, step):
+    report = check_demos(Kept(episode(3, 0), spoilt(kind)), "logs")
+    assert list(report.findings) == [kind] and f"logs, episode 1, step {step}: " in report.findings[kind][0]
+
+
+def test_duplicates_and_constant_fields_are_found(folder, capsys):
+    flat = [replace(episode(3, k), reward=np.ones(3, np.float32)) for k in (1, 2, 1)]
+    report = check_demos(Kept(*flat), "logs")
+    assert report.findings["duplicate"] == ["logs, episode 2 is the same as episode 0"]
+    assert report.findings["constant"] == ["logs: reward is 1.0 everywhere"]
+    assert cli.main(["data", "check", "logs"]) == 0 and "nothing found" in capsys.readouterr().out
+    meta = json.loads((folder / "demos.json").read_text())
+    broken = folder / meta["files"][0]["name"]
+    data = bytearray(broken.read_bytes())
+    data[-1] ^= 1
+    broken.write_bytes(data)
+    assert cli.main(["data", "check", "logs"]) == 1 and "is not the file that was recorded" in capsys.readouterr().out
+
+
+def test_a_picture_in_text():
+    assert histogram([1.0, 1.0])[0].endswith("2") and len(histogram([0.0, 1.0, 9.0])) == 10 and histogram([]) == []
