@@ -278,3 +278,9 @@ def test_full_disk(tmp_path, monkeypatch):
     with pytest.raises(OSError):
         checkpoints.amend(folder)
     assert os.listdir(tmp_path) == ["000000000007"] and checkpoints.sound() is not None
+
+
+def test_a_header_that_is_nested_too_deeply_cannot_be_read(tmp_path):
+    (tmp_path / "learner-0.safetensors").write_bytes(b"[" * 5000 + b"]" * 5000)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        holds_table(tmp_path / "learner-0.safetensors")

@@ -107,7 +107,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
         text = file.read(min(length, LONGEST_HEADER))
     try:
         header = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     return header if isinstance(header, dict) else {}, WORD + length
 
