@@ -105,8 +105,12 @@ def _plan(values: Mapping[str, Any]) -> Plan:
 def _check_env(name: str) -> None:
     """Refuse an environment that does not exist; none is made."""
     from shoal.envs.atari import registered
+    from shoal.envs.builtin.games import GAMES
+    from shoal.envs.pettingzoo_module import PETTINGZOO
     from shoal.experiment.references import EnvRef
 
+    if name in GAMES or name.startswith(PETTINGZOO):
+        return  # gymnasium does not know them; drawing the graph makes one
     try:
         if isinstance(EnvRef.named(name).target, str):
             registered(name)
