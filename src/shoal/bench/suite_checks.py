@@ -105,10 +105,11 @@ def _plan(values: Mapping[str, Any]) -> Plan:
 def _check_env(name: str) -> None:
     """Refuse an environment that does not exist; none is made."""
     from shoal.envs.atari import registered
+    from shoal.envs.builtin.games import GAMES
     from shoal.experiment.references import EnvRef
 
     try:
-        if isinstance(EnvRef.named(name).target, str):
+        if isinstance(EnvRef.named(name).target, str) and name not in GAMES:  # which gymnasium does not know
             registered(name)
     except ConfigError as error:
         if not (name.startswith("ALE/") and _lacks_package(error)):
