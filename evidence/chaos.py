@@ -52,8 +52,8 @@ MEMORY_GROWTH, AGE_GROWTH, FILE_GROWTH = 0.03, 0.10, 2.0  # a share of the media
 
 
 @dataclass
-class Watcher:
-    """ReplaySampler a run's processes, and may kill one now and then."""
+class ProcessWatcher:
+    """Looks at a run's processes now and then, and may kill one."""
 
     process: subprocess.Popen[str]
     killer: random.Random | None
@@ -149,7 +149,7 @@ def watched(command: Sequence[str], seed: int, seconds: float, kill: bool) -> di
         words = ["train", *command, "--max-seconds", f"{seconds:g}", "--seed", str(seed), "--console.mode", "plain"]
         process = subprocess.Popen([str(Path(sys.executable).parent / "shoal"), *words, "--run-dir", str(run)], text=True,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        watcher = Watcher(process, random.Random(seed) if kill else None)
+        watcher = ProcessWatcher(process, random.Random(seed) if kill else None)
         try:
             watcher.watch(run / "metrics.jsonl", 60 + 1.5 * seconds)
         finally:

@@ -93,7 +93,7 @@ def probe(learn: RepresentationLearn, images: np.ndarray) -> float:
 def trial(seed: int, **options: Any) -> dict[str, float]:
     """One encoder: before and after its updates."""
     torch.set_num_threads(1)
-    config = curl.Config(**{**HEAD, **options}, dqn=curl.DiscreteOptions(lr=1e-3))
+    config = curl.Config(**{**HEAD, **options}, dqn=curl.CURLDiscreteOptions(lr=1e-3))
     made = algorithms.make(config, envs.describe(PIXELS), NetConfig(), 8)
     assert isinstance(made, curl.CURL)
     learn, images, rng = made.representation(seed), frames(seed), np.random.default_rng(seed)

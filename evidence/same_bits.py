@@ -63,7 +63,7 @@ CASES = (
     RepeatableRun("ppo_quick", "CartPole-v1", 6000),
     RepeatableRun("ppo_throughput", "CartPole-v1", 60000, ("--actors", "1")),
     RepeatableRun("r2d2", "shoal/Catch-v0", 4000),
-    RepeatableRun("rapid_ppo", "CartPole-v1", 6000),
+    RepeatableRun("rapid_ppo", "CartPole-v1", 6000, updates=60),
     RepeatableRun("seed", "CartPole-v1", 6000),
     RepeatableRun("seed_r2d2", "shoal/Catch-v0", 4000),
     RepeatableRun("impala", "shoal/PixelCatch-v0", 2000, ("--net.recurrent", "lstm"), updates=20),

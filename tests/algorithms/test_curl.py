@@ -19,7 +19,7 @@ from tests.algorithms.replay_loop import Actor, batch_of
 
 NET = NetConfig(hidden=(16,), activation="relu")
 CATCH = "shoal/PixelCatch-v0"
-RAINBOW = curl.DiscreteOptions(atoms=11, noisy_sigma=0.1, n_step=3, dueling=True, dueling_hidden=8, importance=0.5)
+RAINBOW = curl.CURLDiscreteOptions(atoms=11, noisy_sigma=0.1, n_step=3, dueling=True, dueling_hidden=8, importance=0.5)
 
 
 class Drawing(gym.Env):

@@ -33,10 +33,10 @@ CASES = {
     "td3_bc": (td3_bc.Config(**FAST, critic_lr=1e-2, target_tau=0.1, normalise_observations=True), BOX),
     "marwil": (marwil.Config(**FAST, value_lr=1e-2, n_step=4), {"masked": True}),
     "marwil, box": (marwil.Config(**FAST, value_lr=1e-2, normalise_observations=True), BOX),
-    "cql": (cql.Config(dqn=cql.DiscreteOptions(lr=1e-2, optimiser_epsilon=1e-2)), {}),
-    "cql, box": (cql.Config(alpha=5.0, samples=3, sac=cql.BoxOptions(**FAST, critic_lr=1e-2, alpha_lr=1e-2)), BOX),
+    "cql": (cql.Config(dqn=cql.CQLDiscreteOptions(lr=1e-2, optimiser_epsilon=1e-2)), {}),
+    "cql, box": (cql.Config(alpha=5.0, samples=3, sac=cql.CQLBoxOptions(**FAST, critic_lr=1e-2, alpha_lr=1e-2)), BOX),
     "cql, lagrange": (cql.Config(alpha=5.0, samples=3, lagrange=1.0, lagrange_lr=1e-2,
-                                 sac=cql.BoxOptions(**FAST, critic_lr=1e-2, alpha=0.1)), {**BOX, "observations": "dict"}),
+                                 sac=cql.CQLBoxOptions(**FAST, critic_lr=1e-2, alpha=0.1)), {**BOX, "observations": "dict"}),
 }
 PHASES = {"bc": ("actor",), "iql": ("value", "actor", "critic"), "td3_bc": ("critic", "scale", "actor"),
           "marwil": ("scale", "actor", "value"), "cql": ("all",), "cql, box": ("critic", "actor", "temperature"),
@@ -49,7 +49,8 @@ def made(case, seats=4):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_phase_moves_its_own_part_and_reports_what_is_declared(case):
+def test_each_phase(case):
+    """A phase moves its own part and reports what is declared."""
     algorithm, toy = made(case)
     learn, declared = algorithm.learn(3), {metric.name for metric in algorithm.metrics}
     assert learn.phases == PHASES.get(case, PHASES[algorithm.name])
@@ -68,7 +69,7 @@ def test_a_phase_moves_its_own_part_and_reports_what_is_declared(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_learners_make_the_update_of_their_joined_batch(case):
+def test_two_learners_equal_one(case):
     """In every phase; td3_bc's scale is that of both batches too."""
     algorithm, toy = made(case)
     one, two = algorithm.learn(3), [algorithm.learn(3) for _ in range(2)]
@@ -95,7 +96,7 @@ def test_two_learners_make_the_update_of_their_joined_batch(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_learner_in_tensors_makes_the_same_updates(case):
+def test_learner_in_tensors(case):
     """As on a GPU, with its graphs."""
     algorithm, toy = made(case)
     here, there = algorithm.learn(3), algorithm.learn(3)
@@ -110,7 +111,8 @@ def test_a_learner_in_tensors_makes_the_same_updates(case):
 
 
 # ---------------------------------------------------------------------------------------------- identities
-def test_td3_bc_without_cloning_is_td3_bit_for_bit():
+def test_td3_bc_without_cloning_is_td3():
+    """TD3+BC without cloning is td3 bit for bit."""
     more = {"actor_lr": 1e-2, "critic_lr": 1e-2, "target_tau": 0.1}
     plain = algorithms.make(td3.Config(**more), toy_spec(**BOX), NET, 4)
     other = algorithms.make(td3_bc.Config(**more, cloning=0.0), toy_spec(**BOX), NET, 4)
@@ -141,16 +143,16 @@ def test_marwil_with_beta_0_is_bc_bit_for_bit():
 def test_cql_with_alpha_0_is_its_base_bit_for_bit():
     discrete = {"lr": 1e-2, "loss": "squared"}
     plain = algorithms.make(dqn.Config(**discrete), toy_spec(), NET, 4)
-    other = algorithms.make(cql.Config(alpha=0.0, dqn=cql.DiscreteOptions(**discrete)), toy_spec(), NET, 4)
+    other = algorithms.make(cql.Config(alpha=0.0, dqn=cql.CQLDiscreteOptions(**discrete)), toy_spec(), NET, 4)
     box = {"actor_lr": 1e-2, "critic_lr": 1e-2, "alpha_lr": 1e-2}
     soft = algorithms.make(sac.Config(**box), toy_spec(**BOX), NET, 4)
-    same = algorithms.make(cql.Config(alpha=0.0, entropy_backup=True, sac=cql.BoxOptions(**box)), toy_spec(**BOX), NET, 4)
+    same = algorithms.make(cql.Config(alpha=0.0, entropy_backup=True, sac=cql.CQLBoxOptions(**box)), toy_spec(**BOX), NET, 4)
     for one, two in (same_updates(plain, other, plain, {}), same_updates(soft, same, soft, BOX)):
         assert one.state.keys() == two.state.keys()
         assert all(torch.equal(tensor, two.state[name]) for name, tensor in one.state.items())
 
 
-def test_cql_s_penalty_is_that_of_its_samples_and_leaves_the_policy_alone():
+def test_penalty_of_cql():
     """By the formula, one sample at a time; the next state's actions are judged at this state."""
     algorithm, toy = made("cql, box")
     learn = algorithm.learn(3)
@@ -181,7 +183,8 @@ def test_cql_s_multiplier_follows_the_gap():
         assert (float(learn.model.net.multiplier().detach()) > 1) == rises
 
 
-def test_td3_bc_weighs_values_by_the_mean_size_of_what_its_actions_are_worth():
+def test_weight_of_td3_bc():
+    """TD3+BC weighs values by the mean size of what its actions are worth."""
     algorithm, toy = made("td3_bc")
     learn = algorithm.learn(3)
     batch = next(iter(batches(algorithm, toy_env(4, **toy), 1)))
@@ -215,7 +218,7 @@ def fork_batch():
 
 
 @pytest.mark.parametrize(("expectile", "middle", "right"), [(0.7, 0.2059, 0.2038), (0.9, 0.5, 0.495)])
-def test_the_fork_flips_between_expectiles_0_7_and_0_9(expectile, middle, right):
+def test_expectiles_at_the_fork(expectile, middle, right):
     """specs/value.md 13.6. A linear net of one-hot states is a table."""
     spec = EnvSpec("fork", gym.spaces.Box(0, 1, (2,), np.float32), gym.spaces.Discrete(2), 2, 1, 1, False, "none", "", 0)
     config = iql.Config(expectile=expectile, beta=30.0, actor_lr=0.02, critic_lr=0.02, value_lr=0.02, target_tau=0.1)
@@ -234,7 +237,8 @@ def test_the_fork_flips_between_expectiles_0_7_and_0_9(expectile, middle, right)
 
 
 # ---------------------------------------------------------------------------------------------- acting, refusing
-def test_actors_sample_around_the_mean_within_the_bounds_and_evaluations_take_it():
+def test_actors_sample_around_the_mean():
+    """Actors sample around the mean within the bounds and evaluations take it."""
     algorithm, _ = made("iql, box")
     policy, seats = algorithm.policy(), 4_000
     policy.load(algorithm.learn(0).published(Progress()))
@@ -247,7 +251,8 @@ def test_actors_sample_around_the_mean_within_the_bounds_and_evaluations_take_it
     assert (greedy == greedy[0]).all() and ((drawn >= box.low) & (drawn <= box.high)).all() and len(np.unique(drawn)) > 100
 
 
-def test_marwil_s_returns_are_those_of_the_whole_episode():
+def test_returns_of_marwil():
+    """MARWIL's returns are those of the whole episode."""
     algorithm = algorithms.make(marwil.Config(gamma=0.5), toy_spec(), NET, 1)
     actor = Actor(algorithm, toy_env(1), 5)
     actor.play(60)
@@ -259,7 +264,8 @@ def test_marwil_s_returns_are_those_of_the_whole_episode():
         np.testing.assert_allclose(rows[:-1] - 0.5 * rows[1:], (rows[:-1] - 0.5 * rows[1:]).round(4), atol=1e-4)
 
 
-def test_rewards_are_scaled_and_shifted_before_they_are_learned_from():
+def test_scaled_and_shifted_rewards():
+    """Rewards are scaled and shifted before they are learned from."""
     plain, scaled = (algorithms.make(replace(CASES["iql"][0], **more), toy_spec(masked=True), NET, 4)
                      for more in ({}, {"reward_scale": 2.0, "reward_shift": -1.0}))
     found = [Actor(one, toy_env(4, masked=True), 5) for one in (plain, scaled)]
@@ -274,7 +280,7 @@ def test_rewards_are_scaled_and_shifted_before_they_are_learned_from():
     (td3_bc.Config(), {}, "its actions are continuous"),
     (iql.Config(expectile=1.0), BOX, "below 1"),
     (cql.Config(lagrange=5.0), {}, "only with Box actions"),
-    (cql.Config(dqn=cql.DiscreteOptions(atoms=51)), {}, "plain values")])
+    (cql.Config(dqn=cql.CQLDiscreteOptions(atoms=51)), {}, "plain values")])
 def test_what_makes_no_sense_is_refused(config, toy, words):
     with pytest.raises(ConfigError, match=words):
         algorithms.make(config, toy_spec(**toy), NET, 4)

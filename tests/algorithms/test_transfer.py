@@ -14,7 +14,8 @@ def batch():
             "reward": memory[1024:1088].view(np.float64), "done": (memory[1088:1096] & 1).view(bool)}
 
 
-def test_fields_of_one_block_are_views_of_its_copy():
+def test_fields_are_views_of_one_copy():
+    """Fields of one block are views of its copy."""
     tree = batch()
     tree.pop("done")  # elsewhere: it was computed
     block = one_block([array for _, array in leaves(tree)])

@@ -216,7 +216,7 @@ def test_bad_values_are_refused():
         draw(a2c.Config(), "async_gradients", "CartPole-v1", learners=2)
 
 
-def test_a_gradient_that_waits_for_others_does_not_keep_the_run_from_being_saved(tmp_path):
+def test_saved_while_a_gradient_waits(tmp_path):
     """At the end of the budget one worker may have sent its gradient, and the other none left to send."""
     run = shoal.train("a3c", "CartPole-v1", runtime="inline", actors=2, max_env_steps=1000, run_dir=str(tmp_path / "run"), seed=0,
                       architecture={"mode": "master", "aggregate": 2}, console={"mode": "none"}, tensorboard=False,

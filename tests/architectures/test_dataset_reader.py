@@ -90,7 +90,8 @@ def test_each_item_is_drawn_once_in_every_epoch(reader, memory):
 
 @pytest.mark.parametrize("memory", [1024.0, SMALL])
 @pytest.mark.parametrize("before", [1, 7, 12, 29])
-def test_a_resumed_reader_goes_on_with_the_very_next_item(reader, memory, before):
+def test_resumed_reader(reader, memory, before):
+    """A resumed reader goes on with the very next item."""
     one, other = reader.make(memory), reader.make(memory)
     drawn(one, before)
     other.load(one.state())
@@ -98,7 +99,8 @@ def test_a_resumed_reader_goes_on_with_the_very_next_item(reader, memory, before
         np.testing.assert_array_equal(rows, same)
 
 
-def test_two_windows_are_in_memory_and_the_next_is_ready_when_it_is_needed(reader):
+def test_two_windows_in_memory(reader):
+    """Two windows are in memory and the next is ready when it is needed."""
     made = reader.make(SMALL)
     for _ in range(40):
         drawn(made, 1)
@@ -108,7 +110,8 @@ def test_two_windows_are_in_memory_and_the_next_is_ready_when_it_is_needed(reade
             assert made.following.cut * made.current.size >= made.following.size * made.current.drawn
 
 
-def test_observations_count_once_for_the_statistics(reader):
+def test_observations_count_once(reader):
+    """Observations count once for the statistics."""
     for memory in (1024.0, SMALL):
         made = reader.make(memory, normalised=True)
         counts = [float(answer["observation_moments"]["count"].sum()) for _, answer in drawn(made, 3 * TOTAL // BATCH)]
@@ -134,7 +137,8 @@ def test_a_file_that_disappears_is_a_sentence(reader):
     assert "copy the recording again" in reader.failures[0]
 
 
-def test_a_recording_that_has_changed_is_read_from_the_beginning(reader):
+def test_recording_that_has_changed(reader):
+    """A recording that has changed is read from the beginning."""
     made = reader.make()
     notes = []
     made.me = SimpleNamespace(**{**vars(made.me), "note": notes.append})

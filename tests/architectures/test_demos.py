@@ -298,12 +298,13 @@ def test_offline_r2d2_learns_too(tmp_path, monkeypatch):
     (["dqn", "shoal/LureChain-v0", "--demos", "demos"], "its observations differ from the environment"),
     (["dqn", "shoal/TMaze-v0", "--demos", "demos"], "was recorded in shoal/CueLure-v0"),
     (["dqn", CUE, "--envs.kwargs", "length=5", "--demos", "demos"], "this run is in shoal/CueLure-v0 (length=5)"),
-    (["dqn", "shoal/Catch-v0", "--demos", "."], "neither demos.json"),
+    (["dqn", "shoal/Catch-v0", "--demos", "empty"], "neither demos.json"),
     (["gorila", CUE, "--demos", "demos"], "whose replay tables hold only what its own actors do")])
 def test_senseless_options(words, sentence, tmp_path, monkeypatch, capsys):
     """What makes no sense is refused before anything starts."""
     monkeypatch.chdir(tmp_path)
     cue(Path("demos"), 2)
+    Path("empty").mkdir()
     if words[0] == "gorila":
         words = ["--algorithm", "dqn", "--architecture", "parameter_server", *words[1:]]
     assert cli.main(["train", *words, "--run-dir", "run", *QUICK]) == 2

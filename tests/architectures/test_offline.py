@@ -29,14 +29,15 @@ def logs(tmp_path, monkeypatch):
     return recorded(Path("logs"), CARTPOLE, 4, expert=balance)
 
 
-def test_bc_clones_an_expert_and_is_evaluated_in_the_simulator(logs):
+def test_bc_clones_an_expert(logs):
+    """Bc clones an expert and is evaluated in the simulator."""
     assert cli.main(["train", "bc", "logs", "--env", CARTPOLE, "--run-dir", "run", "--max-learner-steps", "300",
                      "--eval.every-learner-steps", "100", *SMALL, *QUICK]) == 0
     found = summary()
     assert found["eval_return"] > 200 and found["env_steps"] == 0 and found["stopped_by"] == "learner_steps"
 
 
-def test_without_a_simulator_a_run_ends_and_hands_back_a_policy_then_goes_online(logs, capsys):
+def test_run_without_a_simulator(logs, capsys):
     """The recording may be gone by the time that it acts; the environment's spaces are in config.json."""
     assert cli.main(["train", "iql", "logs", "--run-dir", "run", "--max-learner-steps", "20", *SMALL, *QUICK]) == 0
     assert summary()["learner_steps"] >= 20 and summary()["eval_return"] is None
@@ -73,7 +74,8 @@ def test_the_alias_makes_the_same_run(logs):
     (["bc", "logs", "--env", "Acrobot-v1"], "does not fit Acrobot-v1"),
     (["bc", "logs", "--env", CARTPOLE, "--no-eval.enabled"], "--offline needs evaluations"),
     (["dqn", CARTPOLE, "--env", CARTPOLE], "there is no option --env")])
-def test_what_makes_no_sense_is_refused_before_anything_starts(words, sentence, logs, capsys):
+def test_senseless_options(words, sentence, logs, capsys):
+    """What makes no sense is refused before anything starts."""
     assert cli.main(["train", *words, "--run-dir", "run", *QUICK]) == 2
     assert sentence in capsys.readouterr().err and not Path("run").exists()
 

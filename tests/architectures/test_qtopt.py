@@ -21,7 +21,7 @@ from shoal.offline import open_demos
 from shoal.roles.learner import Learner
 from shoal.roles.log_reader import LogReader
 from shoal.roles.parts import EnvSource, Parts
-from shoal.roles.recorded_env import check_log
+from shoal.roles.recording_env import check_log
 from shoal.roles.relabel import Relabel, ShareRamp
 from shoal.roles.replay import Replay
 from shoal.roles.replay_config import ReplayConfig
@@ -221,7 +221,8 @@ def test_transitions_stay_in_their_episode(logs):
 
 
 # ---------------------------------------------------------------------------------------------- collectors that write logs
-def test_what_a_killed_collector_has_logged_can_be_read_and_its_successor_adds_to_it(tmp_path, monkeypatch):
+def test_log_of_a_killed_collector(tmp_path, monkeypatch):
+    """What a killed collector has logged can be read and its successor adds to it."""
     monkeypatch.setattr("shoal.offline.demo_folder.FLUSH_SECONDS", 0.0)  # a file for every few episodes
     logs, killer, known = tmp_path / "collected", Killer(("actor-0",), 1, progress="recorded_episodes", every=40), []
 

@@ -20,9 +20,9 @@ from tests.runtime.harness import Killer, Saver
 CATCH = "shoal/PixelCatch-v0"
 NET = NetConfig(hidden=(16,), activation="relu")
 SMALL = ReplayConfig(capacity=1000, min_size=32, batch_size=16, insert_batch=4, samples_per_insert=16.0, exponent=0.6)
-DQN = curl.Config(code_size=8, dqn=curl.DiscreteOptions(n_step=3, importance_final=1.0, lr_final=0.0))
-RAINBOW = curl.Config(code_size=8, crop_all=False, projection=(8,), dqn=curl.DiscreteOptions(atoms=11, noisy_sigma=0.1))
-SAC = curl.Config(code_size=8, sac=curl.BoxOptions(random_steps=40))
+DQN = curl.Config(code_size=8, dqn=curl.CURLDiscreteOptions(n_step=3, importance_final=1.0, lr_final=0.0))
+RAINBOW = curl.Config(code_size=8, crop_all=False, projection=(8,), dqn=curl.CURLDiscreteOptions(atoms=11, noisy_sigma=0.1))
+SAC = curl.Config(code_size=8, sac=curl.CURLBoxOptions(random_steps=40))
 LOCK_STEP = {"features": "shared", "lockstep": True}
 
 

@@ -25,7 +25,8 @@ def test_welch():
     assert to_copy(1, close, "tournament", np.random.default_rng(0)) == 0
 
 
-def test_truncation_copies_the_top_fifth_to_the_bottom_fifth():
+def test_truncation():
+    """Truncation copies the top fifth to the bottom fifth."""
     known = {member: Fitness(float(member)) for member in range(10)}
     rng = np.random.default_rng(0)
     copies = {member: {to_copy(member, known, "truncation", rng) for _ in range(50)} for member in known}
@@ -37,7 +38,8 @@ def test_truncation_copies_the_top_fifth_to_the_bottom_fifth():
     assert to_copy(0, known, "none", rng) is None
 
 
-def test_values_are_drawn_and_perturbed_within_their_bounds():
+def test_bounds_of_drawn_values():
+    """Values are drawn and perturbed within their bounds."""
     rng, priors = np.random.default_rng(0), {"lr": loguniform(1e-4, 1e-2), "size": uniform(8, 64), "kind": choice("a", "b", "c")}
     draws = [{name: prior.draw(rng) for name, prior in priors.items()} for _ in range(300)]
     rates = [one["lr"] for one in draws]

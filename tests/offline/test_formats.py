@@ -88,7 +88,8 @@ def test_terminals_and_timeouts_are_kept_apart(tmp_path):
     np.testing.assert_array_equal(cut.observation, [*seen[3:5], seen[4] + 1])
 
 
-def test_a_table_trains_in_the_simulator_whose_spaces_it_does_not_know(tmp_path, monkeypatch):
+def test_table_without_spaces(tmp_path, monkeypatch):
+    """A table trains in the simulator whose spaces it does not know."""
     monkeypatch.chdir(tmp_path)
     recorded(Path("logs"), "Pendulum-v1", 1, rows=1, expert=swing_up)
     assert cli.main(["data", "convert", "logs", "steps.npz"]) == 0
@@ -140,7 +141,8 @@ def spoilt(kind):
 
 @pytest.mark.parametrize(("kind", "step"), [("not finite", 2), ("action outside the space", 1), ("no end", 3),
                                             ("end in the middle", 1)])
-def test_what_is_wrong_is_found_with_its_episode_and_step(kind, step):
+def test_faults_by_episode_and_step(kind, step):
+    """What is wrong is found with its episode and step."""
     report = check_demos(Kept(episode(3, 0), spoilt(kind)), "logs")
     assert list(report.findings) == [kind] and f"logs, episode 1, step {step}: " in report.findings[kind][0]
 

@@ -113,7 +113,8 @@ def test_random_order(log):
     assert all(sorted(order) == sorted(plain) for order in orders)
 
 
-def test_logs_of_several_collectors_are_one_recording(tmp_path):
+def test_logs_of_several_collectors(tmp_path):
+    """Logs of several collectors are one recording."""
     for seed in (1, 2):
         cue(tmp_path / "logs" / f"actor-{seed}", 4, seed=seed)
     demos = open_shards(tmp_path / "logs")

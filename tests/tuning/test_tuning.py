@@ -38,7 +38,8 @@ def study(tmp_path):
     return study
 
 
-def test_a_copy_takes_over_everything_but_the_values(study):
+def test_copy_keeps_the_values(study):
+    """A copy takes over everything but the values."""
     child, parent = study.members()
     assert child.fitness is not None and child.episodes == 5 and child.env_steps >= 300
     before = learner(study.run(0).path)
@@ -92,7 +93,8 @@ def test_what_makes_no_sense_is_refused(words, reason, tmp_path, capsys):
     assert reason in capsys.readouterr().err and not (tmp_path / "study").exists()
 
 
-def test_a_study_is_opened_only_where_there_is_one(tmp_path, capsys):
+def test_folder_without_a_study(tmp_path, capsys):
+    """A study is opened only where there is one."""
     assert cli.main(["tune", "show", str(tmp_path)]) == 2 and "has no study" in capsys.readouterr().err
     Study.create(tmp_path / "study", replace(SETTINGS, options=("--runtime", "inline")))
     assert cli.main(["tune", "show", str(tmp_path / "study")]) == 0

@@ -58,7 +58,7 @@ LARGEST_MULTIPLIER = 1e6
 
 
 @dataclass(frozen=True)
-class DiscreteOptions(dqn.Config):
+class CQLDiscreteOptions(dqn.Config):
     """dqn, without exploration to begin with."""
 
     section = "algorithm.dqn"
@@ -68,7 +68,7 @@ class DiscreteOptions(dqn.Config):
 
 
 @dataclass(frozen=True)
-class BoxOptions(sac.Config):
+class CQLBoxOptions(sac.Config):
     """sac, with the values of the released program."""
 
     section = "algorithm.sac"
@@ -95,9 +95,9 @@ class Config(Options):
     """Box actions: K, actions of each of the three sources."""
     entropy_backup: bool = False
     """Box actions: bootstrap from the next action's entropy too, as sac does."""
-    dqn: DiscreteOptions = field(default_factory=DiscreteOptions)
+    dqn: CQLDiscreteOptions = field(default_factory=CQLDiscreteOptions)
     """The algorithm where actions are Discrete."""
-    sac: BoxOptions = field(default_factory=BoxOptions)
+    sac: CQLBoxOptions = field(default_factory=CQLBoxOptions)
     """The algorithm where actions are a Box."""
 
     def validate(self) -> None:

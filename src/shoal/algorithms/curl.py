@@ -56,7 +56,7 @@ BOX = ("critic", "actor", "temperature", ENCODER)
 
 
 @dataclass(frozen=True)
-class DiscreteOptions(dqn.Config):
+class CURLDiscreteOptions(dqn.Config):
     """dqn, with targets that move as smoothly as the encoder below them."""
 
     section = "algorithm.dqn"
@@ -66,7 +66,7 @@ class DiscreteOptions(dqn.Config):
 
 
 @dataclass(frozen=True)
-class BoxOptions(sac.Config):
+class CURLBoxOptions(sac.Config):
     """sac, with the paper's numbers for images."""
 
     section = "algorithm.sac"
@@ -107,9 +107,9 @@ class Config(Options):
     """Layers between codes and their comparison (Rainbow version: 256 128); none compares codes themselves."""
     logit_scale: float = number(1.0, above=0)
     """What similarities are multiplied with before the softmax (Rainbow version: 0.1)."""
-    dqn: DiscreteOptions = field(default_factory=DiscreteOptions)
+    dqn: CURLDiscreteOptions = field(default_factory=CURLDiscreteOptions)
     """The algorithm where actions are Discrete."""
-    sac: BoxOptions = field(default_factory=BoxOptions)
+    sac: CURLBoxOptions = field(default_factory=CURLBoxOptions)
     """The algorithm where actions are a Box."""
 
     def validate(self) -> None:

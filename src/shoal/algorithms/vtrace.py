@@ -61,6 +61,10 @@ class Config(ActorCriticConfig):
     """Largest importance weight of the policy gradient; the paper has rho_bar here too."""
     c_bar: float = number(1.0, above=0)
     """Largest importance weight in a trace: sets how fast it is learned."""
+    upgo: float = number(0.0, at_least=0)
+    """Weight of a second policy gradient, by upgoing returns (AlphaStar): what went better than expected is followed to its end."""
+    td_lambda: float | None = number(None, at_least=0, at_most=1)
+    """Values learn TD(lambda) returns with this decay, as AlphaStar's do, without importance weights; none: V-trace's targets."""
     behaviour_mix: float = number(0.0, at_least=0, at_most=1)
     """Share of uniformly random actions that actors mix into their policy (discrete actions)."""
     reduction: Literal["mean", "sum"] = "mean"
@@ -139,9 +143,17 @@ class VTraceObjective:
             pg_rho_bar=config.pg_rho_bar,
             keep_t=batch.keep,
         )
-        valid, weight = batch.valid, minibatch.weight
+        valid, weight, discount = batch.valid, minibatch.weight, config.gamma * batch.discount
         policy_loss = losses.masked_sum(losses.policy_gradient_loss(log_prob, target.pg_advantage), valid) * weight
-        value_loss = losses.masked_sum(losses.value_loss(output.value[:-1], target.vs), valid) * weight
+        if config.upgo:
+            upgoing = returns.upgo_returns(batch.reward, discount, v_tm1, v_t, batch.keep)
+            upgo_advantage = log_rho.exp().clamp(max=1.0) * (upgoing - v_tm1)
+            policy_loss = policy_loss + config.upgo * weight * losses.masked_sum(
+                losses.policy_gradient_loss(log_prob, upgo_advantage), valid)
+        value_target = target.vs
+        if config.td_lambda is not None:
+            value_target = returns.lambda_returns(batch.reward, discount, v_t, config.td_lambda, batch.keep)
+        value_loss = losses.masked_sum(losses.value_loss(output.value[:-1], value_target), valid) * weight
         bonus = losses.masked_sum(entropy, valid) * weight
         loss = policy_loss + config.value_weight * value_loss - minibatch.entropy * bonus
         return Loss(
@@ -153,6 +165,6 @@ class VTraceObjective:
                 "approx_kl": losses.masked_mean(losses.approx_kl(log_prob.detach(), batch.log_prob), valid),
                 "mean_rho": losses.masked_mean(log_rho.exp(), valid),
                 "clip_fraction": losses.masked_mean((log_rho.exp() > config.rho_bar + ROUNDING).float(), valid),
-                "explained_variance": losses.explained_variance(v_tm1, target.vs, valid),
+                "explained_variance": losses.explained_variance(v_tm1, value_target, valid),
             },
         )

@@ -130,7 +130,7 @@ class QTOptGraph(Architecture):
 
     def _check(self, parts: Parts, config: Config) -> None:
         if config.record is not None and not parts.offline:
-            from shoal.roles.recorded_env import check_log
+            from shoal.roles.recording_env import check_log
 
             check_log(config.record, parts.env)
         if parts.replay.shards > 1:

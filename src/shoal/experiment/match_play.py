@@ -32,12 +32,12 @@ def show_matches(run: Run, policy: str | None, against: OpponentMaker | None, ep
         if against is not None and len(env.groups) > 1:
             raise ConfigError(f"--against does not fit {env.name}, whose agents have different spaces: nobody can change sides; "
                               "leave it out")
-        _Table(run, env, policy, against, seed, out).play(episodes, seed)
+        _GameTable(run, env, policy, against, seed, out).play(episodes, seed)
     finally:
         env.close()
 
 
-class _Table:
+class _GameTable:
     """One game at a time."""
 
     def __init__(self, run: Run, env: MultiAgentEnv, policy: str | None, against: OpponentMaker | None, seed: int,

@@ -31,7 +31,7 @@ def is_option(token: str) -> bool:
 
 
 @dataclass
-class Choice:
+class ChosenNames:
     """What stands before the options: which preset or pair, and which environment."""
 
     algorithm: str | None
@@ -40,7 +40,7 @@ class Choice:
     rest: list[str]
 
 
-def choose_names(arguments: Sequence[str]) -> Choice:
+def choose_names(arguments: Sequence[str]) -> ChosenNames:
     """Take --algorithm A and --architecture B (names without a dot) and the positionals out of the arguments."""
     chosen: dict[str, str] = {}
     tokens = list(arguments)
@@ -49,7 +49,7 @@ def choose_names(arguments: Sequence[str]) -> Choice:
         if value is not None:
             chosen[name] = value
     positionals, rest = split_positionals(tokens, 1 if chosen else 2)
-    return Choice(chosen.get("--algorithm"), chosen.get("--architecture"), positionals, rest)
+    return ChosenNames(chosen.get("--algorithm"), chosen.get("--architecture"), positionals, rest)
 
 
 def _option(tokens: list[str], name: str) -> str | None:
@@ -103,7 +103,7 @@ def parse_train(arguments: Sequence[str]) -> Plan:
     return replace(sized, experiment=parse_options(experiment_type(sized), sized.experiment, choice.rest, usage))
 
 
-def _what(choice: Choice) -> tuple[Names, str, Preset | None]:
+def _what(choice: ChosenNames) -> tuple[Names, str, Preset | None]:
     given, there = choice.positionals, ", ".join(preset_names())
     if choice.algorithm or choice.architecture:
         if not (choice.algorithm and choice.architecture):

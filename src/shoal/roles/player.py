@@ -35,9 +35,9 @@ class Player:
         source = parts.env.of(me.index)
         self.env = source.make(parts.envs_per_actor)
         if logs is not None:
-            from shoal.roles.recorded_env import RecordedEnv  # only now: most runs record nothing
+            from shoal.roles.recording_env import RecordingEnv  # only now: most runs record nothing
 
-            self.env = cast(BatchedEnv, RecordedEnv(self.env, me, logs, source))
+            self.env = cast(BatchedEnv, RecordingEnv(self.env, me, logs, source))
         self.policy = self.algorithm.policy()
         record, turns = parts.record, self.env.takes_turns
         self.recorder: UnrollRecorder | ItemRecorder | SeatRecorder

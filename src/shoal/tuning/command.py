@@ -16,7 +16,7 @@ from shoal.errors import ConfigError
 from shoal.experiment.lock import alone
 from shoal.experiment.parse import parse_train
 from shoal.telemetry.outputs import say
-from shoal.tuning.coordinator import Coordinator
+from shoal.tuning.coordinator import StudyCoordinator
 from shoal.tuning.study import Study, StudySettings
 
 __all__ = ["tune", "tune_command"]
@@ -75,7 +75,7 @@ def tune(preset: str, env: str, *, vary: Mapping[str, Prior], every_env_steps: i
                        resample=resample, seed=seed, workers=workers)
     found = Study.create(_folder(None if study is None else str(study), settings), settings)
     with alone(found.path):
-        Coordinator(found, lambda line: None).run()
+        StudyCoordinator(found, lambda line: None).run()
     return found
 
 
@@ -128,7 +128,7 @@ def _folder(given: str | None, settings: StudySettings) -> Path:
 def _go(study: Study) -> int:
     with alone(study.path, "members write checkpoints and end"):
         say(f"study {study.path}: {study.settings.population} members, {study.settings.workers} at a time")
-        Coordinator(study, say).run()
+        StudyCoordinator(study, say).run()
     sys.stdout.write(table(study))
     return 0
 

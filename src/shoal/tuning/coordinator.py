@@ -27,7 +27,7 @@ from shoal.errors import RoleFailed
 from shoal.experiment.checkpoints import read_meta
 from shoal.tuning.study import Member, Study
 
-__all__ = ["Coordinator"]
+__all__ = ["StudyCoordinator"]
 
 LOOK_SECONDS = 0.1
 
@@ -41,7 +41,7 @@ class Slice:
     values: dict[str, Any]
 
 
-class Coordinator:
+class StudyCoordinator:
     """Runs a study to its end; made anew it goes on where another one was killed."""
 
     def __init__(self, study: Study, say: Callable[[str], None]) -> None:

@@ -1,6 +1,6 @@
 """Environments whose episodes are written to a log while somebody acts in them: QT-Opt's collectors.
 
-    actor ──▶ RecordedEnv ──▶ environment
+    actor ──▶ RecordingEnv ──▶ environment
                   └──whole episodes──▶ DIR/actor-0: a recording (offline/demo_folder.py) that is only ever added to
 """
 
@@ -22,7 +22,7 @@ from shoal.offline.joined_recordings import recordings_in
 from shoal.offline.recording import recording_info
 from shoal.roles.parts import EnvSource
 
-__all__ = ["RecordedEnv", "check_log"]
+__all__ = ["RecordingEnv", "check_log"]
 
 
 def check_log(folder: str, source: EnvSource) -> None:
@@ -34,7 +34,7 @@ def check_log(folder: str, source: EnvSource) -> None:
                               "folder")
 
 
-class RecordedEnv:
+class RecordingEnv:
     """A BatchedEnv that records. A kill loses what was done since the last file, at most two seconds of it."""
 
     def __init__(self, env: BatchedEnv, me: Me, folder: str, source: EnvSource) -> None:
