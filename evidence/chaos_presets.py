@@ -47,6 +47,7 @@ from evidence.chaos import FORK_SERVER, monotone
 from evidence.demos import recorded
 from evidence.lines import JOBS, ROOT, Line, side_by_side
 from shoal.bench.suite import load_suite
+from shoal.experiment.presets import load_preset
 from shoal.telemetry.outputs import read_lines
 
 __all__ = ["LINES"]
@@ -71,10 +72,10 @@ VARIANTS = (("a3c", "CartPole-v1", "--actors", "2", "--architecture.mode", "mast
 
 
 def presets() -> list[tuple[str, ...]]:
-    """Each preset, with the environment that the learning suite has for it (and the suite leaves none out); and some variants."""
+    """Each preset that acts, with the environment that the learning suite has for it (the suite leaves none out); and variants."""
     envs: dict[str, str] = {}
     for case in load_suite("learning").cases:
-        if case.preset:
+        if case.preset and not load_preset(case.preset).offline:
             envs.setdefault(case.preset, case.env)
     return [*((preset, env, *OPTIONS.get(preset, ("--actors", "2"))) for preset, env in envs.items()), *VARIANTS]
 
@@ -344,9 +345,8 @@ def one_round(words: tuple[str, ...], seed: int, killed: Counter[str]) -> dict[s
     begun = time.monotonic()
     with disk() as (folder, small), tempfile.TemporaryDirectory() as demos:
         if "DEMOS" in words:
-            path = recorded(demos, seed)
-            words = tuple(path if word == "DEMOS" else word for word in words)
-        here = Round(words, seed, folder, small, killed)
+            recorded(demos, seed)
+        here = Round(tuple(f"{demos}/demos" if word == "DEMOS" else word for word in words), seed, folder, small, killed)
         broken = ""
         try:
             here.do()
