@@ -1,7 +1,9 @@
 """`shoal.train(..., callbacks=[...])`: callbacks follow a run and cannot harm it."""
 
 import json
+import re
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -110,3 +112,12 @@ def test_a_logger_that_is_not_there(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     with pytest.raises(shoal.ConfigError, match="wandb is not installed here; pip install wandb"):
         shoal.log.wandb(project="x")
+
+
+def test_the_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[2] / "docs/callbacks.md").read_text()
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.S):
+        exec(block.replace("20_000", "1_000, runtime='inline'"), names)
+    assert "ended by env_steps" in capsys.readouterr().out
