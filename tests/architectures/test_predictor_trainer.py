@@ -60,7 +60,9 @@ def test_replies_never_cross(net, kind, tmp_path):
     run = collect(tmp_path, kind, net)
     assert run.reason == "enough" and run.unbalanced == 0
     asked = run.wires["predictions"]
-    assert 0 <= asked["asked"] - asked["answered"] <= 3  # each agent has at most one question open
+    assert asked["asked"] >= asked["answered"]
+    if kind == "inline":  # else others ask while these are read
+        assert asked["asked"] - asked["answered"] <= 3, "each agent has at most one question open"
 
 
 def test_no_step_is_lost(tmp_path):

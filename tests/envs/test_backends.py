@@ -24,8 +24,8 @@ def test_light_import():
 
 def test_public_names():
     assert sorted(envs.__all__) == sorted(
-        ["BACKENDS", "BatchedEnv", "EnvSpec", "Finding", "MultiAgentEnv", "MultiAgentStep", "Step", "Tree", "describe", "diagnose",
-         "make", "make_multi_agent"]
+        ["BACKENDS", "BatchedEnv", "EnvSpec", "Finding", "MultiAgentEnv", "MultiAgentStep", "Step", "Tree", "describe",
+         "describe_multi_agent", "diagnose", "make", "make_multi_agent"]
     )
 
 
