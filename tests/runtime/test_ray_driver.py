@@ -274,7 +274,7 @@ def test_a_broken_connection_is_not_called_a_kill(make):
 
 
 @pytest.mark.parametrize("saved, advice", [(True, "the newest checkpoint is whole.*shoal resume"),
-                                           (False, "there is no checkpoint yet.*shoal train")])
+                                           (False, "there is no checkpoint yet: start a cluster and a new run")])
 def test_death_of_the_cluster_ends_the_run(make, tmp_path, saved, advice):
     watch = Watch()
     watch.folder = tmp_path if saved else None
