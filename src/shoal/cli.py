@@ -58,7 +58,8 @@ Options of train (all of them: shoal train PRESET ENV --help)
   --SECTION.FIELD VALUE      algorithm, architecture, net, replay, data, envs, eval, checkpoint, gpu, faults, autoscale,
                              console, league, ray
 
-Exit codes: 0 done, 2 something you gave makes no sense, 3 a role kept failing, 130 stopped with Ctrl-C.
+Exit codes: 0 done, 1 `shoal data check` found something, 2 something you gave makes no sense, 3 a role kept failing,
+130 stopped with Ctrl-C.
 """
 
 COMMANDS = {
@@ -73,8 +74,8 @@ COMMANDS = {
     "plan": "shoal.planning.command",
 }
 """Command -> the module with its function COMMAND_command(arguments)."""
-BRIEF = {("set",), ("list",), ("runs",), ("league",), ("show",), ("replay",), ("data",), ("data", "info"), ("data", "check"),
-         ("data", "convert"), ("bench", "compare")}
+BRIEF = {("set",), ("stop",), ("pause",), ("unpause",), ("checkpoint",), ("calibrate",), ("list",), ("runs",), ("league",),
+         ("show",), ("replay",), ("data",), ("data", "info"), ("data", "check"), ("data", "convert"), ("bench", "compare")}
 """What has no options of its own: its lines of HELP say all."""
 
 
@@ -156,7 +157,8 @@ def _run(command: str, rest: list[str]) -> int:
         sys.stdout.write(HELP)
         return 0 if rest else 2
     if (command, *rest[:-1]) in BRIEF and rest[-1:] in (["-h"], ["--help"]):
-        sys.stdout.write("".join(line for line in HELP.splitlines(True) if line.startswith(f"  shoal {command} ")))
+        lines = [line for line in HELP.splitlines(True) if line.startswith("  shoal ")]
+        sys.stdout.write("".join(line for line in lines if command in line.split()[1].split("|")))
         return 0
     if os.getcwd() not in sys.path:  # modules of the user's own: environments, networks, algorithms; installed ones come first
         sys.path.append(os.getcwd())

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -123,13 +124,24 @@ def place(driver, name):
     return next(pid for title, pid in titles.items() if name in title)
 
 
+def env_steps(run):
+    """Of all snapshots so far."""
+    return [row["env_steps"] for row in read_lines(run / "metrics.jsonl") if row.get("kind") == "snapshot"]
+
+
 def test_stop_pause_and_checkpoint(tmp_path, capsys):
     run = tmp_path / "run"
     with Running(run, "impala", "shoal/Catch-v0", "--actors", "2") as running:
-        assert running.shoal("checkpoint") == 0 and "written" in capsys.readouterr().out
+        assert running.shoal("checkpoint") == 0
+        assert (Path(capsys.readouterr().out.split("written: ")[1].strip()) / "checkpoint.json").is_file()
         assert running.shoal("set", "actors=1") == 0 and running.shoal("set", "actors=3") == 2
         assert "laid out for 1 to 2" in capsys.readouterr().err
         assert running.shoal("pause") == 0 and running.shoal("pause") == 0 and "already" in capsys.readouterr().out
+        assert running.shoal("checkpoint") == 0
+        assert running.shoal("pause") == 0 and "already" in capsys.readouterr().out, "a checkpoint lets nobody go on"
+        before = env_steps(run)
+        eventually(lambda: len(env_steps(run)) > len(before) + 2)
+        assert len(set(env_steps(run)[len(before):])) == 1
         assert running.shoal("unpause") == 0
         assert running.shoal("stop") == 0 and running.process.wait(PATIENCE) == 0
     assert json.loads((run / "summary.json").read_text())["stopped_by"] == "stop"

@@ -109,6 +109,13 @@ def test_a_file_that_is_cut_short_is_a_sentence(folder, name):
         open_demos(name)
 
 
+def test_a_column_of_words(tmp_path):
+    steps = {"observations": np.zeros((3, 2), np.float32), "actions": np.zeros(3, np.int64), "terminals": np.array([0, 0, 1], bool)}
+    np.savez(tmp_path / "odd.npz", **steps, rewards=np.array(["a", "b", "c"]))
+    with pytest.raises(ConfigError, match=r"odd.npz: rewards does not hold numbers \(<U1\)"):
+        open_demos(tmp_path / "odd.npz")
+
+
 def test_a_table_that_lacks_a_column_says_which(tmp_path):
     np.savez(tmp_path / "x.npz", observations=np.zeros((2, 1)), actions=np.zeros(2), rewards=np.zeros(2))
     with pytest.raises(ConfigError, match="has no column terminals"):

@@ -98,3 +98,22 @@ def test_no_role_begins_before_it_is_let(kind, tmp_path):
     drawn.starts_paused = True
     watch = drive(drawn, kind, tmp_path, Watch(lambda control: control.total("env_steps") >= 10, act))
     assert watch.reason == "until" and looks == [0.0] * 5
+
+
+def test_who_was_paused_stays_so(tmp_path):
+    looks = []
+
+    def act(control):
+        if not looks:
+            for role in control.program.nodes:
+                control.pause(role)
+            control.start_steps()
+        looks.append(control.total("steps"))
+        if len(looks) == 20:
+            for role in control.program.nodes:
+                control.resume(role)
+
+    drawn = program(3)
+    drawn.starts_paused = True
+    watch = drive(drawn, "inline", tmp_path, Watch(lambda control: control.total("env_steps") >= 10, act))
+    assert watch.reason == "until" and looks[:20] == [0.0] * 20

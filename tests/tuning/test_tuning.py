@@ -86,11 +86,22 @@ def test_a_population_of_one_is_a_plain_run(tmp_path):
     (["--vary", "algorithm.lr=uniform(-1.0,1.0)"], "lr is -1.0"), ([], "nothing is varied"),
     (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--max-env-steps", "50"], "less than one interval"),
     (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--exploit", "luck"], "invalid choice"),
+    (["--vary", "algorithm.lr"], "--vary algorithm.lr has no range"), (["--vary", "seed=choice(1,2)"], "seed is not possible"),
+    (["--vary", "net.hidden=choice(8,16)"], "the weights of another network"),
+    (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--population", "1000000000"], "from 1 to 10,000"),
+    (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--run-dir", "x"], "give --study FOLDER"),
+    (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--until-return", "nan"], "give a finite number"),
 ])
 def test_what_makes_no_sense_is_refused(words, reason, tmp_path, capsys):
     given = ["tune", "a2c", "shoal/Catch-v0", "--study", str(tmp_path / "study"), "--every-env-steps", "100"]
     assert cli.main([*given, *([] if "--max-env-steps" in words else ["--max-env-steps", "1000"]), *words]) == 2
     assert reason in capsys.readouterr().err and not (tmp_path / "study").exists()
+
+
+def test_an_environment_that_is_not_there(tmp_path, capsys):
+    words = ["--vary", "algorithm.lr=uniform(0.1,1.0)", "--every-env-steps", "10", "--max-env-steps", "20"]
+    assert cli.main(["tune", "a2c", "Nosuch-v0", "--study", str(tmp_path / "study"), *words]) == 2
+    assert "unknown environment 'Nosuch-v0'" in capsys.readouterr().err and not (tmp_path / "study").exists()
 
 
 def test_folder_without_a_study(tmp_path, capsys):

@@ -116,9 +116,9 @@ class Config(Options):
         super().validate()
         self.dqn.validate()
         self.sac.validate()
-        if any(size < 1 for size in self.projection):
+        if any(not 1 <= size <= 1_000_000 for size in self.projection):
             sizes = " ".join(str(size) for size in self.projection)
-            raise ConfigError(f"--algorithm.projection is {sizes}; every layer must have at least 1 unit")
+            raise ConfigError(f"--algorithm.projection is {sizes}; every layer must have 1 to 1,000,000 units")
 
 
 class CURL(Algorithm):

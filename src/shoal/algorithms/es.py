@@ -62,9 +62,9 @@ class Config(Options):
 
     section = "algorithm"
 
-    population: int = number(64, at_least=2)
+    population: int = number(64, at_least=2, at_most=1_000_000)
     """Perturbed policies in an iteration, N."""
-    episodes: int = number(1, at_least=1)
+    episodes: int = number(1, at_least=1, at_most=10_000)
     """Episodes of each of them; its score is their mean return."""
     sigma: float = number(0.02, above=0, live=True)
     """Standard deviation of the perturbations."""
@@ -94,7 +94,7 @@ class Config(Options):
     """Raise the limit when this share of members reached it."""
     limit_growth: float = number(1.5, above=1)
     """What the limit is then multiplied with."""
-    noise_size: int = number(10_000_000, at_least=1)
+    noise_size: int = number(10_000_000, at_least=1, at_most=1_000_000_000)
     """Normal numbers in the table that perturbations are slices of; one table per machine, 4 bytes each."""
 
     def validate(self) -> None:

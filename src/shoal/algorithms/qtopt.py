@@ -68,11 +68,11 @@ class Config(Options):
 
     gamma: float = number(0.9, at_least=0, at_most=1)
     """Discount."""
-    cem_samples: int = number(64, at_least=1)
+    cem_samples: int = number(64, at_least=1, at_most=100_000)
     """Actions that are drawn for a state in each iteration, N."""
     cem_elites: int = number(6, at_least=2)
     """The best of them, which the next iteration is drawn around, M."""
-    cem_iterations: int = number(2, at_least=1)
+    cem_iterations: int = number(2, at_least=1, at_most=1_000)
     """Iterations of the cross-entropy method; 1 is the best of N random actions."""
     binary: tuple[int, ...] = ()
     """Numbers of an action that are on or off, by position: --algorithm.binary 2 for the third."""

@@ -110,7 +110,7 @@ class Recorder(TorchDispatchMode):
     """Sees every kernel that runs, in forward and backward passes."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch says no types here
         self.kernels: list[Callable[[], Any]] = []
         self.faithful = True  # a replay would compute the same of other numbers
         self._seen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}

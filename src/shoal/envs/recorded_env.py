@@ -28,5 +28,5 @@ class RecordedEnv:
                        f"{self.name} is known from recordings alone: nothing is simulated", self.mask_size)
 
     def refuse(self) -> ConfigError:
-        """The error of whoever wants to act in it."""
+        """The error where somebody wants to act in it."""
         return ConfigError(f"{self.name} is known from recordings alone; give the simulator with --env ENV (in Python: env=...)")

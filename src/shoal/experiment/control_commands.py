@@ -15,7 +15,6 @@ from shoal.experiment.mailbox import Mailbox
 from shoal.experiment.prepare import plan_from_json, plan_to_json
 from shoal.experiment.references import check_trust, modules_of
 from shoal.experiment.rundir import RunDir
-from shoal.experiment.suggestions import closest
 
 __all__ = ["checkpoint_command", "pause_command", "set_command", "stop_command", "unpause_command"]
 
@@ -97,7 +96,8 @@ def _pair(word: str, live: list[str]) -> tuple[str, Any]:
     name, equals, text = word.partition("=")
     name = name.removeprefix("--").replace("-", "_")
     if not equals:
-        raise ConfigError(f"{word} is not NAME=VALUE; write it like {closest(name, live, '').strip(' ;') or 'algorithm.lr'}=0.001")
+        meant = name if name in live else "algorithm.lr"
+        raise ConfigError(f"{word} has no value; write NAME=VALUE, such as {meant}=0.001")
     try:
         return name, ast.literal_eval(text)
     except (ValueError, SyntaxError):

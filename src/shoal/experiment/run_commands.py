@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
 
 from shoal.envs.opponent_env import OPPONENTS, OpponentMaker, built_in_opponent
+from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError, EnvironmentError_, RoleFailed, ShoalError
 from shoal.experiment.config import ConsoleConfig, RayOptions
 from shoal.experiment.parse import parse_options, parse_train, split_positionals
@@ -239,6 +240,8 @@ def play_command(arguments: list[str]) -> int:
         raise ConfigError(f"--video is {options.video}; it must end in .gif")
     _say_modules(rundir, options.trust)
     run, name = _load_and_say(rundir, options)
+    if isinstance(run.prepared.plan.env.target, RecordedEnv):
+        raise run.prepared.plan.env.target.refuse()
     if has_several_agents(run):
         if options.video is not None:
             raise ConfigError(f"--video {options.video}: {run.prepared.plan.env.name} has several agents, and its games are shown "

@@ -148,14 +148,14 @@ class RunSession:
                 "learner_steps": shot["learner_steps"], "weights_version": shot["weights_version"], "seconds": shot["seconds"],
                 "time": time.time()}
         try:
-            self.checkpoints.commit(folder, meta)
+            written = self.checkpoints.commit(folder, meta)
             self._checkpoint_failed = None
             if self._commands is not None:
-                self._commands.saved(folder)
+                self._commands.saved(written)
             assert self._control is not None
             self._control.start_steps()  # not before the first checkpoint is whole
             for watcher in self._watchers():
-                watcher.checkpoint(self.checkpoints.newest() or folder)
+                watcher.checkpoint(written)
             self._write_summary()
         except OSError as error:
             self._failed(str(error))

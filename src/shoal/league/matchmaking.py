@@ -38,11 +38,11 @@ class LeagueOptions(Options):
 
     section = "league"
 
-    main: int = number(1, at_least=1)
+    main: int = number(1, at_least=1, at_most=100)
     """Main agents."""
-    main_exploiters: int = number(1, at_least=0)
+    main_exploiters: int = number(1, at_least=0, at_most=100)
     """Players that learn to beat the main agents as they are now."""
-    league_exploiters: int = number(2, at_least=0)
+    league_exploiters: int = number(2, at_least=0, at_most=100)
     """Players that learn to beat every snapshot."""
     decay: float = number(0.99, above=0, at_most=1)
     """What older results in the payoff table are multiplied with at each new one."""

@@ -10,6 +10,7 @@ import hashlib
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+import gymnasium as gym
 import numpy as np
 
 from shoal.envs.space_codecs import ActionCodec
@@ -92,10 +93,9 @@ def _faults(episode: Episode, info: RecordingInfo) -> list[tuple[str, int | None
 
 def _outside(action: np.ndarray, info: RecordingInfo) -> np.ndarray:
     """Which actions [T] are not in the space; those of a Box are outside its bounds."""
-    codec = ActionCodec(info.action_space)
-    if codec.kind == "box":
-        low, high = info.action_space.low, info.action_space.high  # type: ignore[attr-defined]
-        wrong = np.isfinite(action) & ((action < low) | (action > high))
+    codec, space = ActionCodec(info.action_space), info.action_space
+    if isinstance(space, gym.spaces.Box):
+        wrong = np.isfinite(action) & ((action < space.low) | (action > space.high))
     else:
         wrong = (action < 0) | (action >= np.asarray(codec.sizes).reshape(codec.shape))
     flat: np.ndarray = wrong.reshape(len(action), -1).any(1)

@@ -38,7 +38,7 @@ def write_minari(demos: Demos, name: str) -> None:
                                                algorithm_name=str(info.made[-1].get("source", "")) if info.made else None,
                                                observation_space=info.observation_space, action_space=info.action_space,
                                                data_format="hdf5", description="recorded by shoal")
-        except (ValueError, AssertionError, OSError) as error:
+        except (ValueError, TypeError, AssertionError, OSError) as error:
             raise ConfigError(f"minari cannot write {name}: {error}; ids look like my/dataset-v0") from None
 
 

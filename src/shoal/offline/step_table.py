@@ -59,6 +59,9 @@ class StepTable:
             raise ConfigError(f"{self.path} has no column {sorted(missing)[0]}; it has {', '.join(sorted(self.columns))}")
         rows = len(self.columns["rewards"])
         wrong = [name for name, array in self.columns.items() if len(array) != rows]
+        text = [name for name, array in self.columns.items() if array.dtype.kind not in "fiub"]
+        if text:
+            raise ConfigError(f"{self.path}: {text[0]} does not hold numbers ({self.columns[text[0]].dtype}); write the file again")
         if wrong or not rows:
             raise ConfigError(f"{self.path}: rewards has {rows:,} rows" + (f", but {wrong[0]} has {len(self.columns[wrong[0]]):,}"
                                                                             if wrong else "") + "; write the file again")
@@ -248,7 +251,7 @@ def _columns(demos: Demos) -> Columns:
 
 def _write_npz(path: Path, columns: Columns, meta: str) -> None:
     with path.open("wb") as file:
-        np.savez(file, **columns, **{META: np.array(meta)})  # type: ignore[arg-type]
+        np.savez(file, **columns, **{META: np.array(meta)})  # type: ignore[arg-type]  # numpy takes allow_pickle for any name
 
 
 def _write_hdf5(path: Path, columns: Columns, meta: str) -> None:

@@ -69,6 +69,7 @@ class Supervisor(ABC):
         self._awaiting_start: dict[str, list[OnReply]] = {}  # instance -> callbacks for when it is ready
         self.absent: dict[str, bool] = {}  # instances not running at the last checkpoint -> whether an event said so
         first = [instance_name(n, i) for n, i in program.instances()] if program.starts_paused else []
+        self._kept_back = set(first)  # until `start_steps`, unless they are paused by somebody else
         self._paused = set(first)  # these two outlive an instance's incarnations
         self._values: dict[str, dict[str, Any]] = {}
         self._settings: dict[str, Any] = {}  # what `change` has changed
@@ -173,14 +174,17 @@ class Supervisor(ABC):
 
     def start_steps(self) -> None:
         """Let roles begin that were kept back (`Program.starts_paused`)."""
-        for name in sorted(self._paused) if self.program.starts_paused else ():
+        kept_back, self._kept_back = sorted(self._kept_back), set()
+        for name in kept_back:
             self._paused.discard(name)
             if name in self.running:
                 self.resume(name)
 
     def pause(self, role: str, done: OnReply | None = None) -> None:
         """Begin no other step until `resume`. Like `set`, it also applies to later incarnations."""
-        self._tell(self._named(role), "pause", done, self._paused.add)
+        names = self._named(role)
+        self._kept_back.difference_update(names)  # only `resume` lets them go on
+        self._tell(names, "pause", done, self._paused.add)
 
     def resume(self, role: str, done: OnReply | None = None) -> None:
         self._tell(self._named(role), "resume", done, self._paused.discard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -15,6 +16,7 @@ from shoal.coordination.population.priors import Prior
 from shoal.errors import ConfigError
 from shoal.experiment.lock import alone
 from shoal.experiment.parse import parse_train
+from shoal.experiment.prepare import prepare
 from shoal.telemetry.outputs import say
 from shoal.tuning.coordinator import StudyCoordinator
 from shoal.tuning.study import Study, StudySettings
@@ -23,6 +25,10 @@ __all__ = ["tune", "tune_command"]
 
 USAGE = "shoal tune PRESET ENV --vary NAME=RANGE ... --every-env-steps N --max-env-steps M [options of shoal train]"
 UNLIMITED = 10**9
+MOST_MEMBERS = 10_000
+OF_MEMBERS = ("run_dir", "policy")
+FIXED = ("seed", "runtime", "run_dir", "max_env_steps", "max_learner_steps", "max_seconds", "until_return", "until", "env",
+         "preset")
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,6 +63,11 @@ def tune_command(arguments: list[str]) -> int:
     parser.add_argument("--study", help="folder of the study; studies/<time>-<preset>-<env> by default")
     known, rest = parser.parse_known_args(arguments)
     pairs = [word.partition("=") for word in known.vary]
+    for name, equals, _ in pairs:
+        if not equals:
+            raise ConfigError(f"--vary {name} has no range; write for instance {name}=loguniform(1e-4,1e-2)")
+        if sum(name == other for other, _, _ in pairs) > 1:
+            raise ConfigError(f"--vary {name} is given twice; give one range")
     settings = checked(known.preset, known.env, {name: text for name, _, text in pairs}, rest, population=known.population,
                        every_env_steps=known.every_env_steps, max_env_steps=known.max_env_steps, until_return=known.until_return,
                        exploit=known.exploit, resample=known.resample, seed=known.seed, workers=known.workers)
@@ -86,16 +97,26 @@ def checked(preset: str, env: str, vary: Mapping[str, str], options: Sequence[st
     if not vary:
         raise ConfigError('nothing is varied; give for instance --vary "algorithm.lr=loguniform(1e-4,1e-2)"')
     if every_env_steps is None or every_env_steps < 1:
-        raise ConfigError("how long is an interval? Give --every-env-steps N, long enough for an evaluation to tell members apart")
+        raise ConfigError("an interval needs a length of at least 1; give --every-env-steps N, long enough for an evaluation to "
+                          "tell members apart")
     if max_env_steps is None and until_return is None:
         raise ConfigError("when does it end? Give --max-env-steps M for each member, or --until-return R")
     budget = UNLIMITED if max_env_steps is None else max_env_steps
     if budget < every_env_steps:
         raise ConfigError(f"--max-env-steps {budget} is less than one interval of --every-env-steps {every_env_steps}, so nobody "
                           "would ever copy; raise the one or lower the other")
-    if population < 1 or (workers is not None and workers < 1) or not 0 <= resample <= 1 or seed < 0:
-        raise ConfigError(f"--population {population}, --workers {workers}, --resample {resample:g}, --seed {seed}: there must be "
-                          "at least one member and one worker, a probability between 0 and 1, and a seed that is not negative")
+    for name, value, least, most in (("population", population, 1, MOST_MEMBERS), ("workers", workers, 1, MOST_MEMBERS),
+                                     ("resample", resample, 0, 1), ("seed", seed, 0, 2**53)):
+        if value is not None and not least <= value <= most:
+            raise ConfigError(f"--{name} {value:g} is not possible; give a number from {least} to {most:,}")
+    if until_return is not None and not math.isfinite(until_return):
+        raise ConfigError(f"--until-return {until_return} is not possible; give a finite number")
+    for word in options:
+        if (name := word.removeprefix("--").split("=")[0].replace("-", "_")) in OF_MEMBERS and word.startswith("--"):
+            raise ConfigError(f"--{name.replace('_', '-')} is set for every member by the study; leave it out"
+                              + (", or give --study FOLDER" if name == "run_dir" else ""))
+    for name in vary:
+        _check_varied(name.replace("-", "_"), exploit)
     if exploit not in EXPLOIT_RULES:
         raise ConfigError(f"--exploit {exploit} is no rule; use {', '.join(EXPLOIT_RULES)}")
     words = list(options) if any(word.split("=")[0] == "--runtime" for word in options) else [*options, "--runtime", "inline"]
@@ -104,8 +125,20 @@ def checked(preset: str, env: str, vary: Mapping[str, str], options: Sequence[st
     for end in (0, -1):  # both ends of every range
         values = [word for name, prior in settings.priors.items()
                   for word in (f"--{name.replace('_', '-')}", str(prior.grid(2)[end]))]
-        parse_train([preset, env, *words, *values]).validate()
+        plan = parse_train([preset, env, *words, *values])
+        plan.validate()
+        prepare(plan)  # the environment and the network can be made
     return settings
+
+
+def _check_varied(name: str, exploit: ExploitRule) -> None:
+    """Refuse what belongs to the study itself, and what a copy would not fit."""
+    if name in FIXED:
+        raise ConfigError(f"--vary {name} is not possible: the study itself sets it for every member; vary values of the "
+                          "algorithm, the architecture or the replay table")
+    if name.startswith("net.") and exploit != "none":
+        raise ConfigError(f"--vary {name} is not possible with --exploit {exploit}: a member cannot take over the weights of "
+                          "another network; add --exploit none, or vary something else")
 
 
 def _flags(overrides: Mapping[str, Any]) -> list[str]:
@@ -128,7 +161,11 @@ def _folder(given: str | None, settings: StudySettings) -> Path:
 def _go(study: Study) -> int:
     with alone(study.path, "members write checkpoints and end"):
         say(f"study {study.path}: {study.settings.population} members, {study.settings.workers} at a time")
-        StudyCoordinator(study, say).run()
+        try:
+            StudyCoordinator(study, say).run()
+        except KeyboardInterrupt:
+            say(f"stopped by hand; every member goes on from its newest checkpoint with `shoal tune resume {study.path}`")
+            return 130
     sys.stdout.write(table(study))
     return 0
 

@@ -118,5 +118,5 @@ class ImplicitNet(nn.Module):
         self.actor = cloned_actor(plan, space, seed)
         boxed = isinstance(space, gym.spaces.Box)
         self.critic = build_critic(plan.seen_space, space, plan.net, seed + 1, 2) if boxed else \
-            build_values(plan.seen_space, int(space.n), plan.net, seed + 1, 2)  # type: ignore[union-attr]
+            build_values(plan.seen_space, int(space.n), plan.net, seed + 1, 2)  # type: ignore[union-attr]  # Discrete
         self.value = state_value(plan, seed + 2)
