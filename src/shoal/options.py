@@ -57,7 +57,7 @@ class Bounds:
 def number(default: float | str | None, *, at_least: float | None = None, above: float | None = None,
            at_most: float | None = None, below: float | None = None, infinite: bool = False, live: bool = False) -> Any:
     """A field with bounds. Where None or a word (auto) is a possible value, it is always within them. A `live` one may be changed
-    while a run goes on (`change`): whoever needs it reads it from these options every time."""
+    while a run goes on (`change`): its users read it from these options every time."""
     return field(default=default, metadata={"bounds": Bounds(at_least, above, at_most, below, infinite), "live": live})
 
 

@@ -1,6 +1,6 @@
 """Values that may change while a run goes on: which there are, whether a change makes sense, and where it arrives.
 
-A field is live if its Config declares it (`number(..., live=True)`): whoever needs it reads it from the options at every use, so a
+A field is live if its Config declares it (`number(..., live=True)`): its users read it from the options at every use, so a
 change in place reaches an actor with its next weights and a learner with its next update, also where updates are CUDA graphs (the
 learning rate and the weight of the entropy are inputs of the graph). All else was used to lay out memory, wires and networks.
 """

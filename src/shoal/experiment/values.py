@@ -108,7 +108,7 @@ def words(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(repr(choice) if isinstance(choice, str) else str(choice) for choice in arguments)
     if origin is tuple:
-        return f"several of {words(arguments[0])}"
+        return f"one or more values, each {words(arguments[0])}"
     if hint is type(None):
         return "none"
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))

@@ -81,7 +81,7 @@ def build_policy(
     observation_space: gym.Space[Any], outputs: int, config: NetConfig | None = None, seed: int | None = None
 ) -> PolicyNetwork:
     """A net with this many policy parameters: means and log deviations, or logits. ``seed`` as for build_actor."""
-    config = _checked(config, "a policy that learns from replay")
+    config = _checked(config, "this kind of policy")
     with seeded(seed):
         return PolicyNetwork(observation_space, outputs, config)
 

@@ -27,7 +27,7 @@ from shoal.roles.parts import Parts
 
 __all__ = ["Learner"]
 
-READ_UPDATES = 16  # while a GPU is kept busy, its metrics are read once in so many updates
+READ_UPDATES = 16  # while a GPU is kept busy, its metrics are read once in this many updates
 
 
 class UnfinishedUpdate(NamedTuple):

@@ -134,7 +134,7 @@ class StudyCoordinator:
         self.say(f"member {member.number} copies member {parent}, and goes on with {_words(values)}")
 
     def _end_all(self) -> None:
-        """Whoever still trains writes a checkpoint and ends."""
+        """Members that still train write a checkpoint and end."""
         for found in self.training.values():
             found.process.terminate()
         for found in self.training.values():

@@ -277,7 +277,7 @@ def _load_table(table: TableCore, saved: dict[str, Any], chunks: _SavedChunks) -
     records = np.frombuffer(saved["records"], np.int32).reshape(-1, 4).copy()
     counts = items.shapes & 0xFFFFFFFF
     if counts.sum() != len(records):
-        raise ValueError("its items have not as many records as they say")
+        raise ValueError("the number of its items' records differs from the stored count")
     starts = np.cumsum(counts) - counts
     for shape in np.unique(items.shapes).tolist():
         count, (columns, grouped, _) = shape & 0xFFFFFFFF, layouts[shape >> 32]
