@@ -50,7 +50,7 @@ def test_dotted_and_nested_keys():
     ({"inner.lr": "fast"}, ["inner.lr='fast'", "a number"]),
     ({"inner": {"kind": "c"}}, ["inner.kind='c'", "'a' or 'b'"]),
     ({"on": 1}, ["on=1", "true or false"]),
-    ({"inner.sizes": 64}, ["inner.sizes=64", "several"]),
+    ({"inner.sizes": 64}, ["inner.sizes=64", "one or more values"]),
 ])
 def test_what_does_not_fit_is_named(values, words):
     with pytest.raises(ConfigError) as caught:
