@@ -71,13 +71,18 @@ VARIANTS = (("a3c", "CartPole-v1", "--actors", "2", "--architecture.mode", "mast
             ("apex", "CartPole-v1", "--actors", "2", "--replay.checkpoint", "--replay.shards", "2"))
 
 
+RECORDED = ("--env", "CartPole-v1", "--max-learner-steps", "1000000", "--replay.min-size", "100")
+OFFLINE = tuple((preset, "DEMOS", *RECORDED) for preset in ("bc", "iql"))
+
+
 def presets() -> list[tuple[str, ...]]:
-    """Each preset that acts, with the environment that the learning suite has for it (the suite leaves none out); and variants."""
+    """Each preset that acts, with the environment that the learning suite has for it (the suite leaves none out); variants; and two
+    that learn from a recording."""
     envs: dict[str, str] = {}
     for case in load_suite("learning").cases:
         if case.preset and not load_preset(case.preset).offline:
             envs.setdefault(case.preset, case.env)
-    return [*((preset, env, *OPTIONS.get(preset, ("--actors", "2"))) for preset, env in envs.items()), *VARIANTS]
+    return [*((preset, env, *OPTIONS.get(preset, ("--actors", "2"))) for preset, env in envs.items()), *VARIANTS, *OFFLINE]
 
 
 class Broken(Exception):
