@@ -104,18 +104,20 @@ def train_templates(folder: Path) -> None:
     table = {"replay": {"checkpoint": True, "capacity": 200, "min_size": 20}}
     league = {"league": {"least_steps": 32, "most_steps": 64, "league_exploiters": 0}}
     for preset, env, more in (("a2c", "CartPole-v1", acting), ("dqn", "CartPole-v1", {**acting, **table}),
-                              ("sac", "Pendulum-v1", {**acting, **table}), ("league", "shoal/RockPaperScissors-v0", {**acting, **league})):
+                              ("sac", "Pendulum-v1", {**acting, **table}),
+                              ("league", "shoal/RockPaperScissors-v0", {**acting, **league})):
         shoal.train(preset, env, run_dir=str(folder / preset), max_env_steps=200, **more)
         shoal.resume(folder / preset, max_env_steps=300)
     demos = folder / "demos"
     for words in (["data", "record", "random", "CartPole-v1", "--episodes", "5", "--out", str(demos)],
-                  ["tune", "a2c", "CartPole-v1", "--population", "2", "--vary", "algorithm.lr=loguniform(1e-4,1e-2)", "--workers", "2",
+                  ["tune", "a2c", "CartPole-v1", "--population", "2", "--vary", "algorithm.lr=loguniform(1e-4,1e-2)",
                    "--every-env-steps", "200", "--max-env-steps", "400", "--study", str(folder / "study"), "--net.hidden", "4",
                    "--actors", "1", "--architecture.envs-per-actor", "2", "--eval.episodes", "2", "--no-tensorboard"]):
         if judge(words, 10 * CASE_SECONDS)["code"]:
             raise RuntimeError(f"no template: shoal {' '.join(words)}")
-    shoal.train("bc", data=str(demos), env="CartPole-v1", run_dir=str(folder / "bc"), max_learner_steps=2, replay={"min_size": 20}, **small)
-    shoal.train("es", "CartPole-v1", run_dir=str(folder / "es"), max_learner_steps=2, actors=1, algorithm={"population": 4}, **small)
+    shoal.train("bc", data=str(demos), env="CartPole-v1", run_dir=str(folder / "bc"), max_learner_steps=2, **small)
+    few = {"actors": 1, "algorithm": {"population": 4}}
+    shoal.train("es", "CartPole-v1", run_dir=str(folder / "es"), max_learner_steps=2, **few, **small)
     for preset in BY_UPDATES:
         shoal.resume(folder / preset, max_learner_steps=8)
 
@@ -231,7 +233,8 @@ def try_run(case: int, folder: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------- command lines
 PRESETS = ("impala", "ppo", "a2c", "a3c", "dqn", "apex", "r2d2", "seed", "gala", "gorila", "ga3c", "r2d3", "anakin", "sac", "es",
            "league", "qtopt", "td3", "curl", "rainbow", "iql", "bc", "", "IMPALA")
-ENVS = ("CartPole-v1", "shoal/Catch-v0", "Pendulum-v1", "shoal/TMaze-v0", "shoal/TicTacToe-v0", "shoal/PixelCatch-v0", "NoSuch-v0", "os:getcwd", "cartpole", "", "-1",
+ENVS = ("CartPole-v1", "shoal/Catch-v0", "Pendulum-v1", "shoal/TMaze-v0", "shoal/TicTacToe-v0", "shoal/PixelCatch-v0", "NoSuch-v0",
+        "os:getcwd", "cartpole", "", "-1",
         "CartPole-v1/..")
 VALUES = ("0", "1", "2", "-1", "3", "0.5", "-0.0", "nan", "inf", "1e300", "1000000000", "99999999999999999999999999", "", " ", "x",
           "auto", "none", "None", "true", "True", "[1,2]", "4 4", "/", "/dev/null", "../..", "\x00", "é", "-", "--", "=", "a=b",
@@ -289,7 +292,8 @@ def tune_line(rng: random.Random, flags: list[str]) -> list[str]:
     words = ["tune", rng.choice(PRESETS), rng.choice(ENVS), "--vary", f"{name}={rng.choice(RANGES)}", "--population",
              rng.choice(["1", "2", *VALUES]), "--every-env-steps", rng.choice(["30", *VALUES]), "--max-env-steps", "60"]
     if rng.random() < 0.5:
-        words += [rng.choice(["--exploit", "--resample", "--workers", "--seed", "--until-return", rng.choice(flags)]), rng.choice(VALUES)]
+        flag = rng.choice(["--exploit", "--resample", "--workers", "--seed", "--until-return", rng.choice(flags)])
+        words += [flag, rng.choice(VALUES)]
     return [*words, "--study", "study", "--actors", "1", "--eval.episodes", "1", "--no-tensorboard"]
 
 
@@ -352,8 +356,9 @@ def fuzz(kind: str, total: int, first: int = 0) -> dict[str, Any]:
 
 
 LINES = [
-    Line("fuzz-runs", 15, f"{RUNS:,} mutated run directories and studies (configuration, summary, metrics, checkpoints, replay tables in them, "
-         "a league's vault) under eval, resume, runs, play, set, stop, league and tune: no traceback, no hang, no growth",
+    Line("fuzz-runs", 15, f"{RUNS:,} mutated run directories and studies (configuration, summary, metrics, checkpoints, replay "
+         "tables in them, a league's vault) under eval, resume, runs, play, set, stop, league and tune: no traceback, no hang, "
+         "no growth",
          lambda seed: fuzz("runs", RUNS, seed * RUNS), seeds=(0,)),
     Line("fuzz-commands", 15, f"{COMMANDS} command lines by a generator: no traceback, no hang, no growth",
          lambda seed: fuzz("commands", COMMANDS, seed * COMMANDS), seeds=(0,)),
