@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
+import contextlib
 import os
+import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,7 +26,6 @@ __all__ = ["tune", "tune_command"]
 
 USAGE = "shoal tune PRESET ENV --vary NAME=RANGE ... --every-env-steps N --max-env-steps M [options of shoal train]"
 UNLIMITED = 10**9
-MOST_MEMBERS = 10_000
 OF_MEMBERS = ("run_dir", "policy")
 FIXED = ("seed", "runtime", "run_dir", "max_env_steps", "max_learner_steps", "max_seconds", "until_return", "until", "env",
          "preset")
@@ -71,7 +71,7 @@ def tune_command(arguments: list[str]) -> int:
     settings = checked(known.preset, known.env, {name: text for name, _, text in pairs}, rest, population=known.population,
                        every_env_steps=known.every_env_steps, max_env_steps=known.max_env_steps, until_return=known.until_return,
                        exploit=known.exploit, resample=known.resample, seed=known.seed, workers=known.workers)
-    return _go(Study.create(_folder(known.study, settings), settings))
+    return _go(_created(known.study, settings))
 
 
 def tune(preset: str, env: str, *, vary: Mapping[str, Prior], every_env_steps: int, max_env_steps: int | None = None,
@@ -84,7 +84,7 @@ def tune(preset: str, env: str, *, vary: Mapping[str, Prior], every_env_steps: i
     settings = checked(preset, env, {name: str(prior) for name, prior in vary.items()}, _flags(overrides), population=population,
                        every_env_steps=every_env_steps, max_env_steps=max_env_steps, until_return=until_return, exploit=exploit,
                        resample=resample, seed=seed, workers=workers)
-    found = Study.create(_folder(None if study is None else str(study), settings), settings)
+    found = _created(study, settings)
     with alone(found.path):
         StudyCoordinator(found, lambda line: None).run()
     return found
@@ -96,21 +96,10 @@ def checked(preset: str, env: str, vary: Mapping[str, str], options: Sequence[st
     """The settings, after a look at everything that can be wrong: nothing is written before."""
     if not vary:
         raise ConfigError('nothing is varied; give for instance --vary "algorithm.lr=loguniform(1e-4,1e-2)"')
-    if every_env_steps is None or every_env_steps < 1:
-        raise ConfigError("an interval needs a length of at least 1; give --every-env-steps N, long enough for an evaluation to "
-                          "tell members apart")
+    if every_env_steps is None:
+        raise ConfigError("how long is an interval? Give --every-env-steps N, long enough for an evaluation to tell members apart")
     if max_env_steps is None and until_return is None:
         raise ConfigError("when does it end? Give --max-env-steps M for each member, or --until-return R")
-    budget = UNLIMITED if max_env_steps is None else max_env_steps
-    if budget < every_env_steps:
-        raise ConfigError(f"--max-env-steps {budget} is less than one interval of --every-env-steps {every_env_steps}, so nobody "
-                          "would ever copy; raise the one or lower the other")
-    for name, value, least, most in (("population", population, 1, MOST_MEMBERS), ("workers", workers, 1, MOST_MEMBERS),
-                                     ("resample", resample, 0, 1), ("seed", seed, 0, 2**53)):
-        if value is not None and not least <= value <= most:
-            raise ConfigError(f"--{name} {value:g} is not possible; give a number from {least} to {most:,}")
-    if until_return is not None and not math.isfinite(until_return):
-        raise ConfigError(f"--until-return {until_return} is not possible; give a finite number")
     for word in options:
         if (name := word.removeprefix("--").split("=")[0].replace("-", "_")) in OF_MEMBERS and word.startswith("--"):
             raise ConfigError(f"--{name.replace('_', '-')} is set for every member by the study; leave it out"
@@ -120,8 +109,10 @@ def checked(preset: str, env: str, vary: Mapping[str, str], options: Sequence[st
     if exploit not in EXPLOIT_RULES:
         raise ConfigError(f"--exploit {exploit} is no rule; use {', '.join(EXPLOIT_RULES)}")
     words = list(options) if any(word.split("=")[0] == "--runtime" for word in options) else [*options, "--runtime", "inline"]
+    budget, cores = UNLIMITED if max_env_steps is None else max_env_steps, len(os.sched_getaffinity(0))
     settings = StudySettings(preset, env, dict(vary), population, every_env_steps, budget, until_return, exploit, resample, seed,
-                             workers or len(os.sched_getaffinity(0)), tuple(words))
+                             cores if workers is None else workers, tuple(words))
+    settings.validate()
     for end in (0, -1):  # both ends of every range
         values = [word for name, prior in settings.priors.items()
                   for word in (f"--{name.replace('_', '-')}", str(prior.grid(2)[end]))]
@@ -153,21 +144,38 @@ def _flags(overrides: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _folder(given: str | None, settings: StudySettings) -> Path:
+def _created(given: str | Path | None, settings: StudySettings) -> Study:
+    """In the folder that was given, or studies/<time>-<preset>-<env>."""
+    if given is not None:
+        return Study.create(Path(given), settings)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(settings.preset).stem}-{settings.env.replace('/', '_').replace(':', '_')}"
-    return Path(given) if given else Path("studies") / name
+    return Study.create_default(Path("studies") / name, settings)
 
 
 def _go(study: Study) -> int:
     with alone(study.path, "members write checkpoints and end"):
         say(f"study {study.path}: {study.settings.population} members, {study.settings.workers} at a time")
         try:
-            StudyCoordinator(study, say).run()
+            with terminable():
+                StudyCoordinator(study, say).run()
         except KeyboardInterrupt:
             say(f"stopped by hand; every member goes on from its newest checkpoint with `shoal tune resume {study.path}`")
             return 130
     sys.stdout.write(table(study))
     return 0
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM, and a terminal that is closed, are like Ctrl-C. Under nohup the terminal is not heard."""
+    heard = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    for number in heard:
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def table(study: Study) -> str:

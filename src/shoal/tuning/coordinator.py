@@ -30,6 +30,7 @@ from shoal.tuning.study import Member, Study
 __all__ = ["StudyCoordinator"]
 
 LOOK_SECONDS = 0.1
+END_SECONDS = 60.0  # for a member's last checkpoint
 
 
 @dataclass
@@ -83,7 +84,7 @@ class StudyCoordinator:
     # ------------------------------------------------------------------ one interval
     def _train(self, member: Member) -> None:
         settings, run = self.settings, self.study.run(member.number)
-        newest = run.checkpoints().newest()
+        newest = run.checkpoints().sound(tables=False)
         done = member.env_steps if newest is None else max(member.env_steps, int(read_meta(newest).get("env_steps", 0)))
         alone = settings.population == 1  # nobody to be compared with: one run without a break
         until = settings.max_env_steps if alone else min(settings.max_env_steps, done + settings.every_env_steps)
@@ -134,11 +135,16 @@ class StudyCoordinator:
         self.say(f"member {member.number} copies member {parent}, and goes on with {_words(values)}")
 
     def _end_all(self) -> None:
-        """Members that still train write a checkpoint and end."""
+        """Members that still train write a checkpoint and end; one that does not is killed, and goes on from its newest one."""
         for found in self.training.values():
             found.process.terminate()
+        deadline = time.monotonic() + END_SECONDS
         for found in self.training.values():
-            found.process.wait()
+            try:
+                found.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                found.process.kill()
+                found.process.wait()
 
 
 def _words(values: dict[str, Any]) -> str:

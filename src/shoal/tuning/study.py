@@ -11,25 +11,33 @@ half a copy: when the study is resumed, the copy is done again.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 from shoal.coordination.population.exploit import ExploitRule, Fitness
 from shoal.coordination.population.priors import Prior, parse_prior
 from shoal.errors import CheckpointError, ConfigError
-from shoal.experiment.checkpoints import read_json, read_meta, write_json
+from shoal.experiment.checkpoints import DIGEST, read_json, read_meta, write_json
 from shoal.experiment.run import Run, load
 from shoal.experiment.rundir import RunDir
+from shoal.experiment.values import fit_type
 from shoal.telemetry.outputs import read_lines
 
 __all__ = ["Member", "Study", "StudySettings"]
 
 TRIES = 5  # to copy a checkpoint whose run goes on and may drop it meanwhile
+MOST_MEMBERS = 10_000
+NEEDED = {"start": {"values"}, "slice": {"values", "env_steps"}, "copy": {"parent"}}  # by the event of a line in lineage.jsonl
+START_AGAIN = "restore it, or start the study again"
+
+Record = TypeVar("Record", "StudySettings", "Member")
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class StudySettings:
 
     preset: str
     env: str
-    vary: Mapping[str, str]
+    vary: dict[str, str]
     """By the name of a value the range that it is searched in."""
     population: int
     every_env_steps: int
@@ -52,6 +60,22 @@ class StudySettings:
     """Members that train at the same time."""
     options: tuple[str, ...] = ()
     """Of every member's `shoal train`."""
+
+    def validate(self) -> None:
+        """Refuse numbers with which a study would not end, or not begin."""
+        if self.every_env_steps < 1:
+            raise ConfigError("an interval needs a length of at least 1; give --every-env-steps N, long enough for an evaluation "
+                              "to tell members apart")
+        if self.max_env_steps < self.every_env_steps:
+            raise ConfigError(f"--max-env-steps {self.max_env_steps} is less than one interval of --every-env-steps "
+                              f"{self.every_env_steps}, so nobody would ever copy; raise the one or lower the other")
+        for name, value, least, most in (("population", self.population, 1, MOST_MEMBERS),
+                                         ("workers", self.workers, 1, MOST_MEMBERS), ("resample", self.resample, 0, 1),
+                                         ("seed", self.seed, 0, 2**53)):
+            if not least <= value <= most:
+                raise ConfigError(f"--{name} {value:g} is not possible; give a number from {least} to {most:,}")
+        if self.until_return is not None and not math.isfinite(self.until_return):
+            raise ConfigError(f"--until-return {self.until_return} is not possible; give a finite number")
 
     @property
     def priors(self) -> dict[str, Prior]:
@@ -89,6 +113,22 @@ class Study:
     def create(cls, path: Path, settings: StudySettings) -> Study:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ConfigError(f"--study {path} is not empty; go on with it by `shoal tune resume {path}`, or give another folder")
+        return cls._made(path, settings)
+
+    @classmethod
+    def create_default(cls, path: Path, settings: StudySettings) -> Study:
+        """At `path`, or with -2, -3, ... behind it where another study has begun in the same second."""
+        first = path
+        for number in itertools.count(2):
+            try:
+                path.mkdir(parents=True)  # only one of two that try at once
+                break
+            except FileExistsError:
+                path = first.with_name(f"{first.name}-{number}")
+        return cls._made(path, settings)
+
+    @classmethod
+    def _made(cls, path: Path, settings: StudySettings) -> Study:
         (path / "members").mkdir(parents=True)
         write_json(path / "study.json", asdict(settings))
         return cls(path)
@@ -101,11 +141,12 @@ class Study:
 
     @property
     def settings(self) -> StudySettings:
-        found = read_json(self.path / "study.json")
-        try:
-            return StudySettings(**{**found, "options": tuple(found["options"])})
-        except (TypeError, KeyError) as error:
-            raise CheckpointError(f"{self.path / 'study.json'} is damaged: {error}; start the study again") from None
+        path = self.path / "study.json"
+        settings = typed(StudySettings, path)
+        if any(not isinstance(text, str) for text in settings.vary.values()):
+            raise CheckpointError(f"{path} is damaged: a range is no text; {START_AGAIN}")
+        settings.validate()
+        return settings
 
     # ------------------------------------------------------------------ members
     def run(self, number: int) -> RunDir:
@@ -113,8 +154,8 @@ class Study:
 
     def members(self) -> list[Member]:
         """Those that have begun, by number."""
-        paths = sorted((self.path / "members").glob("*.json"))
-        return [Member(**read_json(path)) for path in paths]
+        names = set(self.settings.vary)
+        return [_checked(typed(Member, path), names, path) for path in sorted((self.path / "members").glob("[0-9]*.json"))]
 
     def save(self, member: Member) -> Member:
         write_json(self.path / "members" / f"{member.number:02d}.json", asdict(member))
@@ -156,7 +197,7 @@ class Study:
         source, target = self.run(parent).checkpoints(), self.run(child).checkpoints()
         target.clear_torn()
         for left in reversed(range(TRIES)):
-            newest = source.newest()
+            newest = source.sound()  # a damaged one must not get checksums of its own here
             if newest is None:
                 raise CheckpointError(f"member {parent} has no checkpoint that member {child} could copy; resume the study")
             folder = target.begin(0)
@@ -164,6 +205,8 @@ class Study:
                 meta = read_meta(newest)
                 for name in meta["files"]:
                     shutil.copyfile(newest / name, folder / name)
+                    if name in meta["sha256"]:
+                        (folder / f"{name}{DIGEST}").write_text(meta["sha256"][name], encoding="ascii")
                 target.commit(folder, {key: value for key, value in meta.items() if key not in ("files", "sha256", "seal")})
                 return
             except (FileNotFoundError, CheckpointError):  # the parent goes on, and has dropped it
@@ -177,9 +220,11 @@ class Study:
         config = run.config()
         for key, value in values.items():
             *path, name = key.split(".")
-            inside = config
+            inside: Any = config
             for part in path:
-                inside = inside[part]
+                inside = inside.get(part) if isinstance(inside, dict) else None
+            if not isinstance(inside, dict):
+                raise CheckpointError(f"{run.config_file} is damaged: it has no {key}; {START_AGAIN}")
             inside[name] = value
         run.save_config(config)
 
@@ -189,7 +234,9 @@ class Study:
             file.write(json.dumps({"time": time.time(), "event": event, "member": member, **more}) + "\n")
 
     def lineage(self) -> list[dict[str, Any]]:
-        return read_lines(self.path / "lineage.jsonl")
+        """Lines that cannot be used are passed over."""
+        return [row for row in read_lines(self.path / "lineage.jsonl") if isinstance(row.get("member"), int)
+                and set(row) >= NEEDED.get(str(row.get("event")), {"?"})]
 
     def schedule(self, number: int) -> list[dict[str, Any]]:
         """What this member's parameters were trained with, from the first step on: its own slices since its last copy, before them
@@ -203,3 +250,25 @@ class Study:
             elif row["event"] == "slice":
                 found.append({"member": who, "env_steps": row["env_steps"], "values": row["values"]})
         return list(reversed(found))
+
+
+def typed(kind: type[Record], path: Path) -> Record:
+    """A record of the study's folder; CheckpointError for anything else."""
+    found, hints = read_json(path), get_type_hints(kind)
+    try:
+        for name, value in found.items():
+            if get_origin(hints.get(name)) is dict and not isinstance(value, dict):
+                raise TypeError(f"{name} is {value!r}")
+        return kind(**{name: fit_type(hints.get(name, Any), value, name) for name, value in found.items()})
+    except (ConfigError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; {START_AGAIN}") from None
+
+
+def _checked(member: Member, names: set[str], path: Path) -> Member:
+    """The record of a member, if it is one of this study."""
+    copying = member.copying
+    if f"{member.number:02d}" != path.stem or set(member.values) != names or (copying and not (
+            isinstance(copying.get("parent"), int) and isinstance(copying.get("ancestor"), int)
+            and isinstance(copying.get("values"), dict) and set(copying["values"]) == names)):
+        raise CheckpointError(f"{path} is damaged: it is not the record of this member; {START_AGAIN}")
+    return member
