@@ -35,6 +35,7 @@ __all__ = ["LINES"]
 
 RUNS, COMMANDS, TOGETHER = 5000, 500, 250
 CASE_SECONDS = 60.0
+KEPT = "SHOAL_FUZZ_FOLDER"
 GROWTH_MB = 150.0  # of a process over its last three quarters
 DEEP = "[" * 5000 + "]" * 5000
 ODD: list[Any] = [[], {}, "x", None, -1, 0, 1, 2, 1e300, -1e300, True, False, ["a", 3], {"name": 3}, "?x", "no.such:Thing",
@@ -261,7 +262,7 @@ def fields() -> list[str]:
     from shoal.experiment.values import keys
 
     found: list[str] = []
-    for preset in ("impala", "apex", "gala", "seed", "sac", "es", "league", "iql"):
+    for preset in ("impala", "apex", "gala", "seed", "sac", "es", "league"):
         env = "shoal/TicTacToe-v0" if preset == "league" else "CartPole-v1"
         found += keys(parse_train([preset, env]).experiment)
     return sorted({f"--{name.replace('_', '-')}" for name in found})
@@ -326,32 +327,40 @@ def plain(text: str, folder: Path) -> str:
 
 
 def fuzz(kind: str, total: int, first: int = 0) -> dict[str, Any]:
-    """All cases, in processes of TOGETHER cases."""
+    """All cases, in processes of TOGETHER cases. In a folder that is kept (KEPT) one that was cut short goes on where it was."""
     rows: list[dict[str, Any]] = []
     ended: list[str] = []
     growth: list[float] = []
-    with tempfile.TemporaryDirectory() as name:
+    kept = os.environ.get(KEPT)
+    with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if kind == "runs":
+        if kind == "runs" and not (folder / "ready").exists():
             words = [sys.executable, "-m", "evidence.fuzz", "templates", str(folder)]
             subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+            (folder / "ready").touch()
         for start in range(first, first + total, TOGETHER):
             count, out = min(TOGETHER, first + total - start), folder / f"{start}.jsonl"
             words = [sys.executable, "-m", "evidence.fuzz", kind, str(start), str(count), str(folder), str(out)]
-            done = subprocess.run(words, cwd=ROOT, check=False, capture_output=True, text=True,
-                                  env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}/src:{ROOT}"})
+            if (note := out.with_suffix(".ended")).exists():
+                code, said = note.read_text().split("\n", 1)
+            else:
+                out.unlink(missing_ok=True)
+                done = subprocess.run(words, cwd=ROOT, check=False, capture_output=True, text=True,
+                                      env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}/src:{ROOT}"})
+                code, said = str(done.returncode), done.stderr
+                note.write_text(f"{code}\n{said}")
             lines = [json.loads(line) for line in plain(out.read_text(), folder).splitlines()]
             mine = [line for line in lines if "code" in line]
             rows += mine
-            if done.returncode:
-                ended.append(f"case {lines[-1].get('begun')}: the process ended with {done.returncode}: "
-                             f"{plain(done.stderr, folder)[-500:]}")
+            if code != "0":
+                ended.append(f"case {lines[-1].get('begun')}: the process ended with {code}: {plain(said, folder)[-500:]}")
             if len(mine) == count >= TOGETHER:
                 growth.append(round(mine[-1]["resident_mb"] - mine[count // 4]["resident_mb"], 1))
     wrong = [row for row in rows if row["wrong"]]
     return {"met": len(rows) == total and not wrong and not ended and max(growth, default=0.0) < GROWTH_MB, "cases": len(rows),
             "exit_codes": dict(sorted(Counter(str(row["code"]) for row in rows).items())), "findings": wrong[:50],
             "found": len(wrong), "ended": ended, "growth_mb": growth,
+            "case_seconds": round(sum(row["seconds"] for row in rows), 1),
             "longest_seconds": max((row["seconds"] for row in rows), default=0.0)}
 
 
