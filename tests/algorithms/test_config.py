@@ -74,7 +74,7 @@ def test_pixels_are_not_normalised():
 def test_names():
     with pytest.raises(ConfigError, match=r"no algorithm 'dqnn'.*a2c, ppo, vtrace"):
         algorithms.make("dqnn", spec(), NetConfig(), 4)
-    with pytest.raises(ConfigError, match="Other is no algorithm's Config"):
+    with pytest.raises(ConfigError, match="Other is not the Config of an algorithm"):
         algorithms.make(Other(), spec(), NetConfig(), 4)
     with pytest.raises(ConfigError, match="cannot be imported: No module named 'nowhere'"):
         algorithms.named("nowhere.at_all:Mine")

@@ -126,7 +126,7 @@ def test_run_against_run(tmp_path, capsys):
     assert main(["eval", str(one.directory), "--against", str(two.directory), "--episodes", "20"]) == 0
     assert f"against {two.directory}" in capsys.readouterr().out
     assert main(["eval", str(one.directory), "--against", "strong"]) == 2
-    assert "--against strong is no opponent; use one of random, perfect, or" in capsys.readouterr().err
+    assert "--against strong is not an opponent; use one of random, perfect, or" in capsys.readouterr().err
     other = shoal.train("ppo", "shoal/TicTacToe-v0", max_env_steps=500, run_dir=str(tmp_path / "other"), **QUIET)
     with pytest.raises(ConfigError, match="give a run of the same game"):
         other.evaluate(10, against=one)

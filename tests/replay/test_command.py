@@ -106,7 +106,7 @@ def test_keys_and_a_server_off_loopback(tmp_path: Path, capsys: pytest.CaptureFi
             assert info_command([address, "--timeout", "0.5", *stranger]) == 1
             assert address in capsys.readouterr().err
         assert info_command([address, "--key", str(tmp_path / "nobody.json")]) == 2
-        assert "is no key file" in capsys.readouterr().err
+        assert "is not a key file" in capsys.readouterr().err
     finally:
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0

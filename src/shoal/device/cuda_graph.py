@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+from shoal.device.graph_inputs import rebuilt, shape_of
 
 if TYPE_CHECKING:
     import numpy as np
 
 __all__ = ["CAPTURE_LOCK", "CapturedFunction", "LearnerGraphs", "capturing"]
 
+KINDS = (torch.Tensor, float)  # what may change between calls
 WARM_UPS = 3
 MAX_SHAPES = 4  # of a function's arguments that get a graph each; further shapes run kernel by kernel
 CAPTURE_LOCK = threading.RLock()
@@ -58,7 +60,7 @@ class CapturedFunction:
 
     def __call__(self, given: Any, *constants: Any) -> Any:
         values: list[torch.Tensor | float] = []
-        key = _shape(given, values), constants
+        key = shape_of(given, values, KINDS), constants
         captured = self._shapes.get(key)
         if captured is None:
             if len(self._shapes) == MAX_SHAPES:
@@ -106,7 +108,7 @@ class CapturedShape:
     def __init__(self, function: Callable[..., Any], given: Any, values: list[torch.Tensor | float], constants: Any) -> None:
         device = next(value.device for value in values if isinstance(value, torch.Tensor))
         self._held = [value.clone() if isinstance(value, torch.Tensor) else torch.tensor(value, device=device) for value in values]
-        given = _rebuilt(given, iter(self._held))
+        given = rebuilt(given, iter(self._held), KINDS)
         self._work: Callable[[], Any] = partial(function, given, *constants)
         self._on_gpu = device.type == "cuda"
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -139,29 +141,3 @@ class CapturedShape:
         with capturing(graph):
             self._result = self._work()
         return graph
-
-
-def _shape(tree: Any, values: list[torch.Tensor | float]) -> Any:
-    """What of a tree decides which kernels run; what may change between calls is appended to `values`."""
-    if isinstance(tree, torch.Tensor):
-        values.append(tree)
-        return tuple(tree.shape), tree.dtype
-    if isinstance(tree, float):
-        values.append(tree)
-        return float
-    if isinstance(tree, Mapping):
-        return tuple((name, _shape(part, values)) for name, part in tree.items())
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return type(tree), *(_shape(getattr(tree, field.name), values) for field in fields(tree))
-    return tree
-
-
-def _rebuilt(tree: Any, held: Iterator[torch.Tensor]) -> Any:
-    """The same tree with the fixed tensors in place of its tensors and numbers."""
-    if isinstance(tree, torch.Tensor | float):
-        return next(held)
-    if isinstance(tree, Mapping):
-        return {name: _rebuilt(part, held) for name, part in tree.items()}
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return replace(tree, **{field.name: _rebuilt(getattr(tree, field.name), held) for field in fields(tree)})
-    return tree

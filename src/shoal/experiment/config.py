@@ -328,7 +328,7 @@ class Plan:
     architecture: Architecture = field(compare=False)
     found: AutoChoice | None = None
     sizing: Sizing | None = field(default=None, compare=False)
-    """How a preset's values were chosen for this machine; None for a pair, and for a run that goes on."""
+    """How a preset's values were chosen for this machine; None for a pair, and for a run that continues."""
 
     @property
     def title(self) -> str:
@@ -392,7 +392,7 @@ def experiment_type(plan: Plan) -> Any:
 
 
 def check_ray(experiment: Experiment[Any, Any], before: RayOptions | None = None) -> None:
-    """Refuse --ray.* (other than `before`) without --runtime ray; a run that was on a cluster may go on elsewhere."""
+    """Refuse --ray.* (other than `before`) without --runtime ray; a run that was on a cluster may continue elsewhere."""
     before = before or RayOptions()
     if experiment.runtime == "ray" or experiment.ray == before:
         return

@@ -47,7 +47,7 @@ def league_state(rundir: RunDir) -> dict[str, Any]:
     newest = rundir.checkpoints().sound(tables=False)
     path = None if newest is None else newest / "coordinator-0.safetensors"
     if path is None or not path.is_file():
-        raise ConfigError(f"{rundir.path} is no league; train one with `shoal train league shoal/RockPaperScissors-v0`")
+        raise ConfigError(f"{rundir.path} is not a league; train one with `shoal train league shoal/RockPaperScissors-v0`")
     state: dict[str, Any] = json.loads(bytes(TensorFiles().load(path)["league"]))
     return state
 

@@ -53,7 +53,7 @@ class NoiseOptions(OffPolicyOptions):
     """An actor that explores by noise."""
 
     noise: Literal["gaussian", "ou"] = "gaussian"
-    """Noise that explores: gaussian, or ou (Ornstein-Uhlenbeck), which goes on from step to step of an episode."""
+    """Noise that explores: gaussian, or ou (Ornstein-Uhlenbeck), which continues from step to step of an episode."""
     noise_std: float = number(0.1, at_least=0, live=True)
     """Deviation of the noise, where actions lie in [-1, 1]; of ou that of each of its steps."""
     noise_theta: float = number(0.15, at_least=0, at_most=1)
