@@ -193,7 +193,7 @@ class Experiment(Options, Generic[A, R]):
     cores: int | None = number(None, at_least=1)
     """How many of this machine's cores the run may use; all of them by default."""
     values: Literal["tuned", "paper"] = "tuned"
-    """Whose values a preset takes where both give one: those found by trying, or the publication's."""
+    """Which values a preset prefers: those we tuned, or the publication's."""
     seed: int = number(0, at_least=0, below=2**53)
     """Everything random derives from it."""
     until_return: float | None = number(None)

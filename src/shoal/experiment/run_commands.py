@@ -163,7 +163,7 @@ class Eval(Options):
     episodes: int = number(100, at_least=1)
     """How many episodes."""
     seed: int = number(1_000_000, at_least=0, below=2**53)
-    """Of the environments."""
+    """Seed of the environments."""
     against: str | None = None
     """Play matches on every side against random, perfect, another run's policy (RUN or RUN:POLICY) or module:function (observation
     -> action); by default as the run was evaluated."""
@@ -218,7 +218,7 @@ class Play(Options):
     episodes: int = number(1, at_least=1)
     """How many episodes."""
     seed: int = number(0, at_least=0, below=2**53)
-    """Of the environment."""
+    """Seed of the environment."""
     against: str | None = None
     """In games: on every side in turn against random, perfect, human (you), RUN, RUN:POLICY or module:function; without it the
     run's policies play for all agents."""
