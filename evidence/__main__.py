@@ -48,8 +48,7 @@ LINES: list[Line] = [*learning.LINES, *many_seeds.LINES, *mechanisms.LINES, *act
                      *replay_kills.LINES, *chaos_presets.LINES, *fuzz.LINES, *hosts.LINES, *values.LINES, *off_policy.LINES,
                      *off_policy_mechanisms.LINES, *offline.LINES, *sac_speed.LINES, *demos.LINES, *qtopt.LINES, *curl.LINES,
                      *gorila.LINES, *evolution.LINES, *league.LINES, *bench.LINES, *earlier_runs.LINES, *outside.LINES,
-                     *atari.LINES,
-                     *autoscale.LINES, *scaling.LINES, *cluster.LINES]
+                     *atari.LINES, *autoscale.LINES, *scaling.LINES, *cluster.LINES]
 
 
 def main() -> int:
