@@ -80,7 +80,7 @@ def test_names():
         algorithms.named("nowhere.at_all:Mine")
     with pytest.raises(ConfigError, match=r"the module shoal\.learning has no Mine"):
         algorithms.named("shoal.learning:Mine")
-    with pytest.raises(ConfigError, match="has Progress, which is no subclass"):
+    with pytest.raises(ConfigError, match="has Progress, which is not a subclass"):
         algorithms.named("shoal.learning:Progress")
     assert algorithms.named("shoal.algorithms.ppo:PPO") is algorithms.named("ppo") is ppo.PPO
     nets = {"r2d2": NetConfig(recurrent="lstm")}

@@ -197,7 +197,7 @@ def test_importable_without_torch() -> None:
     """Importable without torch and the rest of shoal."""
     code = "import sys; import shoal.replay; print([m for m in sys.modules if m.startswith(('torch', 'shoal'))])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    allowed = ("shoal.replay", "shoal.errors", "shoal.slots")
+    allowed = ("shoal.replay", "shoal.errors", "shoal.files", "shoal.slots")
     loaded = [name for name in eval(shown.stdout) if name != "shoal"]
     assert all(name.startswith(allowed) for name in loaded)
 
