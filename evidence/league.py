@@ -11,9 +11,8 @@ from typing import Any
 
 from evidence.faults import kill_when
 from evidence.lines import Line, shoal
-from shoal.experiment.league_command import league_state
+from shoal.experiment.league_record import LeagueRecord
 from shoal.experiment.rundir import RunDir
-from shoal.league.payoff import PayoffTable
 
 __all__ = ["LINES"]
 
@@ -80,11 +79,9 @@ def kills(seed: int) -> dict[str, Any]:
 
 def _table(run: Path) -> dict[str, Any]:
     """Games and reports of the payoff table, and snapshots that it knows and the vault does not have."""
-    state = league_state(RunDir.open(run))
-    table = PayoffTable.from_state(state["league"]["payoff"])
-    there = {path.stem for path in (run / "vault" / "snapshots").glob("*.json")}
-    return {"games": table.played, "reports": table.reports, "snapshots": len(state["league"]["parent"]),
-            "missing": sorted(set(state["league"]["parent"]) - there)}
+    record = LeagueRecord(RunDir.open(run))
+    return {"games": record.table.played, "reports": record.table.reports, "snapshots": len(record.snapshots),
+            "missing": sorted(set(record.snapshots) - set(record.vault.names()))}
 
 
 LINES = [
