@@ -18,14 +18,14 @@ __all__ = ["LINES"]
 
 SEEDS = (21, 22, 23, 24, 25)  # values were tuned on seeds 11 to 13
 ROCK, CYCLE = "shoal/RockPaperScissors-v0", "shoal/FiveCycle-v0"
-# The same for both schemes. Batches of 512 decisions: with less, noise alone moves a policy away from the equilibrium.
-RATES = ("--algorithm.entropy", "0", "--algorithm.optimiser", "sgd", "--algorithm.lr", "0.5", "--algorithm.grad-norm", "0",
+# The same for both schemes. Batches of 1,024 decisions: with less, noise alone moves a policy away from the equilibrium.
+RATES = ("--algorithm.entropy", "0", "--algorithm.optimiser", "sgd", "--algorithm.lr", "0.2", "--algorithm.grad-norm", "0",
          "--algorithm.unroll", "4", "--net.hidden", "16", "--architecture.batch-slots", "1", "--runtime", "inline",
          "--eval.every-env-steps", "10000", "--eval.episodes", "2", "--eval.last-env-steps", "10", "--no-tensorboard",
          "--console.mode", "none")
-LEAGUE = ("--architecture.envs-per-actor", "256", "--league.league-exploiters", "0", "--league.least-steps", "40000",
-          "--league.most-steps", "80000", "--league.hard-power", "6")
-SELF_PLAY = ("--policies", "self-play", "--architecture.envs-per-actor", "64")
+LEAGUE = ("--architecture.envs-per-actor", "512", "--league.league-exploiters", "0", "--league.least-steps", "102400",
+          "--league.most-steps", "102400", "--league.hard-power", "6")
+SELF_PLAY = ("--policies", "self-play", "--architecture.envs-per-actor", "128")
 
 
 def exploitability(words: tuple[str, ...], env_steps: int, seed: int) -> dict[str, Any]:
