@@ -94,8 +94,9 @@ class Run:
         return {name: TrainedPolicy(one.algorithm, self.published_by(name), one.raw_observation_space, one.raw_action_space)
                 for name, one in self.prepared.policies.items()}
 
-    def as_opponent(self, home: Run, name: str | None = None) -> OpponentMaker:
-        """This run's policy (one of its policies, or a snapshot of a league) as an opponent of another run's."""
+    def as_opponent(self, home: Run, name: str | None = None, greedy: bool = True) -> OpponentMaker:
+        """This run's policy (one of its policies, or a snapshot of a league) as an opponent of another run's; not `greedy`: with
+        sampled actions, as it plays in training. Snapshots always do."""
         from shoal.league.vault import Vault
         from shoal.roles.coordinator import stored_tree
         from shoal.roles.policy_opponent import policy_opponent
@@ -108,7 +109,7 @@ class Run:
                               f"has other spaces than {theirs.name}; give a run of the same game")
         if vault is not None and snapshot is not None:
             return policy_opponent(mine.algorithm, stored_tree(vault, snapshot, mine.algorithm.published_layout()), greedy=False)
-        return policy_opponent(mine.algorithm, self.published_by(name))
+        return policy_opponent(mine.algorithm, self.published_by(name), greedy)
 
     def evaluate(self, episodes: int = 100, seed: int = 1_000_000, against: str | Run | OpponentMaker | None = None,
                  policy: str | None = None) -> Evaluation:
