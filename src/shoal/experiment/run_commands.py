@@ -169,8 +169,8 @@ class Eval(Options):
     """Play matches on every side against random, perfect, another run's policy (RUN or RUN:POLICY) or module:function (observation
     -> action); by default as the run was evaluated."""
     best_response: int | None = number(None, at_least=1)
-    """Train a new policy (ppo) for this many env steps against the run's and say how much it wins: a lower bound of the exploitability
-    of the run's policy."""
+    """Train a new policy (ppo) for this many env steps against the run's and say how much it wins: a lower bound of the run's
+    exploitability."""
     policy: str | None = None
     """best of all evaluated versions, or last; by default the run's own --policy. With several policies NAME, or NAME:last; by
     default the first."""

@@ -28,7 +28,8 @@ class ActorCriticModel(Model[ActorCriticNetwork]):
     def __init__(self, plan: AlgorithmPlan, seed: int) -> None:
         """The same seed gives the same weights, and torch's own random state is left alone."""
         spec = plan.spec
-        super().__init__(build(spec.observation_space, spec.action_space, plan.net, plan.mask_size or None, seed),
+        self.agents = spec.seats_per_env
+        super().__init__(build(spec.observation_space, spec.action_space, plan.net, plan.mask_size or None, seed, self.agents),
                          spec.observation_space, plan.norm_size)
         self.recurrent = self.net.recurrent
         self.latent_head = self.net.head if isinstance(self.net.head, LatentActionHead) else None
@@ -68,6 +69,7 @@ class ActorCriticModel(Model[ActorCriticNetwork]):
                 batch.prev_action,
                 batch.prev_reward,
                 all_states=self.recurrent and batch.finals is not None,
+                joint=None if batch.joint is None else self.see(batch.joint),
             )
         return _full(output) if self._on_gpu else output
 
@@ -89,7 +91,8 @@ class ActorCriticModel(Model[ActorCriticNetwork]):
             return values
         states = {name: x[finals.t, finals.b] for name, x in (output.states or {}).items()}
         with self.precision():
-            found = self.net.final_values(self.see(finals.observation), states, finals.prev_action, finals.prev_reward)
+            joint = None if finals.joint is None else self.see(finals.joint)
+            found = self.net.final_values(self.see(finals.observation), states, finals.prev_action, finals.prev_reward, joint)
         return finals.put(values, found.float())
 
 
