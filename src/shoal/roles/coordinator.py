@@ -96,17 +96,17 @@ class Coordinator:
     def _match(self, request: Request) -> None:
         """Enter the results of an actor's games, and give it the next matches."""
         asked, players, reply = request.data, self.plan.players, request.answer
-        for game, (number, result, home) in enumerate(zip(asked["match"], asked["result"], asked["home"], strict=True)):
-            if result != NOBODY and self.league.report(int(number), RESULTS[result]):
-                self.me.stats.add("league_reports")
-            reply["match"][game], reply["away"][game], reply["snapshot"][game] = 0, NOBODY, NOBODY
-            if home != NOBODY:
-                match = self.league.match(players[home], self.rng)
-                reply["match"][game] = match.number
-                if match.away in players:
-                    reply["away"][game] = players.index(match.away)
-                else:
-                    reply["snapshot"][game] = snapshot_number(match.away, players)
+        ended, begins = np.flatnonzero(asked["result"] != NOBODY), np.flatnonzero(asked["home"] != NOBODY)
+        entered = sum(self.league.report(int(asked["match"][game]), RESULTS[asked["result"][game]]) for game in ended)
+        self.me.stats.add("league_reports", entered)
+        reply["match"][:], reply["away"][:], reply["snapshot"][:] = 0, NOBODY, NOBODY
+        for game in begins:
+            match = self.league.match(players[asked["home"][game]], self.rng)
+            reply["match"][game] = match.number
+            if match.away in players:
+                reply["away"][game] = players.index(match.away)
+            else:
+                reply["snapshot"][game] = snapshot_number(match.away, players)
         request.reply(reply)
 
     def _answer_snapshot(self, request: Request) -> None:

@@ -59,7 +59,7 @@ class MatchSeats:
         request = {name: np.full(count, NOBODY, np.int64) for name in ("match", "result", "home")}
         if ended is not None:
             request["match"][games] = self._match[games]
-            request["result"][games] = [self._result(game, returns) for game, returns in zip(games, ended.returns, strict=True)]
+            request["result"][games] = self._results(games, ended.returns)
             actor.me.stats.add("league_games", len(games))
             np.subtract.at(self._under_way, self._home[games], 1)
         self._choose_home(games)
@@ -88,11 +88,11 @@ class MatchSeats:
         """The seat of home in the game that is about to begin, or after it the one that follows."""
         return int(self._played[game]) % self._sides
 
-    def _result(self, game: int, returns: np.ndarray) -> int:
-        """How the last game ended for home: 0 a win, 1 a draw, 2 a loss."""
-        side = (self._side(game) - 1) % self._sides
-        ahead = returns[side] - np.delete(returns, side).mean()
-        return 0 if ahead > 0 else 1 if ahead == 0 else 2
+    def _results(self, games: np.ndarray, returns: np.ndarray) -> np.ndarray:
+        """How the last games ended for home: 0 a win, 1 a draw, 2 a loss."""
+        home = returns[np.arange(len(games)), (self._played[games] - 1) % self._sides]
+        others = (returns.sum(1) - home) / (self._sides - 1)
+        return np.where(home > others, 0, np.where(home == others, 1, 2))
 
     def _seat(self, game: int, away: int) -> None:
         first, home = game * self._sides, int(self._home[game])
