@@ -153,7 +153,8 @@ class ActorCriticNetwork(TrunkNetwork):
     def _separate_value(self, seen: Observation) -> Tensor:
         """By the value torso: of observations [N, ...], or [N, agents, ...] for a central value."""
         assert self.value_torso is not None
-        if self.value_join is None:
-            return self.value_out(self.value_torso(seen)).squeeze(1)
-        each = self.value_torso(fold(seen))
-        return self.value_out(torch.tanh(self.value_join(each.reshape(-1, self.value_join.in_features)))).squeeze(1)
+        features: Tensor = self.value_torso(seen if self.value_join is None else fold(seen))
+        if self.value_join is not None:
+            features = torch.tanh(self.value_join(features.reshape(-1, self.value_join.in_features)))
+        value: Tensor = self.value_out(features).squeeze(1)
+        return value
