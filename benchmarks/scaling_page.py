@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import RESULTS, ROOT, insert
-from benchmarks.svg import COLOURS, Polyline, lines
+from shoal.bench.svg import COLOURS, Polyline, lines
 from shoal.bench.text_tables import UNMEASURED
 from shoal.planning.pipeline import simulate
 from shoal.planning.terms import Cluster, Cost, Costs, Forecast

@@ -30,7 +30,8 @@ from shoal.errors import CheckpointError
 from shoal.runtime.background_saving import in_pieces
 from shoal.runtime.checkpointing import link
 
-__all__ = ["Checkpoints", "Slices", "TensorFiles", "holds_table", "read_json", "read_meta", "saved_slices", "write_json"]
+__all__ = ["Checkpoints", "Slices", "TensorFiles", "holds_table", "read_json", "read_meta", "saved_slices", "write_json",
+           "write_text"]
 
 META = "checkpoint.json"
 WRITING = ".writing-"
@@ -52,10 +53,14 @@ def fsync(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
     """Atomically: readers see the old text or the new one."""
     temporary = path.with_name(f".{path.name}.new")
     try:
-        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
         fsync(temporary)
         os.replace(temporary, path)
     except OSError:
