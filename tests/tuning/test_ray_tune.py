@@ -51,8 +51,7 @@ def test_tune_run(cluster, tmp_path):
         plain = shoal.resume(plain.directory, max_env_steps=400)
         mine, other = learner(f"{folder}/run"), learner(plain.directory)
         assert all(np.array_equal(mine[name], other[name]) for name in other), "the trial is a run like any other"
-        trial = trainable({"algorithm.lr": 5e-3},
-                          logger_creator=lambda config: tune.logger.NoopLogger(config, str(tmp_path / "log")))
+        trial = trainable({"algorithm.lr": 5e-3})
         trial.load_checkpoint(folder)
     before = learner(trial.run.path)
     assert all(np.array_equal(before[name], other[name]) for name in other)
