@@ -17,8 +17,8 @@ from shoal.runtime.ray.ray_config import set_defaults
 from shoal.tuning.study import Study
 from tests.runtime.harness import PATIENCE
 
-WORDS = ["a2c", "shoal/Catch-v0", "--vary", "algorithm.lr=loguniform(0.0001,0.01)", "--population", "2", "--every-env-steps", "2000",
-         "--max-env-steps", "6000", "--exploit", "tournament", "--no-tensorboard", "--eval.episodes", "5"]
+WORDS = ["a2c", "shoal/Catch-v0", "--vary", "algorithm.lr=loguniform(0.0001,0.01)", "--population", "2", "--every-env-steps",
+         "2000", "--max-env-steps", "6000", "--exploit", "tournament", "--no-tensorboard", "--eval.episodes", "5"]
 
 
 def eventually(condition):

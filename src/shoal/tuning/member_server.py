@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from shoal.experiment.preload import PRELOAD
 
 __all__ = ["MemberServer", "ServedMember"]
 
-MODULES = (*PRELOAD, "shoal.cli", "shoal.experiment.run_commands", "shoal.experiment.session", "shoal.roles.evaluator")
+MODULES = (*PRELOAD, "shoal.experiment.run_commands", "shoal.experiment.session", "shoal.roles.evaluator")
 LOST = -int(signal.SIGKILL)  # exit code of a member whose server was killed
 LOOK_SECONDS = 0.05
 
@@ -82,8 +83,8 @@ def ask(server: subprocess.Popen[str], order: dict[str, Any]) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------- the server's side
-def serve() -> int:
-    """Returns an exit code in a member; the server itself returns when its client has gone."""
+def serve() -> None:
+    """Returns when the client has gone. Members leave it by SystemExit, as every command does."""
     for name in MODULES:
         importlib.import_module(name)
     me = os.getpid()
@@ -92,7 +93,7 @@ def serve() -> int:
         if "start" in order:
             pid = os.fork()
             if pid == 0:
-                return member(me, order["start"], order["log"])
+                member(me, order["start"], order["log"])
             answer: int | None = pid
         elif "poll" in order:
             found, status = os.waitpid(order["poll"], os.WNOHANG)
@@ -102,13 +103,10 @@ def serve() -> int:
             answer = 0
         sys.stdout.write(f"{json.dumps(answer)}\n")
         sys.stdout.flush()
-    return 0
 
 
-def member(server: int, words: list[str], log: str) -> int:
-    """In the forked process: `shoal` with these words."""
-    from shoal import cli
-
+def member(server: int, words: list[str], log: str) -> None:
+    """In the forked process: `python -m shoal.cli` with these words."""
     end_with_parent(server)
     for target, path, flags in ((0, os.devnull, os.O_RDONLY), (1, log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)):
         opened = os.open(path, flags, 0o644)
@@ -116,8 +114,8 @@ def member(server: int, words: list[str], log: str) -> int:
         os.close(opened)
     os.dup2(1, 2)
     sys.argv = ["shoal", *words]
-    return cli.main()
+    runpy.run_module("shoal.cli", run_name="__main__")
 
 
 if __name__ == "__main__":
-    sys.exit(serve())
+    serve()
