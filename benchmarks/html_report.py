@@ -12,11 +12,11 @@ import numpy as np
 
 from benchmarks.composed_limit.limits import composed
 from benchmarks.model_curve import predicted
-from shoal.bench.html import figures, grid, html_page
 from shoal.bench.result_columns import COLUMNS, failed, missed, rates_of, stored_groups, verdict_of
 from shoal.bench.statistics import bootstrap, interquartile_mean
-from shoal.bench.svg import COLOURS, Bar, Polyline, bars, lines
 from shoal.bench.text_tables import spread
+from shoal.telemetry.html_page import document, figures, grid
+from shoal.telemetry.svg import COLOURS, Bar, Polyline, bars, lines
 
 __all__ = ["modelled", "page", "performance_profile"]
 
@@ -35,7 +35,7 @@ def page(title: str, where: str, groups: Groups) -> str:
     if stored:
         body.append(_stored(stored))
     body += [_failures(groups), _glossary()]
-    return html_page(f"shoal bench: {title}", body)
+    return document(f"shoal bench: {title}", "".join(body))
 
 
 def _table(groups: Groups) -> str:

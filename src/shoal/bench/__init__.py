@@ -8,7 +8,6 @@
     rates.py                from counts and times to rates
     results_folder.py       results.jsonl, appended to and resumed
     result_columns.py       the columns of the table; text_tables.py, report_files.py
-    html.py, svg.py         pages and plots that work offline
     statistics.py           interquartile means, bootstrap, permutations; compare.py says which differences are noise
     machine.py              where and with what something was measured
 """

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from shoal.bench.html import figures, grid, html_page
-from shoal.bench.svg import COLOURS, Polyline, lines
 from shoal.coordination.population.priors import Range
 from shoal.experiment.checkpoints import write_text
+from shoal.telemetry.html_page import document, figures, grid
+from shoal.telemetry.svg import COLOURS, Polyline, lines
 from shoal.tuning.study import Member, Study
 
 __all__ = ["table", "write_report"]
@@ -54,7 +54,7 @@ def write_report(study: Study) -> None:
             figures("Schedules", {name: _schedules(study, name) for name in settings.vary}),
             figures("Ancestry", {"members whose parameters still descend from different ones": _ancestors(study)}),
             figures("Values against fitness", {name: _against(study, name) for name in settings.vary})]
-    write_text(study.path / "report.html", html_page(f"shoal tune: {what}", body))
+    write_text(study.path / "report.html", document(f"shoal tune: {what}", "".join(body)))
 
 
 # ---------------------------------------------------------------------------------------------- plots

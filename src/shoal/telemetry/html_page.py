@@ -1,11 +1,11 @@
-"""Pages that work offline: one HTML file with its style and its plots (svg.py) inside."""
+"""A page as one HTML file that works offline, light or dark as the reader's system is: plots (svg.py), tables, words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
 
-__all__ = ["figures", "grid", "html_page"]
+__all__ = ["document", "figures", "grid"]
 
 STYLE = """
 :root{--ink:#1b1e23;--paper:#fff;--grid:#dfe3e8;--bad:#c9242b;--dim:#667}
@@ -18,9 +18,10 @@ th,td{border-bottom:1px solid var(--grid);padding:.25rem .6rem;text-align:right}
 """
 
 
-def html_page(title: str, body: Sequence[str]) -> str:
+def document(title: str, body: str) -> str:
+    """The whole file."""
     return (f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title>"
-            f"<style>{STYLE}</style>{''.join(body)}</html>\n")
+            f"<style>{STYLE}</style>{body}</html>\n")
 
 
 def grid(head: Sequence[str], body: Sequence[Sequence[tuple[str, bool]]]) -> str:
