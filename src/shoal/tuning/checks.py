@@ -56,13 +56,13 @@ def checked(preset: str, env: str, vary: Mapping[str, str], options: Sequence[st
 
 def _check_rules(search: str, given: Mapping[str, object]) -> None:
     if search not in SEARCH_RULES:
-        raise ConfigError(f"--search {search} is no kind of search; use {', '.join(SEARCH_RULES)}")
+        raise ConfigError(f"--search {search} is not a kind of search; use {', '.join(SEARCH_RULES)}")
     for name, value in given.items():
         if value is not None and search != OF_SEARCH[name]:
             raise ConfigError(f"--{name} {value} means nothing to --search {search}; leave it out, or use --search "
                               f"{OF_SEARCH[name]}")
     if given["exploit"] is not None and given["exploit"] not in EXPLOIT_RULES:
-        raise ConfigError(f"--exploit {given['exploit']} is no rule; use {', '.join(EXPLOIT_RULES)}")
+        raise ConfigError(f"--exploit {given['exploit']} is not a rule; use {', '.join(EXPLOIT_RULES)}")
 
 
 def _budget(search: SearchRule, every: int | None, most: int | None, until_return: float | None) -> tuple[int, int]:

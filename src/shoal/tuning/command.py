@@ -56,23 +56,25 @@ def _parser() -> Parser:
     parser.add_argument("preset")
     parser.add_argument("env")
     parser.add_argument("--vary", action="append", default=[], metavar="NAME=RANGE",
-                        help="such as algorithm.lr=loguniform(1e-4,1e-2), net.x=choice(1, 2); may be given several times")
+                        help="a value to search, such as algorithm.lr=loguniform(1e-4,1e-2); may be given several times")
     parser.add_argument("--search", choices=SEARCH_RULES, default="population",
-                        help="population: worse members copy better ones; random, grid: nobody does; halving: the best go "
-                             "on (ASHA)")
-    parser.add_argument("--population", type=int, help="members, 8; a grid has as many as it has points")
-    parser.add_argument("--every-env-steps", type=int, help="decisions of an interval, after which a member is compared with "
-                                                            "others; with halving those of the first rung")
-    parser.add_argument("--max-env-steps", type=int, help="decisions of each member")
+                        help="population: worse members copy better ones; random, grid: nobody does; halving: the best "
+                             "continue (ASHA)")
+    parser.add_argument("--population", type=int, help="how many runs train (default 8; a grid has as many as it has points)")
+    parser.add_argument("--every-env-steps", type=int, help="agent decisions after which a member is compared with others; with "
+                                                            "halving the length of the first rung")
+    parser.add_argument("--max-env-steps", type=int, help="agent decisions of each member")
     parser.add_argument("--until-return", type=float, help="stop when a member reaches this return")
-    parser.add_argument("--exploit", choices=EXPLOIT_RULES, help="population: who copies whom, truncation")
-    parser.add_argument("--resample", type=float, help="population: probability of drawing a value anew, 0")
-    parser.add_argument("--points", type=int, help="grid: values of each range, 3")
-    parser.add_argument("--reduction", type=int, help="halving: one of this many goes on, for this many times as long, 3")
-    parser.add_argument("--seed", type=int, default=0, help="of the study; members have the seeds that follow")
-    parser.add_argument("--workers", type=int, help="members that train at the same time; as many as cores")
+    parser.add_argument("--exploit", choices=EXPLOIT_RULES, help="population: who copies whom (default truncation)")
+    parser.add_argument("--resample", type=float,
+                        help="population: probability of drawing a new value instead of perturbing it (default 0)")
+    parser.add_argument("--points", type=int, help="grid: values of each range (default 3)")
+    parser.add_argument("--reduction", type=int,
+                        help="halving: one of this many continues, for this many times as long (default 3)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the study; members get the seeds that follow (default 0)")
+    parser.add_argument("--workers", type=int, help="members that train at the same time (default: one per core)")
     parser.add_argument("--cluster", help="let members train on a Ray cluster: its HOST:PORT, auto, or local to start one here")
-    parser.add_argument("--study", help="folder of the study; studies/<time>-<preset>-<env> by default")
+    parser.add_argument("--study", help="folder of the study (default: studies/<time>-<preset>-<env>)")
     return parser
 
 
@@ -106,7 +108,7 @@ def _go(study: Study) -> int:
         try:
             StudyCoordinator(study, say).run()
         except KeyboardInterrupt:
-            say(f"stopped by hand; every member goes on from its newest checkpoint with `shoal tune resume {study.path}`")
+            say(f"stopped by hand; every member continues from its newest checkpoint with `shoal tune resume {study.path}`")
             return 130
     return _show(study)
 

@@ -13,7 +13,7 @@ from shoal.experiment.rundir import RunDir
 
 __all__ = ["copy_checkpoint", "set_values", "slice_words", "value_words"]
 
-TRIES = 5  # to copy a checkpoint whose run goes on and may drop it meanwhile
+TRIES = 5  # to copy a checkpoint whose run continues and may drop it meanwhile
 
 
 def value_words(values: Mapping[str, Any]) -> list[str]:
@@ -56,14 +56,14 @@ def copy_checkpoint(parent: RunDir, child: RunDir) -> None:
                 shutil.copyfile(newest / name, folder / name)
             target.commit(folder, {key: value for key, value in meta.items() if key not in ("files", "sha256", "seal")})
             return
-        except (FileNotFoundError, CheckpointError):  # the parent goes on, and has dropped it
+        except (FileNotFoundError, CheckpointError):  # the parent continues, and has dropped it
             target.abandon(folder)
             if not left:
                 raise
 
 
 def set_values(run: RunDir, values: Mapping[str, Any]) -> None:
-    """Let a run go on with other values when it is resumed; those that only a restart can change too."""
+    """Let a run continue with other values when it is resumed; those that only a restart can change too."""
     config = run.config()
     for key, value in values.items():
         *path, name = key.split(".")

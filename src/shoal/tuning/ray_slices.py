@@ -90,7 +90,7 @@ class RaySlice:
 
 # ---------------------------------------------------------------------------------------------- run directories that travel
 def _pack(run: Path) -> bytes:
-    """What a run needs to go on, and nothing where it has not begun."""
+    """What a run needs to continue, and nothing where it has not begun."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as file:
         if RunDir(run).checkpoints().newest() is not None:

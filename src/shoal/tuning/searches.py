@@ -3,7 +3,7 @@
     population   drawn at first; all members train in turns, and worse ones copy better ones (exploit.py)
     random       drawn, and never changed
     grid         every combination of evenly spread values
-    halving      drawn; only the best of those that finished a rung go on to a longer one (halving.py)
+    halving      drawn; only the best of those that finished a rung continue to a longer one (halving.py)
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def first_values(settings: StudySettings, number: int) -> dict[str, Any]:
 
 def next_member(settings: StudySettings, members: Sequence[Member], busy: Collection[int]) -> Member | None:
     """The member that trains next, while the `busy` ones train already: the one that is least far, or with halving the one that
-    may go on, and a new one where nobody may."""
+    may continue, and a new one where nobody may."""
     free = [member for member in members if member.number not in busy]
     if settings.search == "halving":
         results = {member.number: [-math.inf if one is None else one for one in member.rungs] for member in members}

@@ -50,7 +50,7 @@ class StudySettings:
     points: int = 3
     """Grid search: values of each range."""
     reduction: int = 3
-    """Halving: one of this many goes on to the next rung, which is this much longer."""
+    """Halving: one of this many continues to the next rung, which is this much longer."""
     seed: int = 0
     workers: int | None = None
     """Members that train at the same time; none: as many as there are cores."""
@@ -96,7 +96,7 @@ class Study:
     @classmethod
     def create(cls, path: Path, settings: StudySettings) -> Study:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ConfigError(f"--study {path} is not empty; go on with it by `shoal tune resume {path}`, or give another folder")
+            raise ConfigError(f"--study {path} is not empty; continue it with `shoal tune resume {path}`, or give another folder")
         (path / "members").mkdir(parents=True)
         write_json(path / "study.json", asdict(settings))
         return cls(path)
@@ -153,7 +153,7 @@ class Study:
         """The run of the fittest member."""
         known = [member for member in self.members() if member.fitness is not None]
         if not known:
-            raise CheckpointError(f"{self.path} has no member whose fitness is known yet; go on: `shoal tune resume {self.path}`")
+            raise CheckpointError(f"{self.path} has no member with a known fitness yet; continue: `shoal tune resume {self.path}`")
         return load(self.run(max(known, key=lambda member: member.fitness or 0.0).number).path)
 
     # ------------------------------------------------------------------ copies

@@ -7,7 +7,7 @@
 
 A trial's config has the names of options. An iteration is an interval of `every_env_steps`, in a process of its own, followed by an
 evaluation. A checkpoint is a whole run directory: `shoal eval`, `play` and `resume` work on CHECKPOINT/run. Tune's PBT copies a
-checkpoint and gives it another config: parameters and optimiser are taken over, and learning goes on with the new values.
+checkpoint and gives it another config: parameters and optimiser are taken over, and learning continues with the new values.
 """
 
 from __future__ import annotations
