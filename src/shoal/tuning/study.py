@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -24,20 +22,29 @@ from typing import Any, TypeVar, get_origin, get_type_hints
 from shoal.coordination.population.exploit import ExploitRule, Fitness
 from shoal.coordination.population.priors import Prior, parse_prior
 from shoal.errors import CheckpointError, ConfigError
-from shoal.experiment.checkpoints import DIGEST, read_json, read_meta, write_json
+from shoal.experiment.checkpoints import read_json, write_json
 from shoal.experiment.run import Run, load
 from shoal.experiment.rundir import RunDir
 from shoal.experiment.values import fit_type
 from shoal.telemetry.outputs import read_lines
+from shoal.tuning.member_run import copy_checkpoint, set_values
+from shoal.tuning.searches import SearchRule
 
-__all__ = ["Member", "Study", "StudySettings"]
+__all__ = ["MOST_MEMBERS", "Member", "Study", "StudySettings", "check_bounds"]
 
-TRIES = 5  # to copy a checkpoint whose run continues and may drop it meanwhile
 MOST_MEMBERS = 10_000
-NEEDED = {"start": {"values"}, "slice": {"values", "env_steps"}, "copy": {"parent"}}  # by the event of a line in lineage.jsonl
+BOUNDS = {"population": (1, MOST_MEMBERS), "workers": (1, MOST_MEMBERS), "resample": (0, 1), "points": (1, 1000),
+          "reduction": (2, 1000), "seed": (0, 2**53), "every_env_steps": (1, 10**15), "max_env_steps": (1, 10**15)}
 START_AGAIN = "restore it, or start the study again"
 
 Record = TypeVar("Record", "StudySettings", "Member")
+
+
+def check_bounds(values: Mapping[str, Any]) -> None:
+    """Refuse numbers with which a study would not begin, or not end."""
+    for name, (least, most) in BOUNDS.items():
+        if (value := values.get(name)) is not None and not least <= value <= most:
+            raise ConfigError(f"--{name.replace('_', '-')} {value:g} is not possible; give a number from {least} to {most:,}")
 
 
 @dataclass(frozen=True)
@@ -52,30 +59,21 @@ class StudySettings:
     every_env_steps: int
     max_env_steps: int
     until_return: float | None = None
+    search: SearchRule = "population"
     exploit: ExploitRule = "truncation"
     resample: float = 0.0
     """Probability that exploring draws a value anew instead of perturbing it."""
+    points: int = 3
+    """Grid search: values of each range."""
+    reduction: int = 3
+    """Halving: one of this many continues to the next rung, which is this much longer."""
     seed: int = 0
-    workers: int = 1
-    """Members that train at the same time."""
+    workers: int | None = None
+    """Members that train at the same time; none: as many as there are cores."""
+    cluster: str | None = None
+    """The Ray cluster that members train on: an address, auto, or local; none: processes of this machine."""
     options: tuple[str, ...] = ()
     """Of every member's `shoal train`."""
-
-    def validate(self) -> None:
-        """Refuse numbers with which a study would not end, or not begin."""
-        if self.every_env_steps < 1:
-            raise ConfigError("an interval needs a length of at least 1; give --every-env-steps N, long enough for an evaluation "
-                              "to tell members apart")
-        if self.max_env_steps < self.every_env_steps:
-            raise ConfigError(f"--max-env-steps {self.max_env_steps} is less than one interval of --every-env-steps "
-                              f"{self.every_env_steps}, so nobody would ever copy; raise the one or lower the other")
-        for name, value, least, most in (("population", self.population, 1, MOST_MEMBERS),
-                                         ("workers", self.workers, 1, MOST_MEMBERS), ("resample", self.resample, 0, 1),
-                                         ("seed", self.seed, 0, 2**53)):
-            if not least <= value <= most:
-                raise ConfigError(f"--{name} {value:g} is not possible; give a number from {least} to {most:,}")
-        if self.until_return is not None and not math.isfinite(self.until_return):
-            raise ConfigError(f"--until-return {self.until_return} is not possible; give a finite number")
 
     @property
     def priors(self) -> dict[str, Prior]:
@@ -95,6 +93,8 @@ class Member:
     ancestor: int = -1
     """Whose parameters it began with, through all copies."""
     stopped_by: str = ""
+    rungs: list[float | None] = field(default_factory=list)
+    """Halving: its fitness at the end of each rung."""
     copying: dict[str, Any] = field(default_factory=dict)
     """The parent and the values of a copy that is under way."""
 
@@ -144,13 +144,24 @@ class Study:
         path = self.path / "study.json"
         settings = typed(StudySettings, path)
         if any(not isinstance(text, str) for text in settings.vary.values()):
-            raise CheckpointError(f"{path} is damaged: a range is no text; {START_AGAIN}")
-        settings.validate()
+            raise CheckpointError(f"{path} is damaged: a range is not text; {START_AGAIN}")
+        check_bounds(asdict(settings))
         return settings
 
     # ------------------------------------------------------------------ members
     def run(self, number: int) -> RunDir:
         return RunDir(self.path / "members" / f"{number:02d}")
+
+    def log_file(self, number: int) -> Path:
+        """What a member has printed."""
+        return self.path / "members" / f"{number:02d}.log"
+
+    def restore(self, number: int) -> None:
+        """Undo the arrival of a run directory that was cut short between two renames."""
+        run = self.run(number).path
+        old = run.with_name(f"{run.name}.old")
+        if old.exists() and not run.exists():
+            old.rename(run)
 
     def members(self) -> list[Member]:
         """Those that have begun, by number."""
@@ -186,47 +197,12 @@ class Study:
     def finish_copy(self, member: Member) -> Member:
         """Do what `begin_copy` has written down: take over all that is in the parent's newest checkpoint, optimiser state too."""
         parent, values = int(member.copying["parent"]), dict(member.copying["values"])
-        self._copy_checkpoint(parent, member.number)
-        self.set_values(member.number, values)
+        copy_checkpoint(self.run(parent), self.run(member.number))
+        set_values(self.run(member.number), values)
         self.log("copy", member.number, parent=parent, before=member.values, after=values, fitness=member.fitness,
                  env_steps=member.env_steps)
         return self.save(replace(member, values=values, copying={}, fitness=None, std=0.0, episodes=0,
                                  ancestor=int(member.copying["ancestor"])))
-
-    def _copy_checkpoint(self, parent: int, child: int) -> None:
-        source, target = self.run(parent).checkpoints(), self.run(child).checkpoints()
-        target.clear_torn()
-        for left in reversed(range(TRIES)):
-            newest = source.sound()  # a damaged one must not get checksums of its own here
-            if newest is None:
-                raise CheckpointError(f"member {parent} has no checkpoint that member {child} could copy; resume the study")
-            folder = target.begin(0)
-            try:
-                meta = read_meta(newest)
-                for name in meta["files"]:
-                    shutil.copyfile(newest / name, folder / name)
-                    if name in meta["sha256"]:
-                        (folder / f"{name}{DIGEST}").write_text(meta["sha256"][name], encoding="ascii")
-                target.commit(folder, {key: value for key, value in meta.items() if key not in ("files", "sha256", "seal")})
-                return
-            except (FileNotFoundError, CheckpointError):  # the parent continues, and has dropped it
-                target.abandon(folder)
-                if not left:
-                    raise
-
-    def set_values(self, number: int, values: Mapping[str, Any]) -> None:
-        """Let a run continue with other values when it is resumed; those that only a restart can change too."""
-        run = self.run(number)
-        config = run.config()
-        for key, value in values.items():
-            *path, name = key.split(".")
-            inside: Any = config
-            for part in path:
-                inside = inside.get(part) if isinstance(inside, dict) else None
-            if not isinstance(inside, dict):
-                raise CheckpointError(f"{run.config_file} is damaged: it has no {key}; {START_AGAIN}")
-            inside[name] = value
-        run.save_config(config)
 
     # ------------------------------------------------------------------ lineage
     def log(self, event: str, member: int, **more: Any) -> None:
@@ -235,8 +211,8 @@ class Study:
 
     def lineage(self) -> list[dict[str, Any]]:
         """Lines that cannot be used are passed over."""
-        return [row for row in read_lines(self.path / "lineage.jsonl") if isinstance(row.get("member"), int)
-                and set(row) >= NEEDED.get(str(row.get("event")), {"?"})]
+        settings = self.settings
+        return [row for row in read_lines(self.path / "lineage.jsonl") if _usable(row, settings)]
 
     def schedule(self, number: int) -> list[dict[str, Any]]:
         """What this member's parameters were trained with, from the first step on: its own slices since its last copy, before them
@@ -257,7 +233,7 @@ def typed(kind: type[Record], path: Path) -> Record:
     found, hints = read_json(path), get_type_hints(kind)
     try:
         for name, value in found.items():
-            if get_origin(hints.get(name)) is dict and not isinstance(value, dict):
+            if get_origin(hints.get(name)) in (dict, list) and not isinstance(value, get_origin(hints[name])):
                 raise TypeError(f"{name} is {value!r}")
         return kind(**{name: fit_type(hints.get(name, Any), value, name) for name, value in found.items()})
     except (ConfigError, TypeError, ValueError) as error:
@@ -267,8 +243,29 @@ def typed(kind: type[Record], path: Path) -> Record:
 def _checked(member: Member, names: set[str], path: Path) -> Member:
     """The record of a member, if it is one of this study."""
     copying = member.copying
-    if f"{member.number:02d}" != path.stem or set(member.values) != names or (copying and not (
-            isinstance(copying.get("parent"), int) and isinstance(copying.get("ancestor"), int)
-            and isinstance(copying.get("values"), dict) and set(copying["values"]) == names)):
+    if f"{member.number:02d}" != path.stem or set(member.values) != names or not all(map(_known, member.rungs)) or (
+            copying and not (isinstance(copying.get("parent"), int) and isinstance(copying.get("ancestor"), int)
+                             and isinstance(copying.get("values"), dict) and set(copying["values"]) == names)):
         raise CheckpointError(f"{path} is damaged: it is not the record of this member; {START_AGAIN}")
     return member
+
+
+def _usable(row: Mapping[str, Any], settings: StudySettings) -> bool:
+    """Whether a line of lineage.jsonl is one."""
+    who = range(settings.population)
+    if row.get("event") == "copy":
+        return row.get("member") in who and row.get("parent") in who and isinstance(row.get("env_steps"), int)
+    values = row.get("values")
+    if row.get("member") not in who or not isinstance(values, dict) or set(values) != set(settings.vary):
+        return False
+    try:
+        fitted = all(prior.holds(values[name]) for name, prior in settings.priors.items())
+    except ConfigError:  # a range of study.json is damaged
+        return False
+    return fitted and (row.get("event") == "start" or (row.get("event") == "slice" and isinstance(row.get("env_steps"), int)
+                                                       and _known(row.get("fitness"))))
+
+
+def _known(fitness: object) -> bool:
+    """A number, or none."""
+    return fitness is None or isinstance(fitness, int | float)
