@@ -481,6 +481,7 @@ class Architecture(ABC):
     prefers_gpu: ClassVar[bool] = False     # a GPU is worth it whatever the observations are
     has_actors: ClassVar[bool] = True       # roles other than the learner act: --actors
     one_place: ClassVar[bool] = False       # has the option one_place: actors in their learner's process
+    reports_steps: ClassVar[bool] = True    # its actors report every step: --log.*
     takes_turns: ClassVar[bool] = False     # its actors may play games in which seats take turns
     takes_policies: ClassVar[bool] = False  # its graph may have several named policies, each with a learner of its own
     batch_slots: ClassVar[bool] = False     # has the option batch_slots: unrolls in a batch; otherwise one of every actor

@@ -205,12 +205,13 @@ class Learner:
 
     # ------------------------------------------------------------------ beginning anew
     def set(self, *, resets: int) -> None:
-        """Begin with untrained parameters, for the `resets`-th time; what it has counted stays. Told again, it changes nothing."""
+        """Begin with the first parameters again, for the `resets`-th time; what it has counted stays. Told again, it changes
+        nothing."""
         if resets <= self.resets:
             return
         self.resets = resets
         counts = self.learner_state.counts.sum(0)
-        self.learner_state.load(learner_arrays(self.parts.algorithm.learn(self.parts.seed), counts))
+        self.learner_state.load(learner_arrays(self.parts.new_learn(), counts))
         if self.greeted:
             self._publish()
 
