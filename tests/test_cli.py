@@ -188,7 +188,7 @@ BAD = {
     "eval RUN --checkpoint 77": ["no checkpoint 77", "there are 0"],
     "watch /no/such/folder": ["/no/such/folder", "does not exist"],
     "watch": ["no runs under runs/"],
-    "plot": ["shoal plot RUN", "shoal runs"],
+    "plot": ["shoal plot", "shoal runs"],
     "plot RUN --out curves.bmp": ["curves.bmp", ".png"],
     "plot RUN --metric nosuch": ["has no nosuch", "--metric"],
     "clean /no/such/folder": ["/no/such/folder", "not a folder"],

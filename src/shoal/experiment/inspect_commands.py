@@ -35,7 +35,7 @@ def list_command(arguments: list[str]) -> int:
     known = {name: architectures.named(name) for name in architectures.ARCHITECTURES}
     letters = dict(zip(known, string.ascii_lowercase, strict=False))
     first = max(map(len, algorithms.ALGORITHMS)) + 2
-    write("\nalgorithms, the architectures (a, b, ...) they run on, and what they tolerate; rep: from a replay table\n")
+    write("\nalgorithms, the architectures (a, b, ...) they run on, and what they tolerate (rep: replay)\n")
     write(f"  {'':<{first}}{''.join(f'{letter:<4}' for letter in letters.values())}tolerates\n")
     for name in algorithms.ALGORITHMS:
         cls = algorithms.named(name)
@@ -45,7 +45,7 @@ def list_command(arguments: list[str]) -> int:
     write("\narchitectures, and why what they deliver needs that tolerance\n")
     for name, one in known.items():
         write(_wrapped(f"  {letters[name]}  {name:<{max(map(len, known))}}  ", one.delivers(one.config_class()).why))
-    write("\nyour own: --algorithm my.module:MyAlgorithm, --architecture my.module:MyArchitecture, ./my_preset.toml\n")
+    write("\nyour own: --algorithm my.module:MyAlgorithm, --architecture my.module:MyOne, ./my_preset.toml\n")
     return 0
 
 
