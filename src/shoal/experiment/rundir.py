@@ -125,7 +125,7 @@ class RunDir:
             hint = f"the newest run is {there[-1]}" if there else "start a run with `shoal train`"
             what = "has no run in it (no config.json)" if path.exists() else "does not exist"
             if (path / SEEDS).is_file():
-                inside = [run.path for run in find_runs(path)]
+                inside = sorted(run.path for run in find_runs(path))
                 what, hint = "holds runs of several seeds", f"give one of them, such as {inside[0] if inside else path / 'seed-0'}"
             raise ConfigError(f"{path} {what}; {hint}")
         return cls(path)
