@@ -34,6 +34,7 @@ def command(line, capsys):
     if words[0] == "plot":
         pytest.importorskip("matplotlib")
     if words[0] == "train":
+        words = ["2" if before == "--seeds" else word for before, word in zip(["", *words], words, strict=False)]
         at = words.index("--max-env-steps") if "--max-env-steps" in words else len(words)
         words = [*words[:at], *words[at + 2:], *WORDS, *([] if "anakin" in words else ["--actors", "1"])]
     if words[0] == "resume":

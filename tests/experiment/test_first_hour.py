@@ -4,10 +4,10 @@ name, watching, plotting, films, cards, cleaning, episode logs, numbers of info,
 import csv
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -20,6 +20,7 @@ from shoal.envs import make, make_multi_agent
 from shoal.envs.handling import Handling
 from shoal.experiment.config import Names, default_plan
 from shoal.experiment.config_file import read_config, write_config
+from shoal.experiment.evaluation import learned_arrays
 from shoal.experiment.parse import parse_train
 from shoal.experiment.presets import load_preset, preset_names
 from shoal.experiment.references import EnvRef
@@ -27,7 +28,7 @@ from shoal.telemetry.curves import Curve, band_of, read_curve, sparkline, studen
 from tests.tree import tree_environment
 
 TINY = {"runtime": "inline", "max_env_steps": 1200, "eval.episodes": 2, "eval.every_env_steps": 300, "console.mode": "none",
-        "tensorboard": False, "net.hidden": (8,), "actors": 1, "checkpoint.every_seconds": 0.1, "checkpoint.keep": 9,
+        "tensorboard": False, "net.hidden": (8,), "actors": 1, "checkpoint.every_seconds": 1.0, "checkpoint.keep": 99,
         "eval.last_env_steps": 50, "architecture.envs_per_actor": 4}
 WORDS = ["--no-tensorboard", "--net.hidden", "8"]
 WORDS += [word for name, value in TINY.items() if isinstance(value, int | float | str) and value is not False
@@ -141,17 +142,19 @@ def test_students_t():
 
 
 # ---------------------------------------------------------------------------------------------- another run's weights
-@pytest.mark.parametrize("preset", ["ppo", "a3c", "gala", "ga3c"])
+def params(run):
+    return learned_arrays(sorted((run.directory / "checkpoints").iterdir())[-1])["params"]
+
+
+@pytest.mark.parametrize("preset", ["ppo", "a3c", "ga3c"])
 def test_a_run_begins_with_anothers_weights(preset, run, tmp_path):
-    """Its first checkpoint, from before any update, holds them."""
+    """A learning rate of almost nothing shows what it began with."""
     short = {**TINY, "max_env_steps": 200}
     source = run if preset == "ppo" else shoal.train(preset, "CartPole-v1", run_dir=str(tmp_path / "a"), **short)
     again = shoal.train(preset, "CartPole-v1", init_from=str(source.directory), seed=5, run_dir=str(tmp_path / "b"),
                         **{**short, "algorithm.lr": 1e-12})
-    wanted = shoal.load(source.directory, policy="last").module.state_dict()
-    found = shoal.load(again.directory, policy="last").module.state_dict()
-    assert all(torch.allclose(found[name], value, atol=1e-6) for name, value in wanted.items())
-    assert again.summary["env_steps"] < 300, "counts begin anew"
+    assert np.allclose(params(again), params(source), atol=1e-6)
+    assert json.loads((sorted((again.directory / "checkpoints").iterdir())[0] / "checkpoint.json").read_text())["env_steps"] == 0
 
 
 def test_weights_of_replay_algorithms(tmp_path):
@@ -160,8 +163,7 @@ def test_weights_of_replay_algorithms(tmp_path):
     first = shoal.train("dqn", "CartPole-v1", run_dir=str(tmp_path / "a"), **small)
     again = shoal.train("dqn", "CartPole-v1", init_from=str(first.directory), run_dir=str(tmp_path / "b"),
                         **{**small, "algorithm.lr": 1e-12})
-    a, b = (shoal.load(one.directory, policy="last").module.state_dict() for one in (first, again))
-    assert all(torch.allclose(a[name], b[name], atol=1e-6) for name in a)
+    assert np.allclose(params(again), params(first), atol=1e-6)
 
 
 def test_weights_that_do_not_fit(run, tmp_path):
@@ -196,17 +198,18 @@ def test_watching_a_run_that_has_ended(run, capsys):
 def test_watching_a_run_that_goes_on(tmp_path):
     """From another process, while it trains; it ends with the run."""
     folder = tmp_path / "run"
-    train = [sys.executable, "-m", "shoal.cli", "train", "a2c", "CartPole-v1", "--run-dir", str(folder), *WORDS, "--max-env-steps",
-             "100000000", "--max-seconds", "6"]
-    with subprocess.Popen(train, env=tree_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 90
-        while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline and process.poll() is None:
-            time.sleep(0.1)
-        watch = subprocess.run([sys.executable, "-m", "shoal.cli", "watch", str(folder), "--every-seconds", "1"], timeout=120,
-                               env=tree_environment(), capture_output=True, text=True)
-        assert process.wait(60) == 0, process.stderr.read()
-    assert watch.returncode == 0, watch.stderr
-    assert watch.stdout.count("env steps (") >= 2 and "ended by seconds" in watch.stdout
+    shoal_, said = [sys.executable, "-m", "shoal.cli"], {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    endless = ["train", "a2c", "CartPole-v1", "--run-dir", str(folder), *WORDS, "--max-env-steps", "100000000"]
+    train = subprocess.Popen([*shoal_, *endless], env=tree_environment(), **said)
+    deadline = time.monotonic() + 90
+    while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline and train.poll() is None:
+        time.sleep(0.1)
+    watch = subprocess.Popen([*shoal_, "watch", str(folder), "--every-seconds", "0.5"], env=tree_environment(), **said)
+    lines = [line for line, _ in zip(iter(watch.stdout.readline, ""), range(3), strict=False)]
+    assert train.poll() is None and "a2c on CartPole-v1" in lines[0] and any("env steps (" in line for line in lines[1:]), lines
+    train.send_signal(signal.SIGINT)
+    assert train.wait(120) == 130 and watch.wait(120) == 0
+    assert "ended by interrupt" in watch.stdout.read()
 
 
 def test_curves(tmp_path):
@@ -390,7 +393,7 @@ def test_games_are_restarted_too():
     assert step.valid.all() and step.episode_return.tolist() == [2, 2]
 
 
-@pytest.mark.parametrize("preset", ["a2c", "seed", "ga3c", "dqn"])
+@pytest.mark.parametrize("preset", ["a2c", "seed", "dqn"])
 def test_a_run_outlives_its_environments(preset, tmp_path):
     """They are counted and told, and their numbers and episodes are logged."""
     small = {**TINY, "max_env_steps": 400, "replay.min_size": 50, "eval.enabled": False} if preset == "dqn" else \
@@ -401,10 +404,11 @@ def test_a_run_outlives_its_environments(preset, tmp_path):
     last = [row for row in rows if row["kind"] == "snapshot"][-1]
     assert last["env_restarts"] > 5 and any("the simulator has gone" in row.get("text", "") for row in rows)
     assert 3 < last["info"]["speed"] < 7
-    (file,) = (run.directory / "episodes").glob("*.monitor.csv")
-    head, *lines = file.read_text().splitlines()
-    assert json.loads(head[1:])["env_id"] == "Flaky" and lines[0] == "r,l,t,env,speed"
-    found = list(csv.DictReader(lines))
+    found = []
+    for file in (run.directory / "episodes").glob("*.monitor.csv"):
+        head, *lines = file.read_text().splitlines()
+        assert json.loads(head[1:])["env_id"] == "Flaky" and lines[0] == "r,l,t,env,speed"
+        found += csv.DictReader(lines)
     assert len(found) == run.summary["episodes"] and {row["env"] for row in found} <= set("0123456789")
     assert all(float(row["r"]) in (int(row["l"]), int(row["l"]) - 1) for row in found), "a restart costs one reward"
     assert all(not row["speed"] for row in found if row["l"] == "10" and row["r"] == "10"), "info is empty at even steps"
@@ -434,7 +438,7 @@ def test_numbers_of_a_vector_environment(tmp_path):
 def test_an_episode_log_goes_on(tmp_path):
     options = {**TINY, "eval.enabled": False, "log.episodes": True, "max_env_steps": 300}
     run = shoal.train("a2c", "CartPole-v1", run_dir=str(tmp_path / "run"), **options)
-    file = Path(run.directory, "episodes", "actor-0.monitor.csv")
+    (file,) = (run.directory / "episodes").iterdir()
     first = file.read_text()
     file.write_text(first + "12,1")  # killed in the middle of a line
     shoal.resume(run.directory, max_env_steps=600)

@@ -32,8 +32,9 @@ class Plot(Options):
     """What to draw: a name of docs/metrics.md, such as train_return or losses/entropy; eval_return by default."""
     over: Literal["steps", "seconds", "updates"] = "steps"
     """What runs from left to right: env steps, wall-clock seconds, or updates."""
-    band: Literal["std", "interval", "range"] = "std"
-    """What lies around the mean of several seeds: the standard deviation, the 95 % interval of the mean, or all of them."""
+    band: Literal["range", "std", "interval"] = "range"
+    """What lies around the mean of several seeds: from the lowest to the highest, the standard deviation, or the 95 % interval of
+    the mean."""
     each: bool = False
     """Draw every run for itself, also those that differ by their seed only."""
     title: str | None = None

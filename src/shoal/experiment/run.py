@@ -46,7 +46,7 @@ from shoal.learning import Algorithm
 from shoal.offline import found_at
 from shoal.options import flag
 from shoal.telemetry.callbacks import Callback, CallbackOutput
-from shoal.telemetry.console import console
+from shoal.telemetry.console import console, counted
 from shoal.telemetry.outputs import JsonLines, Output
 from shoal.telemetry.snapshot import COUNTERS
 from shoal.telemetry.tensorboard import TensorBoard
@@ -357,7 +357,7 @@ def _session(prepared: Prepared, program: Program, rundir: RunDir, base: Base, s
                   experiment.until)
     found, before = prepared.plan.found, rundir.summary()
     layout = asdict(found) if found else _kept_layout(before) if before.get("actors") == experiment.actors else None
-    who = "offline" if experiment.offline else layout["chosen"] if layout else f"{experiment.actors} actors"
+    who = "offline" if experiment.offline else layout["chosen"] if layout else counted(experiment.actors, "actor")
     title = f"{prepared.plan.title} on {env.name} · {experiment.runtime} · {who} · seed {experiment.seed}"
     outputs: list[Output | None] = [
         console(experiment.console.mode, stream, title, vars(goals), experiment.console.every_seconds),

@@ -19,7 +19,7 @@ from shoal.experiment.lock import holder
 from shoal.experiment.parse import parse_options, split_positionals
 from shoal.experiment.rundir import RunDir, find_runs
 from shoal.options import Options, number
-from shoal.telemetry.console import console
+from shoal.telemetry.console import console, counted
 from shoal.telemetry.curves import read_curve, sparkline
 from shoal.telemetry.outputs import follow_lines
 
@@ -94,7 +94,7 @@ def _rows(run: RunDir) -> Iterator[Mapping[str, Any] | None]:
 def _title(config: Mapping[str, Any]) -> str:
     pair = " x ".join(str(config.get(section, {}).get("name")) for section in ("algorithm", "architecture"))
     return (f"{config.get('preset') or pair} on {config.get('env', {}).get('name')} · {config.get('runtime')} · "
-            f"{config.get('actors')} actors · seed {config.get('seed')}")
+            f"{counted(config.get('actors'), 'actor')} · seed {config.get('seed')}")
 
 
 def _whole(row: Mapping[str, Any]) -> dict[str, Any]:

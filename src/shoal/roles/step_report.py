@@ -1,6 +1,6 @@
 """What those who act report of every step: episodes, numbers of `info`, environments that were restarted, and the episode log.
 
-    RUN/episodes/actor-0.monitor.csv        # {"t_start": ..., "env_id": ...}
+    RUN/episodes/worker-0.monitor.csv       # {"t_start": ..., "env_id": ...}
                                             r,l,t,env,KEY,...
                                             return, length, seconds since t_start, environment, info[KEY] at the end
 
