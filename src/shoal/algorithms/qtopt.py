@@ -227,7 +227,7 @@ class QTLearn(ItemLearn[QTModel]):
         return {**super()._weights_of(progress), "params": both}
 
     def split(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[ItemMinibatch]:
-        minibatch = item_minibatch(batch, sums, 1.0, self.tensor, self.model.params.device)
+        minibatch = item_minibatch(batch, sums, 1.0, self.tensor, self.small)
         if "target" not in minibatch.items:
             search = torch.Generator().manual_seed(int(rng.integers(2**62)))
             minibatch.items["target"] = self._targets.targets(minibatch.items, search)

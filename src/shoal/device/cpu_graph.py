@@ -116,6 +116,11 @@ class Recorder(TorchDispatchMode):
         self._seen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._bytes = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here. To protect it from PyTorch's compiler, PyTorch would import that: it takes seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self.faithful &= not _depends_on_numbers(func, args)

@@ -55,7 +55,7 @@ def samples_wire(program: Program, parts: Parts, turns: bool, counted: bool = Tr
     reply = {"items": Field((items.nbytes,), "u1"), "key": Field((most,), "i8"), "probability": Field((most,), "f8"),
              "table_size": Field((most,), "i8"), "fresh": Field((1,), "i8"), "mass": Field((1,), "f8"),
              **moments_fields(parts.stored.observation_moments)}
-    told = 2 * most  # priorities of two batches: a learner on a GPU may hear of both at once
+    told = 2 * config.launch_updates * most  # priorities of two launches: a learner on a GPU may hear of both at once
     updates = {"key": Field((told,), "i8"), "priority": Field((told,), "f8"), "count": Field((1,), "i8"),
                "wanted": Field((1,), "i8"), "trim": Field((1,), "bool")}
     if turns:  # the newest insert of every actor that the learner was told of; it says so again with its next question
