@@ -41,7 +41,7 @@ class FittedQPlan:
     updates: int = 5_000
     batch_size: int = 256
     lr: float = 1e-3
-    tau: float = 0.05
+    tau: float = 0.2
     """How far the targets follow at every update."""
     hidden: tuple[int, ...] = (64, 64)
     seed: int = 0
