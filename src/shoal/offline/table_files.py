@@ -76,7 +76,8 @@ class _Npz:
         self.rows = {name: len(array) for name, array in self._arrays.items()}
 
     def read(self, name: str, begin: int, end: int) -> np.ndarray:
-        return self._arrays[name][begin:end]
+        found: np.ndarray = self._arrays[name][begin:end]
+        return found
 
 
 class _Hdf5:
