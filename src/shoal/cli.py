@@ -32,6 +32,7 @@ shoal: distributed reinforcement learning
   shoal data record SOURCE ENV          write demonstrations: of a run, a script, an untrained preset, or random ones
   shoal data info PATH                  what is in a recording
   shoal data check PATH                 what is wrong with it, and a picture of its returns and lengths
+  shoal data evaluate RUN PATH          what a run's policy is worth, estimated from a recording
   shoal data convert A B                to another format: a folder, FILE.parquet, FILE.hdf5, FILE.npz, minari:my/dataset-v0
   shoal calibrate ENV [PRESET]          measure once what --actors auto would try at every start, and keep it
   shoal plan PRESET ENV --actors 2000   what more actors, learners and machines would do, by measuring and simulating

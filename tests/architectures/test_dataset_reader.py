@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -41,19 +42,34 @@ def numbered(path):
     return path
 
 
+def reader_of(path, failures, memory_mb=1024.0, seed=0, normalised=False, index=0, replicas=1):
+    """A reader of this recording; what it fails with is added to a list."""
+    algorithm = algorithms.make(bc.Config(normalise_observations=normalised), ENV.describe(), NetConfig(hidden=(4,)), 1)
+    parts = Parts(algorithm, EnvSource(ENV), 1, seed=seed, demos=str(path), offline=True, data=DataConfig(memory_mb),
+                  replay=ReplayConfig(batch_size=BATCH, exponent=0.0))
+    me = SimpleNamespace(**{**vars(fake_me()), "fail": failures.append}, index=index, replicas=replicas)
+    me.stats.phase = lambda name: nullcontext()
+    return DatasetReader(me, parts, None)
+
+
 @pytest.fixture
 def reader(tmp_path):
-    def made(memory_mb=1024.0, seed=0, normalised=False, index=0, replicas=1):
-        algorithm = algorithms.make(bc.Config(normalise_observations=normalised), ENV.describe(), NetConfig(hidden=(4,)), 1)
-        parts = Parts(algorithm, EnvSource(ENV), 1, seed=seed, demos=str(path), offline=True, data=DataConfig(memory_mb),
-                      replay=ReplayConfig(batch_size=BATCH, exponent=0.0))
-        return DatasetReader(SimpleNamespace(**vars(me), index=index, replicas=replicas), parts, None)
-
     failures: list[str] = []
-    me = SimpleNamespace(**{**vars(fake_me()), "fail": failures.append})
-    me.stats.phase = lambda name: nullcontext()
     path = numbered(tmp_path / "x")
-    return SimpleNamespace(make=made, path=path, failures=failures)
+    return SimpleNamespace(make=partial(reader_of, path, failures), path=path, failures=failures)
+
+
+def failing(made, steps):
+    """Ask for as many batches."""
+
+    class Asked:
+        async def take(self, most):
+            return [SimpleNamespace(answer=an_answer(made), data={"wanted": [BATCH]}, reply=lambda answer: None)]
+
+    made.samples = Asked()
+    for _ in range(steps):
+        with pytest.raises(StopIteration):
+            made.step().send(None)
 
 
 def an_answer(reader):
@@ -136,15 +152,7 @@ def test_a_file_that_disappears_is_a_sentence(reader):
     drawn(made, 1)
     for file in reader.path.glob("episodes-*.safetensors"):
         file.unlink()
-
-    class Asked:
-        async def take(self, most):
-            return [SimpleNamespace(answer=an_answer(made), data={"wanted": [BATCH]}, reply=lambda answer: None)]
-
-    made.samples = Asked()
-    for _ in range(TOTAL // BATCH):
-        with pytest.raises(StopIteration):
-            made.step().send(None)
+    failing(made, TOTAL // BATCH)
     assert "copy the recording again" in reader.failures[0]
 
 

@@ -1,6 +1,7 @@
 """Learners over recordings alone, whatever the architecture would be with actors:
 
     readers ◀── samples (call) ── learners ── weights (broadcast) ──▶ evaluator, where there is a simulator
+                                                                  └──▶ value estimator, where a goal is fitted Q
 
 Items that are made of recorded steps alone and drawn alike are read from disk, epoch by epoch (roles/dataset_reader.py). Others,
 which have priorities or recurrent states, lie in a table: the role is called demonstrations then (roles/demonstrations.py).
@@ -16,6 +17,7 @@ from shoal.roles.evaluator import add_evaluator
 from shoal.roles.learner import Learner
 from shoal.roles.learner_group import learner_group
 from shoal.roles.parts import Parts
+from shoal.roles.value_estimator import add_value_estimator
 from shoal.runtime import Program
 
 __all__ = ["draw_offline"]
@@ -38,6 +40,7 @@ def draw_offline(program: Program, parts: Parts) -> None:
     program.add("learner", Learner, parts=drawn, batches=samples.client, weights=weights.publisher,
                 group=learner_group(program, parts), replicas=parts.learners, compute_threads=parts.learner_threads)
     add_evaluator(program, parts, weights)
+    add_value_estimator(program, parts, weights)
 
 
 def _readers(parts: Parts) -> int:

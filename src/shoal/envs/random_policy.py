@@ -40,4 +40,5 @@ class RandomPolicy:
         if step.action_mask is None:
             return np.full(rows, -np.log(self._sizes).sum())
         legal = [part.sum(1) for part in np.split(step.action_mask, np.cumsum(self._sizes)[:-1], 1)]
-        return -np.log(np.stack(legal, 1)).sum(1)
+        found: np.ndarray = -np.log(np.stack(legal, 1)).sum(1)
+        return found

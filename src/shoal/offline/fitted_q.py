@@ -56,9 +56,9 @@ class FittedQ:
         space: Any = steps.info.action_space
         self.discrete = isinstance(space, gym.spaces.Discrete)
         config = NetConfig(hidden=plan.hidden, activation="relu")
-        make = build_values if self.discrete else build_critic
-        size = int(space.n) if self.discrete else space
-        self.net, self.target = (make(steps.info.observation_space, size, config, plan.seed, len(counts)) for _ in range(2))
+        make: Any = build_values if self.discrete else build_critic
+        given = steps.info.observation_space, int(space.n) if self.discrete else space, config, plan.seed, len(counts)
+        self.net, self.target = make(*given), make(*given)
         self.params, self.lagging, self.grad = flatten(self.net), flatten(self.target), flat_grad(self.net)
         self.moments = torch.zeros_like(self.params), torch.zeros_like(self.params)
         self.count = torch.zeros(1)
@@ -74,7 +74,8 @@ class FittedQ:
         self.follow(choices)
 
     def follow(self, choices: PolicyChoices) -> None:
-        """Learn the values of this policy from now on."""
+        """Learn the values of this policy from now on, beginning with what is known."""
+        self.done = min(self.done, int(BEGIN * self.plan.updates))
         found = choices.probability if self.discrete else choices.action
         assert found is not None
         self._choices = torch.from_numpy(found.astype(np.float32))

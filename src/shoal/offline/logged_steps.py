@@ -57,12 +57,14 @@ class LoggedSteps:
     @property
     def episode(self) -> np.ndarray:
         """Of each decision, [N]."""
-        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+        found: np.ndarray = np.repeat(np.arange(len(self.lengths)), self.lengths)
+        return found
 
     @property
     def here(self) -> np.ndarray:
         """Where the observation of each decision is, [N]; what it led to comes next."""
-        return np.arange(len(self.reward)) + self.episode
+        found: np.ndarray = np.arange(len(self.reward)) + self.episode
+        return found
 
     @property
     def first(self) -> np.ndarray:
@@ -133,7 +135,8 @@ def _probabilities(policy: Policy, view: StepView, space: gym.spaces.Discrete, e
     known = [one for one in each if one is not None]
     if len(known) < actions:
         raise ConfigError("this policy cannot say how likely its actions are when it explores; leave --explore out")
-    return np.exp(np.stack(known, 1), dtype=np.float32)
+    found: np.ndarray = np.exp(np.stack(known, 1), dtype=np.float32)
+    return found
 
 
 def _actions(policy: Policy, view: StepView, explore: np.ndarray | None, rng: torch.Generator) -> np.ndarray:

@@ -169,9 +169,9 @@ class StepTable:
 
     # ------------------------------------------------------------------ what a table is about
     def _inferred(self) -> RecordingInfo:
-        seen = {path: _box(self._column(name)) for name in self._names for head, _, path in (name.partition("/"),)
-                if head == "observations"}
-        observation: gym.Space[Any] = seen[""] if "" in seen else spaces.Dict(seen)
+        seen: dict[str, gym.Space[Any]] = {
+            name.partition("/")[2]: _box(self._column(name)) for name in self._names if name.startswith("observations")}
+        observation = seen[""] if "" in seen else spaces.Dict(seen)
         low, high = self._action_bounds()
         if self._column("actions")[0].kind in "iub" and not self._column("actions")[1]:
             return RecordingInfo(None, observation, spaces.Discrete(int(high) + 1), kind=self.path.suffix[1:], inferred=True)

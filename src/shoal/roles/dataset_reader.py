@@ -80,7 +80,7 @@ class DatasetReader:
         self.me, self.parts, self.samples, self.record = me, parts, samples, parts.item_record
         self.demos: ShardedDemos = open_shards(parts.demos)
         self.mine = np.arange(len(self.demos.shard_steps))[me.index :: me.replicas]
-        self.sizes = [self.demos.shard_steps[file] for file in self.mine]
+        self.sizes: list[int] = [self.demos.shard_steps[file] for file in self.mine]
         self.total, self.config = sum(self.sizes), replace(parts.replay, shards=me.replicas)
         self.layout = items_layout(self.record.layout, self.config.most_drawn)
         self.most = self._window_items()
