@@ -69,7 +69,8 @@ class LoggedSteps:
     @property
     def first(self) -> np.ndarray:
         """Where the first observation of each episode is, [E]."""
-        return self.here[np.cumsum(self.lengths) - self.lengths]
+        found: np.ndarray = self.here[np.cumsum(self.lengths) - self.lengths]
+        return found
 
     def padded(self, values: np.ndarray) -> np.ndarray:
         """[N] as [E, longest], 0 behind the end of an episode."""
