@@ -17,6 +17,7 @@ from evidence import (
     cluster,
     curl,
     demos,
+    earlier_runs,
     evolution,
     faults,
     fuzz,
@@ -31,6 +32,7 @@ from evidence import (
     off_policy_mechanisms,
     offline,
     ope,
+    outside,
     qtopt,
     replay,
     replay_kills,
@@ -47,8 +49,8 @@ LINES: list[Line] = [*learning.LINES, *many_seeds.LINES, *mechanisms.LINES, *act
                      *replay_kills.LINES, *chaos_presets.LINES, *fuzz.LINES, *hosts.LINES, *values.LINES, *off_policy.LINES,
                      *off_policy_mechanisms.LINES, *offline.LINES, *ope.LINES,
                      *sac_speed.LINES, *demos.LINES, *qtopt.LINES, *curl.LINES,
-                     *gorila.LINES, *evolution.LINES, *league.LINES, *bench.LINES, *atari.LINES, *autoscale.LINES,
-                     *scaling.LINES, *cluster.LINES]
+                     *gorila.LINES, *evolution.LINES, *league.LINES, *bench.LINES, *earlier_runs.LINES, *outside.LINES,
+                     *atari.LINES, *autoscale.LINES, *scaling.LINES, *cluster.LINES]
 
 
 def main() -> int:

@@ -49,8 +49,8 @@ class EpisodeCutter:
 
     def add(self, action: np.ndarray, now: Step, finished: np.ndarray | None = None,
             wanted: np.ndarray | None = None, log_prob: np.ndarray | None = None) -> Iterator[Episode]:
-        """The episodes that have ended; `finished` are their rows, if not all count. Only `wanted` rows, a mask, go on. `log_prob`
-        [B] is that of the actions; it is forgotten where the environment did something else."""
+        """The episodes that have ended; `finished` are their rows, if not all count. Only `wanted` rows, a mask, continue.
+        `log_prob` [B] is that of the actions; it is forgotten where the environment did something else."""
         executed = action if now.executed_action is None else now.executed_action
         if log_prob is not None and now.executed_action is not None:
             same = (np.asarray(executed) == action).reshape(len(log_prob), -1).all(1)

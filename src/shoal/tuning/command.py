@@ -47,20 +47,22 @@ def tune_command(arguments: list[str]) -> int:
             sys.stdout.write(table(study))
             return 0
         return _go(study)
-    parser = Parser(prog="shoal tune", usage=USAGE, description="Train a population of runs whose values are searched meanwhile.")
+    parser = Parser(prog="shoal tune", usage=USAGE,
+                    description="Train a population of runs and search for good values while they train.")
     parser.add_argument("preset")
     parser.add_argument("env")
     parser.add_argument("--vary", action="append", default=[], metavar="NAME=RANGE",
-                        help="such as algorithm.lr=loguniform(1e-4,1e-2), net.x=choice(1, 2); may be given several times")
-    parser.add_argument("--population", type=int, default=8, help="members, 8")
-    parser.add_argument("--every-env-steps", type=int, help="decisions of an interval, after which a member may copy another one")
-    parser.add_argument("--max-env-steps", type=int, help="decisions of each member")
+                        help="a value to search, such as algorithm.lr=loguniform(1e-4,1e-2); may be given several times")
+    parser.add_argument("--population", type=int, default=8, help="how many runs train (default 8)")
+    parser.add_argument("--every-env-steps", type=int, help="agent decisions after which a member may copy a better one")
+    parser.add_argument("--max-env-steps", type=int, help="agent decisions of each member")
     parser.add_argument("--until-return", type=float, help="stop when a member reaches this return")
     parser.add_argument("--exploit", choices=EXPLOIT_RULES, default="truncation", help="who copies whom; none is random search")
-    parser.add_argument("--resample", type=float, default=0.0, help="probability of drawing a value anew, 0")
-    parser.add_argument("--seed", type=int, default=0, help="of the study; members have the seeds that follow")
-    parser.add_argument("--workers", type=int, help="members that train at the same time; as many as cores")
-    parser.add_argument("--study", help="folder of the study; studies/<time>-<preset>-<env> by default")
+    parser.add_argument("--resample", type=float, default=0.0,
+                        help="probability of drawing a new value instead of perturbing it (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the study; members get the seeds that follow (default 0)")
+    parser.add_argument("--workers", type=int, help="members that train at the same time (default: one per core)")
+    parser.add_argument("--study", help="folder of the study (default: studies/<time>-<preset>-<env>)")
     known, rest = parser.parse_known_args(arguments)
     pairs = [word.partition("=") for word in known.vary]
     for name, equals, _ in pairs:
@@ -118,7 +120,7 @@ def checked(preset: str, env: str, vary: Mapping[str, str], options: Sequence[st
     for name in vary:
         _check_varied(name.replace("-", "_"), exploit)
     if exploit not in EXPLOIT_RULES:
-        raise ConfigError(f"--exploit {exploit} is no rule; use {', '.join(EXPLOIT_RULES)}")
+        raise ConfigError(f"--exploit {exploit} is not a rule; use {', '.join(EXPLOIT_RULES)}")
     words = list(options) if any(word.split("=")[0] == "--runtime" for word in options) else [*options, "--runtime", "inline"]
     settings = StudySettings(preset, env, dict(vary), population, every_env_steps, budget, until_return, exploit, resample, seed,
                              workers or len(os.sched_getaffinity(0)), tuple(words))
@@ -164,7 +166,7 @@ def _go(study: Study) -> int:
         try:
             StudyCoordinator(study, say).run()
         except KeyboardInterrupt:
-            say(f"stopped by hand; every member goes on from its newest checkpoint with `shoal tune resume {study.path}`")
+            say(f"stopped by hand; every member continues from its newest checkpoint with `shoal tune resume {study.path}`")
             return 130
     sys.stdout.write(table(study))
     return 0

@@ -42,7 +42,7 @@ class Slice:
 
 
 class StudyCoordinator:
-    """Runs a study to its end; made anew it goes on where another one was killed."""
+    """Runs a study to its end; made anew it continues where another one was killed."""
 
     def __init__(self, study: Study, say: Callable[[str], None]) -> None:
         self.study, self.settings, self.say = study, study.settings, say
@@ -109,8 +109,8 @@ class StudyCoordinator:
             log = self.study.path / "members" / f"{number:02d}.log"
             tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
             raise RoleFailed(f"member {number} of {self.study.path} failed: {' '.join(tail)}; see {log}")
-        if code != 0:  # killed from outside: it goes on from its newest checkpoint
-            self.say(f"member {number} was ended from outside (exit code {code}); it goes on from its newest checkpoint")
+        if code != 0:  # killed from outside: it continues from its newest checkpoint
+            self.say(f"member {number} was ended from outside (exit code {code}); it continues from its newest checkpoint")
             return
         member = self.study.save(self.study.measured(done.member))
         self.study.log("slice", number, values=done.values, env_steps=member.env_steps, fitness=member.fitness)
@@ -131,7 +131,7 @@ class StudyCoordinator:
             return
         values = explored(members[parent].values, self.priors, self.settings.resample, rng)
         self.study.finish_copy(self.study.begin_copy(member, members[parent], values))
-        self.say(f"member {member.number} copies member {parent}, and goes on with {_words(values)}")
+        self.say(f"member {member.number} copies member {parent}, and continues with {_words(values)}")
 
     def _end_all(self) -> None:
         """Members that still train write a checkpoint and end."""

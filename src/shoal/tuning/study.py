@@ -29,7 +29,7 @@ from shoal.telemetry.outputs import read_lines
 
 __all__ = ["Member", "Study", "StudySettings"]
 
-TRIES = 5  # to copy a checkpoint whose run goes on and may drop it meanwhile
+TRIES = 5  # to copy a checkpoint whose run continues and may drop it meanwhile
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Study:
     @classmethod
     def create(cls, path: Path, settings: StudySettings) -> Study:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ConfigError(f"--study {path} is not empty; go on with it by `shoal tune resume {path}`, or give another folder")
+            raise ConfigError(f"--study {path} is not empty; continue it with `shoal tune resume {path}`, or give another folder")
         (path / "members").mkdir(parents=True)
         write_json(path / "study.json", asdict(settings))
         return cls(path)
@@ -134,7 +134,7 @@ class Study:
         """The run of the fittest member."""
         known = [member for member in self.members() if member.fitness is not None]
         if not known:
-            raise CheckpointError(f"{self.path} has no member whose fitness is known yet; go on: `shoal tune resume {self.path}`")
+            raise CheckpointError(f"{self.path} has no member with a known fitness yet; continue: `shoal tune resume {self.path}`")
         return load(self.run(max(known, key=lambda member: member.fitness or 0.0).number).path)
 
     # ------------------------------------------------------------------ copies
@@ -166,13 +166,13 @@ class Study:
                     shutil.copyfile(newest / name, folder / name)
                 target.commit(folder, {key: value for key, value in meta.items() if key not in ("files", "sha256", "seal")})
                 return
-            except (FileNotFoundError, CheckpointError):  # the parent goes on, and has dropped it
+            except (FileNotFoundError, CheckpointError):  # the parent continues, and has dropped it
                 target.abandon(folder)
                 if not left:
                     raise
 
     def set_values(self, number: int, values: Mapping[str, Any]) -> None:
-        """Let a run go on with other values when it is resumed; those that only a restart can change too."""
+        """Let a run continue with other values when it is resumed; those that only a restart can change too."""
         run = self.run(number)
         config = run.config()
         for key, value in values.items():

@@ -125,6 +125,6 @@ def parse_prior(text: str) -> Prior:
         if kind != "choice" and (len(arguments) != 2 or not all(isinstance(one, int | float) for one in arguments)):
             raise ValueError
     except (ValueError, SyntaxError):
-        raise ConfigError(f"{text} is no range of values; write loguniform(1e-4, 1e-2), uniform(0.0, 1.0) or "
+        raise ConfigError(f"{text} is not a range of values; write loguniform(1e-4, 1e-2), uniform(0.0, 1.0) or "
                           "choice(8, 16, 32)") from None
     return kinds[kind](*arguments)
