@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from shoal.runtime import Program
     from shoal.telemetry.metrics import Metric
 
-__all__ = ["ActionProbabilities", "Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn", "Delivery", "DeviceLearn",
-           "DevicePolicy", "EncodedLearn", "HasModule", "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress",
-           "Record", "Relabeller", "Relabels", "ReplayLearn", "Represents", "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView",
-           "StoredItems", "Tolerance", "UnrollRecord",
-           "UnrollRecorder", "Updater", "UpdaterSlice", "Viewer", "phases_due"]
+__all__ = ["ActionLikelihood", "ActionProbabilities", "Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn",
+           "Delivery", "DeviceLearn", "DevicePolicy", "EncodedLearn", "HasModule", "IndexedItems", "ItemRecord", "ItemRecorder",
+           "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels", "ReplayLearn", "Represents", "SeatRecord",
+           "SeatRecorder", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord", "UnrollRecorder", "Updater",
+           "UpdaterSlice", "Viewer", "phases_due"]
 
 
 # ---------------------------------------------------------------------------------------------- acting
@@ -115,6 +115,15 @@ class ActionProbabilities(Policy, Protocol):
     def probabilities(self, view: StepView) -> np.ndarray: ...
 
 
+@runtime_checkable
+class ActionLikelihood(Policy, Protocol):
+    """A policy that can say how likely given actions are, where its net has no memory."""
+
+    def log_prob(self, view: StepView, action: np.ndarray, explore: np.ndarray | None) -> np.ndarray | None:
+        """[B], when it explores like this; of Box actions the density, in the environment's units. None where there is none: a
+        greedy policy has no density."""
+
+
 # ---------------------------------------------------------------------------------------------- recording
 class Record(ABC):
     """What actors write down of their steps, and how it lies in memory."""
@@ -132,7 +141,7 @@ class Record(ABC):
 
 
 class UnrollRecorder(Protocol):
-    """Writes T steps of B seats into a slot; environments and recurrent states go on from one unroll to the next.
+    """Writes T steps of B seats into a slot; environments and recurrent states continue from one unroll to the next.
 
         recorder.begin(slot.data, step, state, version)          # x_0, and the recurrent state it is seen with
         for t in range(record.length):
