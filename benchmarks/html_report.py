@@ -12,25 +12,16 @@ import numpy as np
 
 from benchmarks.composed_limit.limits import composed
 from benchmarks.model_curve import predicted
-from benchmarks.svg import COLOURS, Bar, Polyline, bars, lines
 from shoal.bench.result_columns import COLUMNS, failed, missed, rates_of, stored_groups, verdict_of
 from shoal.bench.statistics import bootstrap, interquartile_mean
 from shoal.bench.text_tables import spread
+from shoal.telemetry.html_page import document
+from shoal.telemetry.svg import COLOURS, Bar, Polyline, bars, lines
 
 __all__ = ["modelled", "page", "performance_profile"]
 
 Rows = Sequence[Mapping[str, Any]]
 Groups = Mapping[str, Rows]
-
-STYLE = """
-:root{--ink:#1b1e23;--paper:#fff;--grid:#dfe3e8;--bad:#c9242b;--dim:#667}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e8eb;--paper:#16181c;--grid:#33383f;--bad:#ff6b6b;--dim:#9aa}}
-body{font:14px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:2rem auto;max-width:1200px;padding:0 1rem}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;white-space:nowrap}
-th,td{border-bottom:1px solid var(--grid);padding:.25rem .6rem;text-align:right}th:first-child,td:first-child{text-align:left}
-.bad{color:var(--bad);font-weight:600}.dim{color:var(--dim);white-space:pre-line}svg{font:11px system-ui,sans-serif;max-width:100%}
-.plots{display:flex;flex-wrap:wrap;gap:1.5rem}figure{margin:0}figcaption{font-weight:600}
-"""
 
 
 def page(title: str, where: str, groups: Groups) -> str:
@@ -44,8 +35,7 @@ def page(title: str, where: str, groups: Groups) -> str:
     if stored:
         body.append(_stored(stored))
     body += [_failures(groups), _glossary()]
-    return (f"<!doctype html><html lang=en><meta charset=utf-8><title>shoal bench: {escape(title)}</title>"
-            f"<style>{STYLE}</style>{''.join(body)}</html>\n")
+    return document(f"shoal bench: {title}", "".join(body))
 
 
 def _grid(head: Sequence[str], body: Sequence[Sequence[tuple[str, bool]]]) -> str:

@@ -201,7 +201,7 @@ def _columns(waiting: Sequence[Job], many: int, results: Path) -> Generator[tupl
 
 
 def _words(row: dict[str, Any]) -> str:
-    from shoal.bench.text_tables import short
+    from shoal.telemetry.short_numbers import short
 
     if row["error"]:
         return f"{'not run' if row.get('skipped') else 'FAILED'}: {row['error']}"

@@ -15,6 +15,7 @@ from typing import IO, Any, Literal, TypeVar
 from shoal.envs.opponent_env import OPPONENTS, OpponentMaker, built_in_opponent
 from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError, EnvironmentError_, RoleFailed, ShoalError
+from shoal.experiment.best_response import best_response
 from shoal.experiment.config import ConsoleConfig, RayOptions
 from shoal.experiment.parse import parse_options, parse_train, split_positionals
 from shoal.experiment.policy_choice import PolicyChoice
@@ -167,6 +168,9 @@ class Eval(Options):
     against: str | None = None
     """Play matches on every side against random, perfect, another run's policy (RUN or RUN:POLICY) or module:function (observation
     -> action); by default as the run was evaluated."""
+    best_response: int | None = number(None, at_least=1)
+    """Train a new policy (ppo) for this many env steps against the run's and say how much it wins: a lower bound of the run's
+    exploitability."""
     policy: str | None = None
     """best of all evaluated versions, or last; by default the run's own --policy. With several policies NAME, or NAME:last; by
     default the first."""
@@ -178,6 +182,11 @@ def eval_command(arguments: list[str]) -> int:
     rundir, options = _run_and_options(arguments, Eval, "shoal eval RUN")
     _say_modules(rundir, options.trust)
     run, name = _load_and_say(rundir, options)
+    if options.best_response is not None:
+        found = best_response(run, name, options.best_response, options.episodes, options.seed)
+        sys.stdout.write(f"{run.prepared.plan.env.name}: a best response learned in {options.best_response:,} env steps gets "
+                         f"{found.sentence()}\nso exploitability is at least about {max(0.0, float(found.returns.mean())):.3f}\n")
+        return 0
     result = run.evaluate(options.episodes, options.seed, _opponent(run, options), name)
     against = options.against or run.prepared.plan.experiment.against
     sys.stdout.write(f"{run.prepared.plan.env.name}{f' against {against}' if against else ''}: {result.sentence()}\n")

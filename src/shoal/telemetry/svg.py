@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from shoal.bench.text_tables import short
+from shoal.telemetry.short_numbers import short
 
 __all__ = ["COLOURS", "Bar", "Polyline", "bars", "lines"]
 
