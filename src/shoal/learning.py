@@ -132,7 +132,7 @@ class Record(ABC):
 
 
 class UnrollRecorder(Protocol):
-    """Writes T steps of B seats into a slot; environments and recurrent states go on from one unroll to the next.
+    """Writes T steps of B seats into a slot; environments and recurrent states continue from one unroll to the next.
 
         recorder.begin(slot.data, step, state, version)          # x_0, and the recurrent state it is seen with
         for t in range(record.length):

@@ -37,7 +37,7 @@ def train_command(arguments: list[str]) -> int:
 
 @dataclass(frozen=True)
 class Resume(Options):
-    """Go on from the newest checkpoint."""
+    """Continue from the newest checkpoint."""
 
     until_return: float | None = number(None)
     """Stop when an evaluation's mean return reaches this; unchanged by default."""
@@ -54,7 +54,7 @@ class Resume(Options):
     actors: int | Literal["auto"] | None = number(None, at_least=1)
     """How many actors from now on (another machine may hold more), or auto to measure again; unchanged by default."""
     online: bool = False
-    """Let actors act from now on, in a run that has learned from --demos alone (--offline); it goes on learning from them too."""
+    """Let actors act from now on, in a run that has learned from --demos alone (--offline); it keeps learning from them too."""
     env: str | None = None
     """The simulator of a run that had none: for --online, or for evaluations from now on."""
     learner_threads: int | None = number(None, at_least=1)
@@ -86,7 +86,7 @@ def resume_command(arguments: list[str]) -> int:
 
 
 def _go(start: Callable[[], Run]) -> int:
-    """Run, then say where it is, what came out, and how to go on."""
+    """Run, then say where it is, what came out, and how to continue."""
     try:
         run = start()
     except EnvironmentError_ as error:
@@ -164,7 +164,7 @@ class Eval(Options):
     episodes: int = number(100, at_least=1)
     """How many episodes."""
     seed: int = number(1_000_000, at_least=0, below=2**53)
-    """Of the environments."""
+    """Seed of the environments."""
     against: str | None = None
     """Play matches on every side against random, perfect, another run's policy (RUN or RUN:POLICY) or module:function (observation
     -> action); by default as the run was evaluated."""
@@ -214,7 +214,7 @@ def _opponent(home: Run, options: Eval | Play) -> str | OpponentMaker | None:
         return load(RunDir.open(Path(path)).path, trust=options.trust).as_opponent(home, policy or None)
     if policy and path:
         return script_opponent(find(word), word)
-    raise ConfigError(f"--against {word} is no opponent; use one of {', '.join(OPPONENTS)}, or give the directory of a run "
+    raise ConfigError(f"--against {word} is not an opponent; use one of {', '.join(OPPONENTS)}, or give the directory of a run "
                       "or module:function (or human, to play yourself: `shoal play`)")
 
 
@@ -227,7 +227,7 @@ class Play(Options):
     episodes: int = number(1, at_least=1)
     """How many episodes."""
     seed: int = number(0, at_least=0, below=2**53)
-    """Of the environment."""
+    """Seed of the environment."""
     against: str | None = None
     """In games: on every side in turn against random, perfect, human (you), RUN, RUN:POLICY or module:function; without it the
     run's policies play for all agents."""

@@ -45,7 +45,7 @@ class LeagueOptions(Options):
     league_exploiters: int = number(2, at_least=0, at_most=100)
     """Players that learn to beat every snapshot."""
     decay: float = number(0.99, above=0, at_most=1)
-    """What older results in the payoff table are multiplied with at each new one."""
+    """What older results in the payoff table are multiplied by at each new one."""
     snapshot_share: float = number(0.5, at_least=0, at_most=1)
     """Share of a main agent's matches against all snapshots."""
     verification_share: float = number(0.15, at_least=0, at_most=1)
@@ -69,7 +69,7 @@ class LeagueOptions(Options):
     most_steps: int = number(40_000, at_least=1)
     """Env steps of a player between two snapshots, at most."""
     reset_share: float = number(0.25, at_least=0, at_most=1)
-    """How often a league exploiter begins anew after a snapshot."""
+    """Probability that a league exploiter starts over after a snapshot."""
 
     def validate(self) -> None:
         super().validate()

@@ -50,7 +50,7 @@ class ReplayConfig(Options):
     checkpoint: bool = False
     """Save the table with every checkpoint, and fill it again after a restart."""
     demo_ratio: float | None = number(None, at_least=0, below=1)
-    """Rho: how likely each element of a batch is a demonstration; none is 1/256 with --demos (R2D3)."""
+    """Rho: the probability that an element of a batch is a demonstration; none is 1/256 with --demos (R2D3)."""
 
     @property
     def rho(self) -> float:
