@@ -32,6 +32,7 @@ shoal: distributed reinforcement learning
   shoal data record SOURCE ENV          record demonstrations by a run, a script, an untrained preset, or at random
   shoal data info PATH                  what is in a recording
   shoal data check PATH                 problems of a recording, and a picture of its returns and lengths
+  shoal data evaluate RUN PATH          estimate from a recording what a run's policy is worth
   shoal data convert A B                convert a recording: to a folder, FILE.parquet, FILE.hdf5, FILE.npz, minari:my/dataset-v0
   shoal calibrate ENV [PRESET]          measure layouts for --actors auto once, and keep the result for this machine
   shoal plan PRESET ENV --actors 2000   what more actors, learners and machines would do, by measuring and simulating

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from shoal.runtime import Program
     from shoal.telemetry.metrics import Metric
 
-__all__ = ["ActionProbabilities", "Algorithm", "Architecture", "ArchitectureOptions", "ComparingLearn", "DelayedLearn",
-           "Delivery", "DeviceLearn", "DevicePolicy", "EncodedLearn", "HasModule", "IndexedItems", "ItemRecord", "ItemRecorder",
-           "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels", "ReplayLearn", "Represents", "SeatRecord",
-           "SeatRecorder", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord", "UnrollRecorder", "Updater",
-           "UpdaterSlice", "Viewer", "phases_due"]
+__all__ = ["ActionLikelihood", "ActionProbabilities", "Algorithm", "Architecture", "ArchitectureOptions", "ComparingLearn",
+           "DelayedLearn", "Delivery", "DeviceLearn", "DevicePolicy", "EncodedLearn", "HasModule", "IndexedItems", "ItemRecord",
+           "ItemRecorder", "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels", "ReplayLearn", "Represents",
+           "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord",
+           "UnrollRecorder", "Updater", "UpdaterSlice", "Viewer", "phases_due"]
 
 
 # ---------------------------------------------------------------------------------------------- acting
@@ -113,6 +113,15 @@ class ActionProbabilities(Policy, Protocol):
     """A policy over discrete actions that can say how likely each of them is, [B, A]."""
 
     def probabilities(self, view: StepView) -> np.ndarray: ...
+
+
+@runtime_checkable
+class ActionLikelihood(Policy, Protocol):
+    """A policy that can say how likely given actions are, where its net has no memory."""
+
+    def log_prob(self, view: StepView, action: np.ndarray, explore: np.ndarray | None) -> np.ndarray | None:
+        """[B], when it explores like this; of Box actions the density, in the environment's units. None where there is none: a
+        greedy policy has no density."""
 
 
 # ---------------------------------------------------------------------------------------------- recording

@@ -108,8 +108,9 @@ class EvalConfig(Options):
     def plan(self, goal: Goal | None, against: str | None = None, offline: bool = False, free_cores: int = 1,
              last_cores: int = 1) -> EvalPlan:
         updates = self.every_learner_steps if offline else None
-        return EvalPlan(self.enabled, self.episodes, self.every_env_steps, updates, self.greedy, goal, against,
-                        self.max_episode_steps, free_cores, last_cores)
+        by_value = goal is not None and goal.metric == "fqe"
+        return EvalPlan(self.enabled, self.episodes, self.every_env_steps, updates, self.greedy, None if by_value else goal,
+                        goal if by_value else None, against, self.max_episode_steps, free_cores, last_cores)
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ class Experiment(Options, Generic[A, R]):
     """Stop when an evaluation's mean return reaches this, confirmed by a second one."""
     until: str | None = None
     """Stop when an evaluation's METRIC[(OPPONENT)] >= (or <=) NUMBER, confirmed by a second one: return, win_rate, loss_rate,
-    exploitability."""
+    exploitability; fqe, fitted Q of a recording that is learned from alone."""
     policies: str = "shared"
     """Environments with several agents: shared is one policy for all of them, self-play one for all sides of a game, evaluated
     against random play, independent one for each agent, league a league of players; or
@@ -273,6 +274,11 @@ class Experiment(Options, Generic[A, R]):
         if self.offline:
             self._validate_offline()
         goal = self.goal
+        if goal is not None and goal.metric == "fqe":
+            if not self.offline:
+                raise ConfigError(f'--until "{self.until}" is estimated from a recording that is learned from alone; give a '
+                                  "recording to an offline preset, or --demos PATH --offline")
+            goal = None
         if goal is not None and not self.eval.enabled:
             words = f"--until-return {self.until_return:g}" if self.until is None else f'--until "{self.until}"'
             raise ConfigError(f"{words} needs evaluations, but --eval.enabled is false; turn it on with --eval.enabled")
@@ -380,7 +386,7 @@ class Plan:
         if experiment.offline and self.env.simulated and not experiment.eval.enabled:
             raise ConfigError("--offline needs evaluations to show what is learned, but --eval.enabled is false; leave it on "
                               "(a large --eval.every-learner-steps costs little)")
-        if experiment.goal is not None and not self.env.simulated:
+        if experiment.goal is not None and experiment.goal.metric != "fqe" and not self.env.simulated:
             raise ConfigError(f"the goal {experiment.goal} needs evaluations, and {self.env.name} is known from recordings alone; "
                               "give the simulator with --env ENV, or --max-learner-steps")
 

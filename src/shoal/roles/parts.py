@@ -85,6 +85,8 @@ class EvalPlan:
     greedy: bool = True
     goal: Goal | None = None
     """Where the run may stop."""
+    fitted: Goal | None = None
+    """The same by fitted Q on the recording that is learned from."""
     against: str | None = None
     """Whom it plays against; none: the policy sits on all seats itself."""
     max_episode_steps: int = 10_000

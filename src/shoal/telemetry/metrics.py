@@ -130,6 +130,8 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("demo_size", "gauge", "items", "Items in the table of demonstrations.", summed=True, measured_by="demonstrations"),
     Metric("demo_bytes", "gauge", "bytes", "Bytes of their data.", summed=True, measured_by="demonstrations"),
     Metric("epochs", "gauge", "epochs", "How often a recording that is learned from alone was read.", measured_by="readers"),
+    Metric("fqe", "gauge", "reward", "Fitted Q of the greedy policy where episodes begin, discounted by 0.99, on the recording "
+           "that is learned from; with --until fqe.", measured_by="value estimator"),
     Metric("demo_samples", "counter", "items", "Items drawn from the demonstrations."),
     Metric("demo_priority_updates", "counter", "items", "Priorities of demonstrations that a learner changed."),
     Metric("log_episodes", "counter", "episodes", "Recorded episodes that log readers have put into a table; each again and "
