@@ -10,8 +10,8 @@
 
 An algorithm knows nothing of processes and an architecture knows nothing of losses. Whether the two fit is computed: the
 algorithm says which age of data it `tolerates`, the architecture which one it `delivers`. What is optional is a protocol of
-its own (`ReplayLearn`, `DeviceLearn`, `SlicedLearn`, `DevicePolicy`, `Relabels`, `IndexedItems`, `Represents`; `Evolves` and all
-about populations is in `population.py`) or a declared field with a default.
+its own (`ReplayLearn`, `DeviceLearn`, `SlicedLearn`, `ComparingLearn`, `DevicePolicy`, `Relabels`, `IndexedItems`, `Represents`;
+`Evolves` and all about populations is in `population.py`) or a declared field with a default.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from shoal.runtime import Program
     from shoal.telemetry.metrics import Metric
 
-__all__ = ["ActionLikelihood", "ActionProbabilities", "Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn",
-           "Delivery", "DeviceLearn", "DevicePolicy", "EncodedLearn", "HasModule", "IndexedItems", "ItemRecord", "ItemRecorder",
-           "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels", "ReplayLearn", "Represents", "SeatRecord",
-           "SeatRecorder", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord", "UnrollRecorder", "Updater",
-           "UpdaterSlice", "Viewer", "phases_due"]
+__all__ = ["ActionLikelihood", "ActionProbabilities", "Algorithm", "Architecture", "ArchitectureOptions", "ComparingLearn",
+           "DelayedLearn", "Delivery", "DeviceLearn", "DevicePolicy", "EncodedLearn", "HasModule", "IndexedItems", "ItemRecord",
+           "ItemRecorder", "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels", "ReplayLearn", "Represents",
+           "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord",
+           "UnrollRecorder", "Updater", "UpdaterSlice", "Viewer", "phases_due"]
 
 
 # ---------------------------------------------------------------------------------------------- acting
@@ -328,6 +328,20 @@ class DeviceLearn(Protocol):
     def snapshot(self, progress: Progress) -> WeightSnapshot: ...         # what is published, on its way to the host
     def device_weights(self, progress: Progress) -> DeviceWeights: ...    # the same, left on the device
     def policy_tensors(self) -> Tree: ...                                 # what a policy on this device binds: no copy
+
+
+@runtime_checkable
+class ComparingLearn(Protocol):
+    """A Learn with a loss that compares items of a batch with each other (CURL's contrast). Several learners tell them each other:
+
+        told = learn.told(minibatch, phase, me.index, me.replicas)            # empty where this phase compares nothing
+        minibatch = learn.with_told(minibatch, await group.sum(told), me.index, me.replicas)    # each learner has a place in it
+        gradient, metrics = learn.gradients(minibatch, phase)                 # of its own part of the joined batch
+    """
+
+    def told(self, minibatch: Any, phase: str, index: int, learners: int) -> np.ndarray: ...
+    def with_told(self, minibatch: Any, told: np.ndarray, index: int, learners: int) -> Any: ...
+    def told_bytes(self, batch: int, learners: int) -> int: ...           # at most, of batches of this many items
 
 
 class UpdaterSlice(Updater, Protocol):
