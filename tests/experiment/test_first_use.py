@@ -65,7 +65,8 @@ def test_python_knows_other_words_too():
             plan_of("impala", "CartPole-v1", None, None, {key: 1})
 
 
-@pytest.mark.parametrize("words", [["list"], ["runs"], ["show"], ["replay"], ["data"], ["data", "info"], ["bench", "compare"]])
+@pytest.mark.parametrize("words", [["list"], ["runs"], ["show"], ["replay"], ["data"], ["data", "info"], ["bench", "compare"],
+                                   ["tune", "resume"]])
 def test_help_is_answered_after_every_command(words, capsys):
     assert cli.main([*words, "--help"]) == 0
     assert capsys.readouterr().out.startswith(f"  shoal {words[0]}")

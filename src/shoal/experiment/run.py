@@ -319,7 +319,8 @@ def _session(prepared: Prepared, program: Program, rundir: RunDir, base: Base, s
                   experiment.until)
     found, before = prepared.plan.found, rundir.summary()
     layout = asdict(found) if found else _kept_layout(before) if before.get("actors") == experiment.actors else None
-    who = "offline" if experiment.offline else layout["chosen"] if layout else f"{experiment.actors} actors"
+    actors = "1 actor" if experiment.actors == 1 else f"{experiment.actors} actors"
+    who = "offline" if experiment.offline else layout["chosen"] if layout else actors
     title = f"{prepared.plan.title} on {env.name} · {experiment.runtime} · {who} · seed {experiment.seed}"
     outputs: list[Output | None] = [
         console(experiment.console.mode, stream, title, vars(goals), experiment.console.every_seconds),
