@@ -35,7 +35,7 @@ shoal: distributed reinforcement learning
   shoal data convert A B                convert a recording: to a folder, FILE.parquet, FILE.hdf5, FILE.npz, minari:my/dataset-v0
   shoal calibrate ENV [PRESET]          measure layouts for --actors auto once, and keep the result for this machine
   shoal plan PRESET ENV --actors 2000   what more actors, learners and machines would do, by measuring and simulating
-  shoal tune PRESET ENV --vary NAME=RANGE ...   train a population of runs and search for good values (PBT)
+  shoal tune PRESET ENV --vary NAME=RANGE ...   search for values over many runs: PBT, random, grid, halving (ASHA)
   shoal tune resume|show STUDY          continue with a study; its members, their fitness, values and ancestors
   shoal bench SUITE [--suite quick]     the unified benchmark: throughput, learning, scaling, faults, replay, ray
   shoal bench compare A B               two results: ratios, and which differences are noise

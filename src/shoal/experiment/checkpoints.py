@@ -31,7 +31,8 @@ from shoal.files import replacing, sync
 from shoal.runtime.background_saving import in_pieces
 from shoal.runtime.checkpointing import link
 
-__all__ = ["Checkpoints", "Slices", "TensorFiles", "holds_table", "read_json", "read_meta", "saved_slices", "write_json"]
+__all__ = ["Checkpoints", "Slices", "TensorFiles", "holds_table", "read_json", "read_meta", "saved_slices", "write_json",
+           "write_text"]
 
 META = "checkpoint.json"
 WRITING = ".writing-"
@@ -45,9 +46,13 @@ TABLES = ("replay", "demonstrations")  # roles whose state is a replay table
 
 
 def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
     """Atomically: readers see the old text or the new one."""
     with replacing(path) as draft:
-        draft.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        draft.write_text(text, encoding="utf-8")
 
 
 class TensorFiles:
