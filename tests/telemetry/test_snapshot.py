@@ -175,7 +175,7 @@ def test_gauge_of_the_instance_that_set_it():
     assert ended["role_metrics"] == {"depth": 4.0}, "a run that has ended shows its last values"
 
 
-def test_every_metric_of_the_registry_is_shown():
+def test_every_metric_is_shown():
     pages, window = Pages("everything-0"), ReadingWindow()
     for metric in REGISTRY:
         for word in metric.words():
