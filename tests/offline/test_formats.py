@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import struct
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from shoal import cli
 from shoal.envs.experts import swing_up
 from shoal.errors import ConfigError
 from shoal.offline import DemoWriter, Episode, RecordingInfo, open_demos
+from shoal.offline.check_picture import draw_picture
 from shoal.offline.checking import check_demos, histogram
 from shoal.slots import leaves
 from tests.offline.recordings import recorded
@@ -172,3 +175,20 @@ def test_duplicates_and_constants_found(folder, capsys):
 
 def test_a_picture_in_text():
     assert histogram([1.0, 1.0])[0].endswith("2") and len(histogram([0.0, 1.0, 9.0])) == 10 and histogram([]) == []
+
+
+def test_pictures_in_files(folder, capsys):
+    """HTML with the findings, and a PNG that another program reads."""
+    spoil = replace(episode(4, 7), reward=np.full(4, np.nan, np.float32))
+    report = check_demos(Kept(episode(3, 0), episode(9, 1), spoil), "<logs>")
+    draw_picture(report, Path("x.html"), "<logs>")
+    page = Path("x.html").read_text()
+    assert page.count("<svg") == 2 and page.count("<rect") == 20 and "not finite: &lt;logs&gt;, episode 2, step 0" in page
+    assert cli.main(["data", "check", "logs", "--picture", "x.png"]) == 0 and "picture in x.png" in capsys.readouterr().out
+    data = Path("x.png").read_bytes()
+    width, height = struct.unpack(">2I", data[16:24])
+    at = data.index(b"IDAT")
+    pixels = np.frombuffer(zlib.decompress(data[at + 4 : at + 4 + struct.unpack(">I", data[at - 4 : at])[0]]), np.uint8)
+    rows = pixels.reshape(height, 1 + 3 * width)
+    assert data.startswith(b"\x89PNG") and (rows[:, 0] == 0).all() and len(np.unique(rows[:, 1:].reshape(-1, 3), axis=0)) == 3
+    assert cli.main(["data", "check", "logs", "--picture", "x.gif"]) == 2 and "ends in .html or .png" in capsys.readouterr().err

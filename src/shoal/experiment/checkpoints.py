@@ -239,6 +239,18 @@ class Checkpoints:
                                   "with `shoal train`")
         return None
 
+    def named(self, name: str) -> Path:
+        """A checkpoint by its name, or by its number of env steps; CheckpointError where it is not there, or damaged."""
+        folders = self._folders()
+        found = [folder for folder in folders if folder.name == name] or \
+            [folder for folder in folders if name.isdigit() and folder.name.isdigit() and int(folder.name) == int(name)]
+        if not found:
+            there = ", ".join(folder.name for folder in folders) or "none"
+            raise CheckpointError(f"{self.folder} has no checkpoint {name}; there are {there} (--checkpoint.keep N keeps more)")
+        if why := _damage(found[0], tables=False):
+            raise CheckpointError(f"checkpoint {found[0]} is damaged ({why}); take another one")
+        return found[0]
+
     def set_damaged_aside(self) -> None:
         """Rename what `sound` passes over, so that a run which continues does not load it."""
         sound = self.sound()
