@@ -111,7 +111,7 @@ def test_a_full_disk_leaves_the_previous_one(tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == ["000000000001"]
 
 
-def test_a_write_that_really_fails_is_an_oserror(tmp_path):
+def test_failed_write_is_an_oserror(tmp_path):
     """The kernel refuses the bytes (a limit on the size of files, in a process of its own); the old file stays."""
     program = """
 import resource, signal, sys
@@ -244,7 +244,7 @@ def test_checkpoints_of_earlier_versions(tmp_path):
     assert not list(path.parent.glob("*.sha256"))  # they are in checkpoint.json
 
 
-def test_files_are_put_into_the_newest_checkpoint(tmp_path):
+def test_files_join_newest_checkpoint(tmp_path):
     """Those that stay are not copied, and what the checkpoint says of itself is true."""
     checkpoints = Checkpoints(tmp_path, keep=2)
     save(checkpoints, 3)
@@ -280,7 +280,7 @@ def test_full_disk(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["000000000007"] and checkpoints.sound() is not None
 
 
-def test_a_header_that_is_nested_too_deeply_cannot_be_read(tmp_path):
+def test_deeply_nested_header(tmp_path):
     (tmp_path / "learner-0.safetensors").write_bytes(b"[" * 5000 + b"]" * 5000)
     with pytest.raises(CheckpointError, match="cannot be read"):
         holds_table(tmp_path / "learner-0.safetensors")
