@@ -18,7 +18,7 @@ import numpy.typing as npt
 from shoal.errors import ConfigError
 from shoal.replay.table.arrays import ChunkArrays
 from shoal.replay.table.columns import Spec
-from shoal.replay.table.compression import CODECS, ROWS, decode, decode_row, encode
+from shoal.replay.table.compression import CODECS, ROWS, decode, decode_rows, encode
 from shoal.replay.table.memory_pool import MemoryPool, SlabBlock
 
 __all__ = ["ChunkGroup", "ChunkStore"]
@@ -357,8 +357,8 @@ class ChunkStore:
         """Decompress some rows to an address, one behind the other."""
         spec, encoded = self.specs[chunk], self._encoded[chunk]
         assert spec is not None
-        for at in rows:
-            ctypes.memmove(address, decode_row(encoded.data, encoded.codec, at, spec.cell_bytes), spec.cell_bytes)
+        for row in decode_rows(encoded.data, encoded.codec, rows, spec.cell_bytes):
+            ctypes.memmove(address, row, spec.cell_bytes)
             address += spec.cell_bytes
 
     def trim(self) -> None:
