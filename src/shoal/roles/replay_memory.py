@@ -24,7 +24,7 @@ SLOT_BYTES = 200
 """What a table keeps of an item besides its data: a row, links, its place in the index and in the sums of priorities."""
 FIRST_LOOK, FEW = 5_000, 0.02
 """A table is judged when it has this many items, or this part of its capacity, or takes this part of the free memory."""
-ROOMY = 1 / 3
+ROOMY = 0.5
 """A table that takes at most this part of the free memory when it is full is not compressed by `auto`."""
 SURE = 0.9
 """Of the memory that there is: wires and batches take theirs only when they are used."""
