@@ -18,7 +18,7 @@
       replay_buffers/     replay buffers alone, for `workload = ...`
       composed_limit/     how fast the cores could be, for `limit = true`
       kills.py            processes killed on the way, for `kill = ...`
-      html_report.py      report.html, with svg.py and model_curve.py (what the model of `shoal plan` predicts)
+      html_report.py      report.html, with model_curve.py (what the model of `shoal plan` predicts)
     results.py            files in docs/results, and parts of pages
     performance_page.py, readme_table.py, scaling_page.py    write the tables of docs/performance.md, README.md, docs/scaling.md
     metrics_page.py       writes docs/metrics.md from what roles and algorithms declare (make docs)

@@ -4,8 +4,9 @@
     python -m benchmarks.gpu_sac --device cpu --seconds 20 --trial-seconds 10 --bare-seconds 3
 
 Networks of 256-256, batches of 256, one update for each environment step. The bare loop makes whole updates (critics, actor,
-temperature, targets) on one batch that lies on the device already: as one CUDA graph, kernel by kernel, and phase by phase. Then
-each layout is tried for a while, and the fastest one trains for the rest of the time:
+temperature, targets) on one batch that lies on the device already: four in one CUDA graph, one in a graph, phase by phase, and
+kernel by kernel; the fastest of these counts. Then each layout is tried for a while, and the fastest one trains for the rest of the
+time:
 
     turns    the preset: actor, table and learner take turns in one process
     apart    actor, table and learner in processes of their own, at work at the same time; the table's limiter keeps one update
@@ -35,6 +36,7 @@ import torch
 
 from benchmarks.q_learner_limit import WARM_UPDATES
 from benchmarks.synthetic import waiting_for
+from benchmarks.training_curve import evaluations
 from benchmarks.work_rate import work_rate
 from shoal import algorithms, envs
 from shoal.algorithms import sac
@@ -44,6 +46,7 @@ from shoal.core import Tree
 from shoal.device.placement import GpuConfig, Hardware
 from shoal.learning import Progress
 from shoal.nets import NetConfig
+from shoal.roles.replay_config import LAUNCH_UPDATES
 from shoal.runtime.fork_server import PR_SET_PDEATHSIG, prctl
 
 __all__ = ["main"]
@@ -53,7 +56,8 @@ LAYOUTS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "turns": (["sac"], {}),
     "apart": (["--algorithm", "sac", "--architecture", "actor_learner"],
               {"actors": 1, "architecture.envs_per_actor": 1, "net.activation": "relu", "replay.capacity": 1_000_000,
-               "replay.exponent": 0.0, "replay.insert_batch": 4, "replay.prefetch": 4}),
+               "replay.exponent": 0.0, "replay.insert_batch": LAUNCH_UPDATES, "replay.prefetch": 2 * LAUNCH_UPDATES,
+               "replay.publish_updates": LAUNCH_UPDATES}),
 }
 START_SECONDS = 90.0    # for a run to begin: processes, CUDA, random steps
 EVALUATE_ENV_STEPS = 25_000
@@ -61,10 +65,10 @@ EVALUATE_ENV_STEPS = 25_000
 
 # ---------------------------------------------------------------------------------------------- the bare loop
 def bare(env: str, hardware: Hardware, seconds: float) -> dict[str, float]:
-    """Updates/s on one batch: whole updates as one graph or kernel by kernel, and phases as graphs of their own."""
+    """Updates/s on one batch: several whole updates or one as a graph, kernel by kernel, and phases as graphs of their own."""
     algorithm = algorithm_of(env, HIDDEN)
-    on_gpu = {"whole": (True, True), "phases": (True, False), "eager": (False, True)}  # graphs, all phases at once
-    ways = on_gpu if hardware.on_gpu else {"eager": (False, False)}
+    on_gpu = {"several": (True, LAUNCH_UPDATES), "whole": (True, 1), "phases": (True, 0), "eager": (False, 1)}
+    ways = on_gpu if hardware.on_gpu else {"eager": (False, 0)}
     return {name: round(BareUpdates(algorithm, hardware, BATCH, *way).rate(seconds), 1) for name, way in ways.items()}
 
 
@@ -75,19 +79,20 @@ def algorithm_of(env: str, hidden: tuple[int, ...]) -> Any:
 class BareUpdates:
     """Updates on a batch that never moves."""
 
-    def __init__(self, algorithm: Any, hardware: Hardware, batch: int, graphs: bool, whole: bool) -> None:
+    def __init__(self, algorithm: Any, hardware: Hardware, batch: int, graphs: bool, whole: int) -> None:
+        """`whole` updates at once; 0 goes phase by phase."""
         self.learn, self.hardware, self.whole = algorithm.learn(0), hardware, whole
         if hardware.on_gpu:
             self.learn.to(hardware)
-            if graphs:
-                self.learn.capture()
         tree = noise(algorithm, batch)
         (self.minibatch,) = self.learn.minibatches(tree, self.learn.sums(tree), Progress(), np.random.default_rng(0))
+        if graphs:  # only now: later batches would stay on the host until they are launched
+            self.learn.capture()
 
     def update(self) -> int:
         if self.whole:
-            self.learn.update(self.minibatch, self.learn.phases)
-            return 1
+            self.learn.update((self.minibatch,) * self.whole, (self.learn.phases,) * self.whole)
+            return self.whole
         for phase in self.learn.phases:
             gradient, _ = self.learn.gradients(self.minibatch, phase)
             self.learn.apply(gradient, phase)
@@ -136,7 +141,7 @@ def trained(env: str, layout: str, seconds: float, device: str, seed: int, more:
     return {**head, "updates_per_second": round((last["learner_steps"] - first["learner_steps"]) / took, 1),
             "env_steps_per_second": round((last["env_steps"] - first["env_steps"]) / took, 1),
             "learner_idle": last.get("learner_idle"), "policy_lag": last.get("policy_lag"), "verdict": last.get("verdict"), **kept,
-            "phases": {role: times for role, times in (last.get("roles") or {}).items()}, "evaluations": _evaluations(shots)}
+            "phases": {role: times for role, times in (last.get("roles") or {}).items()}, "evaluations": evaluations(shots)}
 
 
 def _option(name: str, value: Any) -> list[str]:
@@ -144,15 +149,6 @@ def _option(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [word if value else f"--no-{word[2:]}"]
     return [word, *(str(part) for part in (value if isinstance(value, list | tuple) else (value,)))]
-
-
-def _evaluations(shots: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The return of each evaluation, and how far the run was when it was known."""
-    rows: list[dict[str, Any]] = []
-    for shot in shots:
-        if shot.get("evaluations", 0) > len(rows) and shot.get("eval_return") is not None:
-            rows.append({name: shot.get(name) for name in ("env_steps", "learner_steps", "seconds", "eval_return")})
-    return rows
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -32,11 +32,12 @@ from shoal.bench.child_processes import ChildProcesses
 from shoal.bench.jobs import run_job
 from shoal.bench.rates import tail
 from shoal.bench.suite import Job, SuiteCase
-from shoal.bench.text_tables import markdown, short, spread
+from shoal.bench.text_tables import markdown, spread
 from shoal.coordination.trial_session import TrialSession
 from shoal.experiment.prepare import prepare
 from shoal.experiment.run import plan_of
 from shoal.runtime import Supervisor
+from shoal.telemetry.short_numbers import short
 
 __all__ = ["PublishTimes", "main", "race", "race_table"]
 

@@ -13,7 +13,8 @@ from benchmarks.results import say
 from shoal.bench.rates import Spread
 from shoal.bench.result_columns import rates_of
 from shoal.bench.results_folder import ResultsFolder
-from shoal.bench.text_tables import markdown, short
+from shoal.bench.text_tables import markdown
+from shoal.telemetry.short_numbers import short
 
 __all__ = ["TARGETS", "main", "target_table"]
 

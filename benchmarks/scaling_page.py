@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import RESULTS, ROOT, insert
-from benchmarks.svg import COLOURS, Polyline, lines
 from shoal.bench.text_tables import UNMEASURED
 from shoal.planning.pipeline import simulate
 from shoal.planning.terms import Cluster, Cost, Costs, Forecast
+from shoal.telemetry.svg import COLOURS, Polyline, lines
 
 __all__ = ["costs_from", "write"]
 

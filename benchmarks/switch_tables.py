@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.bench.text_tables import markdown, short
+from shoal.bench.text_tables import markdown
+from shoal.telemetry.short_numbers import short
 
 __all__ = ["switch_row", "switch_rows", "switch_tables"]
 

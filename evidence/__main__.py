@@ -17,6 +17,7 @@ from evidence import (
     cluster,
     curl,
     demos,
+    earlier_runs,
     evolution,
     faults,
     fuzz,
@@ -30,6 +31,8 @@ from evidence import (
     off_policy,
     off_policy_mechanisms,
     offline,
+    outside,
+    population,
     qtopt,
     replay,
     replay_kills,
@@ -45,8 +48,8 @@ LINES: list[Line] = [*learning.LINES, *many_seeds.LINES, *mechanisms.LINES, *act
                      *staleness.LINES, *sleepers.LINES, *central.LINES, *faults.LINES, *chaos.LINES, *replay.LINES,
                      *replay_kills.LINES, *chaos_presets.LINES, *fuzz.LINES, *hosts.LINES, *values.LINES, *off_policy.LINES,
                      *off_policy_mechanisms.LINES, *offline.LINES, *sac_speed.LINES, *demos.LINES, *qtopt.LINES, *curl.LINES,
-                     *gorila.LINES, *evolution.LINES, *league.LINES, *bench.LINES, *atari.LINES, *autoscale.LINES,
-                     *scaling.LINES, *cluster.LINES]
+                     *gorila.LINES, *evolution.LINES, *population.LINES, *league.LINES, *bench.LINES, *earlier_runs.LINES,
+                     *outside.LINES, *atari.LINES, *autoscale.LINES, *scaling.LINES, *cluster.LINES]
 
 
 def main() -> int:

@@ -98,7 +98,7 @@ def bare_here(env: str, hidden: tuple[int, ...], batch: int, seconds: float) -> 
     from shoal.device.placement import Hardware
 
     torch.set_num_threads(1)
-    return BareUpdates(algorithm_of(env, hidden), Hardware(), batch, graphs=False, whole=False).rate(seconds)
+    return BareUpdates(algorithm_of(env, hidden), Hardware(), batch, graphs=False, whole=0).rate(seconds)
 
 
 def compared(case: UpdateCase) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def test_nothing_heavy_is_imported():
 def test_the_public_face_is_frozen():
     assert shoal.__all__ == ["Callback", "CheckpointError", "ConfigError", "EnvironmentError_", "ProgramError", "ReplayError",
                              "RoleFailed", "Run", "ShoalError", "Study", "WireError", "__version__", "choice", "load", "log",
-                             "loguniform", "resume", "train", "tune", "uniform"]
+                             "loguniform", "resume", "train", "trainable", "tune", "uniform"]
     assert dir(shoal) == sorted(shoal.__all__)
     for name in shoal.__all__:
         getattr(shoal, name)

@@ -18,7 +18,7 @@ shoal: distributed reinforcement learning
   shoal train PRESET ENV [options]      train, such as: shoal train impala CartPole-v1 --until-return 475
   shoal train PRESET DATA [--env ENV]   learn from a recording (bc, marwil, td3_bc, cql, iql); the simulator is optional
   shoal train --algorithm A --architecture B ENV [options]     your own: ./my_preset.toml, --algorithm my.module:MyAlgorithm
-  shoal resume RUN [options]            go on from the newest checkpoint of a run directory
+  shoal resume RUN [options]            continue from the newest checkpoint of a run directory
   shoal eval RUN [--episodes N]         mean return of fresh episodes, played greedily
   shoal play RUN [--video FILE.gif]     watch it play
   shoal league RUN                      payoff table, lineage and exploitability of a league
@@ -26,17 +26,17 @@ shoal: distributed reinforcement learning
   shoal list                            presets, algorithms, architectures, and which pairs fit
   shoal runs [DIR]                      the runs under DIR (runs/)
   shoal set RUN NAME=VALUE ...          change values while it runs, such as: shoal set RUN algorithm.lr=3e-4 actors=4
-  shoal stop|pause|unpause|checkpoint RUN    end it with a checkpoint; hold it; let it go on; save it now
+  shoal stop|pause|unpause|checkpoint RUN    end it with a checkpoint; hold it; let it continue; save it now
   shoal doctor [--env ID]               check this machine, or an environment's contract
   shoal replay serve|info|keys ...      the replay service
-  shoal data record SOURCE ENV          write demonstrations: of a run, a script, an untrained preset, or random ones
+  shoal data record SOURCE ENV          record demonstrations by a run, a script, an untrained preset, or at random
   shoal data info PATH                  what is in a recording
-  shoal data check PATH                 what is wrong with it, and a picture of its returns and lengths
-  shoal data convert A B                to another format: a folder, FILE.parquet, FILE.hdf5, FILE.npz, minari:my/dataset-v0
-  shoal calibrate ENV [PRESET]          measure once what --actors auto would try at every start, and keep it
+  shoal data check PATH                 problems of a recording, and a picture of its returns and lengths
+  shoal data convert A B                convert a recording: to a folder, FILE.parquet, FILE.hdf5, FILE.npz, minari:my/dataset-v0
+  shoal calibrate ENV [PRESET]          measure layouts for --actors auto once, and keep the result for this machine
   shoal plan PRESET ENV --actors 2000   what more actors, learners and machines would do, by measuring and simulating
-  shoal tune PRESET ENV --vary NAME=RANGE ...   a population of runs whose values are searched while they train (PBT)
-  shoal tune resume|show STUDY          go on with a study; its members, their fitness, values and ancestors
+  shoal tune PRESET ENV --vary NAME=RANGE ...   search for values over many runs: PBT, random, grid, halving (ASHA)
+  shoal tune resume|show STUDY          continue with a study; its members, their fitness, values and ancestors
   shoal bench SUITE [--suite quick]     the unified benchmark: throughput, learning, scaling, faults, replay, ray
   shoal bench compare A B               two results: ratios, and which differences are noise
 
@@ -44,8 +44,8 @@ Options of train (all of them: shoal train PRESET ENV --help)
   --runtime local|inline|ray a process for each role; one thread, bit-exact for a seed; a Ray cluster   (local)
   --ray.address HOST:PORT    with --runtime ray: the cluster to join, or auto; without it one is started here
   --actors N|auto            how many actors; auto follows the learner                        (auto)
-  --cores N, --device cpu    less of this machine than there is: cores, and no GPU            (all)
-  --values tuned|paper       whose values a preset takes where both give one                  (tuned)
+  --cores N, --device cpu    use only part of this machine: N cores, no GPU                    (all)
+  --values tuned|paper       which of a preset's values to use                                (tuned)
   --learners N               how many learners share the gradients                            (1)
   --seed S                   everything random derives from it                                (0)
   --until-return R           stop when an evaluation's mean return is R, confirmed by a second one
@@ -58,7 +58,7 @@ Options of train (all of them: shoal train PRESET ENV --help)
   --SECTION.FIELD VALUE      algorithm, architecture, net, replay, data, envs, eval, checkpoint, gpu, faults, autoscale,
                              console, league, ray
 
-Exit codes: 0 done, 1 `shoal data check` found something, 2 something you gave makes no sense, 3 a role kept failing,
+Exit codes: 0 done, 1 `shoal data check` found something, 2 an argument or a setting is wrong, 3 a role kept failing,
 130 stopped with Ctrl-C.
 """
 
@@ -75,7 +75,8 @@ COMMANDS = {
 }
 """Command -> the module with its function COMMAND_command(arguments)."""
 BRIEF = {("set",), ("stop",), ("pause",), ("unpause",), ("checkpoint",), ("calibrate",), ("list",), ("runs",), ("league",),
-         ("show",), ("replay",), ("data",), ("data", "info"), ("data", "check"), ("data", "convert"), ("bench", "compare")}
+         ("show",), ("replay",), ("data",), ("data", "info"), ("data", "check"), ("data", "convert"), ("bench", "compare"),
+         ("tune", "resume"), ("tune", "show")}
 """What has no options of its own: its lines of HELP say all."""
 
 

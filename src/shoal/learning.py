@@ -132,7 +132,7 @@ class Record(ABC):
 
 
 class UnrollRecorder(Protocol):
-    """Writes T steps of B seats into a slot; environments and recurrent states go on from one unroll to the next.
+    """Writes T steps of B seats into a slot; environments and recurrent states continue from one unroll to the next.
 
         recorder.begin(slot.data, step, state, version)          # x_0, and the recurrent state it is seen with
         for t in range(record.length):
@@ -342,8 +342,10 @@ class DeviceLearn(Protocol):
 
     def to(self, hardware: Hardware) -> None: ...
     def capture(self) -> None: ...                              # replay CUDA graphs from now on, where that is possible
-    def update(self, minibatch: Any, phases: tuple[str, ...]) -> tuple[Mapping[str, float], torch.Tensor]: ...
-    """`gradients` and `apply` of all these phases at once -> their metrics, and whether each one's gradient was finite."""
+    def update(self, minibatches: tuple[Any, ...], phases: tuple[tuple[str, ...], ...]) -> tuple[Mapping[str, float],
+                                                                                              torch.Tensor]: ...
+    """`gradients` and `apply` of these phases of each minibatch at once -> the last one's metrics, and whether each gradient was
+    finite; `priorities` are then those of all."""
     def release(self) -> None: ...                              # wait until the memory of the last batch is not read any more
     def snapshot(self, progress: Progress) -> WeightSnapshot: ...         # what is published, on its way to the host
     def device_weights(self, progress: Progress) -> DeviceWeights: ...    # the same, left on the device

@@ -103,7 +103,7 @@ class DDPGLearn(PhasedLearn[Model[ActorAndCritic]]):
         return item_sums(batch, index, learners)
 
     def split(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[ItemMinibatch]:
-        yield item_minibatch(batch, sums, 0.0, self.tensor, self.model.params.device)
+        yield item_minibatch(batch, sums, 0.0, self.tensor, self.small)
 
     def loss(self, minibatch: ItemMinibatch, phase: str) -> Loss:
         items, (net, target) = minibatch.items, self.nets

@@ -155,7 +155,7 @@ def test_all_phases_at_once(case, captures):
     for step, batch in enumerate(batches(algorithm, toy_env(4, **toy), 8)):
         progress = Progress(learner_steps=step, fraction=step / 8)
         found = update(apart, minibatch_of(apart, batch, progress, step), progress)
-        metrics, finite = at_once.update(minibatch_of(at_once, batch, progress, step), phases_due(at_once, progress))
+        metrics, finite = at_once.update((minibatch_of(at_once, batch, progress, step),), (phases_due(at_once, progress),))
         assert finite.tolist() == [one for _, _, one in found.values()] == [phase != "critic" or step != 5 for phase in found]
         expected = {name: value for _, readings, _ in found.values() for name, value in readings.items()}
         assert dict(metrics.items()) == pytest.approx(expected, rel=0, abs=0, nan_ok=True)

@@ -71,6 +71,32 @@ def test_learner_in_tensors(case, captures):
     assert int(there.state["updates"]) == 10
 
 
+@pytest.mark.parametrize("captures", [False, True], ids=["eager", "captured"])
+def test_updates_at_once_are_those_one_by_one(captures):
+    algorithm = dqn.DQN(dqn.Config(**ANNEALED, target_period_updates=3), toy_spec(), SMALL, 4)
+    one, four = algorithm.learn(3), algorithm.learn(3)
+    for learn in (one, four):
+        learn.to(Hardware())
+        if captures:
+            learn.capture()
+    drawn = list(batches(algorithm, toy_env(4), 8))
+    for start in (0, 4):
+        judged, waiting, verdicts = [], [], []
+        for number in range(start, start + 4):
+            batch, progress = drawn[number], Progress(learner_steps=number)
+            mine, its = (next(learn.minibatches(batch, learn.sums(batch), progress, np.random.default_rng(0)))
+                         for learn in (one, four))
+            metrics, finite = one.update((mine,), (one.phases,))
+            verdicts += finite.tolist()
+            judged.append(one.priorities.clone())
+            waiting.append(its)
+        last, finite = four.update(tuple(waiting), (four.phases,) * 4)
+        assert finite.tolist() == verdicts and dict(last.items()) == dict(metrics.items())
+        torch.testing.assert_close(four.priorities, torch.cat(judged), rtol=0, atol=0, equal_nan=True)
+        for name, tensor in one.state.items():
+            torch.testing.assert_close(four.state[name], tensor, rtol=0, atol=0, msg=name)
+
+
 def test_two_snapshots_under_way():
     """Two snapshots may be under way while a learner goes on."""
     algorithm = dqn.DQN(dqn.Config(), toy_spec(), SMALL, 4)

@@ -1,5 +1,8 @@
 """Updates whose kernels are replayed on a CPU (device/cpu_graph.py) have the bits of updates that run as they are."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -114,3 +117,12 @@ def test_recording_that_takes_much_memory(monkeypatch):
     for _ in range(6):
         assert torch.equal(function(torch.zeros(50)), torch.ones(50))
     assert [one for shape in function._shapes.values() for one in shape.recordings.values()] == [None]
+
+
+def test_recording_does_not_import_the_compiler():
+    """PyTorch would import its compiler in the middle of a run, which takes seconds."""
+    code = ("import sys, torch; from shoal.device import cpu_graph; cpu_graph.WARM_UPS = 1; x = torch.ones(2);"
+            "work = cpu_graph.RecordedFunction(lambda given: given @ x); assert [float(work(x)) for _ in range(4)] == [2.0] * 4;"
+            "(shape,) = work._shapes.values(); assert all(shape.recordings.values()); assert 'torch._dynamo' not in sys.modules")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""AlphaStar's learner: V-trace, a second policy gradient by upgoing returns, and TD(lambda) value targets."""
+"""AlphaStar's learner: V-trace, a second policy gradient by upgoing returns, TD(lambda) value targets, KL to the initial policy."""
 
 from __future__ import annotations
 
@@ -58,3 +58,27 @@ def test_without_them_it_is_v_trace():
     other, _ = setup(upgo=1.0)
     assert torch.equal(torch.as_tensor(gradients(plain, batch)[0]), torch.as_tensor(gradients(same, batch)[0]))
     assert not torch.equal(torch.as_tensor(gradients(plain, batch)[0]), torch.as_tensor(gradients(other, batch)[0]))
+
+
+def test_kl_to_the_initial_policy():
+    """Its gradient is that of the formula, 0 at the beginning; a restarted learner knows it too."""
+    learn, batch = setup(initial_kl=0.5)
+    plain, _ = setup()
+    assert np.allclose(gradients(learn, batch)[0], gradients(plain, batch)[0], atol=1e-7)
+    tensors = learn.batch(batch)
+    with torch.no_grad():
+        before = torch.log_softmax(learn.model.unroll(tensors).params[:-1], -1)
+    for _ in range(5):
+        update(learn, batch)
+    again, _ = setup(initial_kl=0.5)
+    for one in (plain, again):
+        one.state["params"].copy_(learn.state["params"])
+    now = torch.log_softmax(learn.model.unroll(tensors).params[:-1], -1)
+    kl = (before.exp() * (before - now)).sum(-1).mean()
+    assert kl > 1e-3
+    learn.model.grad.zero_()
+    (0.5 * kl).backward()
+    want = gradients(plain, batch)[0] + learn.model.grad.numpy()
+    learn.model.grad.zero_()
+    for one in (learn, again):
+        assert np.allclose(gradients(one, batch)[0], want, atol=1e-6)

@@ -48,7 +48,7 @@ def run(tmp_path, algorithm, role, replay, updates=40, kind="inline", architectu
 @pytest.mark.parametrize(("architecture", "algorithm"), [("actor_learner", APEX), ("actor_learner", R2D2), ("synchronous", APEX)])
 def test_without_a_batch_ahead(architecture, algorithm, tmp_path, monkeypatch):
     """A learner without a batch ahead waits, and learns as ever."""
-    monkeypatch.setattr(ReplaySampler, "waiting", lambda self: False)
+    monkeypatch.setattr(ReplaySampler, "waiting", lambda self, count=1: False)
     table = replace(RATIO, exponent=0.0, insert_batch=4)  # priorities that differ in the last digit would change the draw
     roles = (Learner, Ahead)
     (plain, parts), (ahead, _) = (run(tmp_path, algorithm, role, table, architecture=architecture) for role in roles)
@@ -106,6 +106,38 @@ def test_each_batch_is_reported_once(replay, tmp_path):
         assert not all(late) and 2 * size in {len(k) for k, _ in heard}
     made, each = len(learned), replay.publish_updates
     assert 1 + (made - 1) // each <= watch.version <= 1 + made // each
+
+
+def test_batches_that_wait_are_taken_together(tmp_path):
+    """Four updates are one launch: each batch has the priorities that the table hears for its keys, and all are counted."""
+    together, told, learned = [], [], []
+
+    class Noting(Ahead):
+        def _launch(self, batches):
+            together.append(len(batches))
+            done = super()._launch(batches)
+            learned.append((np.concatenate(self.batches.keys), self.learn.priorities.clone().numpy()))
+            return done
+
+        async def _update(self, batch):
+            done = await super()._update(batch)
+            learned.append((np.concatenate(self.batches.keys), self.learn.priorities.clone().numpy()))
+            return done
+
+    class Hearing(Replay):
+        def _heed(self, data):
+            count = int(data["count"][0])
+            told.append((data["key"][:count].copy(), data["priority"][:count].copy()))
+            super()._heed(data)
+
+    watch, _ = run(tmp_path, APEX, Noting, replace(FREE, prefetch=8, publish_updates=4), updates=60, hearing=Hearing)
+    assert len(together) >= 5 and set(together) == {4}
+    made = sum(len(keys) for keys, _ in learned) // FREE.batch_size
+    assert made == watch.final["learner-0"]["learner_steps"] >= 60 and watch.version >= made // 4
+    for mine, theirs in zip(zip(*learned, strict=True), zip(*told, strict=True), strict=True):
+        heard = np.concatenate(theirs)
+        assert len(heard) >= 40 * FREE.batch_size
+        np.testing.assert_array_equal(np.concatenate(mine)[: len(heard)], heard)
 
 
 def test_it_publishes_with_processes(tmp_path):

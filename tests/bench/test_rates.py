@@ -11,7 +11,8 @@ from benchmarks.peers.process_monitor import last_json
 from benchmarks.work_rate import work_rate
 from shoal.bench.rates import COARSEST, Spread, rate
 from shoal.bench.suite import load_suite
-from shoal.bench.text_tables import markdown, short, spread
+from shoal.bench.text_tables import markdown, spread
+from shoal.telemetry.short_numbers import short
 
 
 def looked_at(period, phase, jump, until, every=1.0):

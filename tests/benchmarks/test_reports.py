@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks import html_report
 from benchmarks.html_report import modelled, page
-from benchmarks.svg import Polyline, lines, log_ticks, nice_ticks
 from shoal.bench.report_files import write_files
 from shoal.bench.result_columns import results_table, where_line
 from shoal.bench.results_folder import ResultsFolder
+from shoal.telemetry.svg import Polyline, lines, log_ticks, nice_ticks
 from tests.bench.rows import SESSION, learning, results_with, row
 
 LIMIT = {"env_steps_per_second": 1000.0, "e": 4000.0, "i": 4000.0, "l": 2000.0, "passes": 1, "cores": 2}

@@ -20,7 +20,7 @@ COMMANDS = {
               "--algorithm.grad-norm 40 --algorithm.reduction sum --algorithm.value-weight 0.25 --algorithm.entropy 0.02 "
               "--algorithm.entropy-final 0 --no-algorithm.normalise-observations --no-algorithm.normalise-returns "
               "--algorithm.final-rows 1 --algorithm.rho-bar 2 --algorithm.pg-rho-bar 2 --algorithm.c-bar 2 --algorithm.upgo 0.5 "
-              "--algorithm.td-lambda 0.9 "
+              "--algorithm.td-lambda 0.9 --algorithm.initial-kl 0.1 "
               "--algorithm.behaviour-mix 0.1 --architecture.batch-slots 1 "
               "--architecture.slots-per-actor 3 --architecture.buffer-slots 4 --architecture.reuse 2 "
               "--architecture.max-staleness 8 --architecture.delay-slots 1 --net.activation relu --net.separate-value "
@@ -32,6 +32,7 @@ COMMANDS = {
                            "--faults.deaths-without-step 4 --faults.exceptions-per-minute 4 --console.every-seconds 1",
     "a2c": "a2c CartPole-v1 --algorithm.normalise-advantage --envs.backend loop --eval.every-learner-steps 2 --until-return 1000 "
            "--architecture.one-place --learner-threads 2",
+    "central value": "ppo shoal/RockPaperScissors-v0 --net.central-value",
     "a3c": "a3c CartPole-v1 --architecture.mode master --architecture.aggregate 2 --architecture.max-staleness 4",
     "appo": "appo CartPole-v1 --algorithm.clip 0.3 --algorithm.clip-final 0.1 --algorithm.epochs 2 --algorithm.minibatches 2 "
             "--algorithm.max-lag none --algorithm.ratio-least 0.1 --algorithm.ratio-most 10 --algorithm.value-clip none "

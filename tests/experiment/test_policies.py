@@ -33,7 +33,7 @@ def digest(published):
     ({"policies": f"{HERE}:sometimes_nobody"}, "agent 'player_0' has no policy in episode 700: the mapping gave None"),
     ({"policies": {"walker": None, "rival": None}, "policy_of": lambda agent, _: "other"}, "and the policies are walker, rival"),
     ({"policies": f"{HERE}:stranger", "names": ("walker",)}, "the policy 'stranger' in episode 3"),
-    ({"policies": f"{HERE}:by_turns", "train": ("runner",)}, "--train names runner, which is no policy of this run"),
+    ({"policies": f"{HERE}:by_turns", "train": ("runner",)}, "--train names runner, which is not a policy of this run"),
     ({"policies": f"{HERE}:by_turns", "fixed": ("walker=random", "rival=random")}, "no policy learns"),
     ({"policies": f"{HERE}:by_turns", "fixed": ("rival",)}, "is not a name=value pair"),
     ({"policies": f"{HERE}:by_turns", "fixed": ("rival=nowhere",)}, "give random, the directory of a run"),

@@ -126,7 +126,14 @@ def test_run_against_run(tmp_path, capsys):
     assert main(["eval", str(one.directory), "--against", str(two.directory), "--episodes", "20"]) == 0
     assert f"against {two.directory}" in capsys.readouterr().out
     assert main(["eval", str(one.directory), "--against", "strong"]) == 2
-    assert "--against strong is no opponent; use one of random, perfect, or" in capsys.readouterr().err
+    assert "--against strong is not an opponent; use one of random, perfect, or" in capsys.readouterr().err
+    policy = two.prepared.algorithm.policy()
+    policy.load(two.published)
+    exact = exploitability_of(policy, tree_of("shoal/Kuhn-v0"))
+    assert main(["eval", str(two.directory), "--best-response", "30000", "--episodes", "2000"]) == 0
+    said = capsys.readouterr().out
+    learned = float(said.rpartition("at least about ")[2])
+    assert "a best response learned in 30,000 env steps gets return" in said and exact / 2 < learned < exact + 0.1
     other = shoal.train("ppo", "shoal/TicTacToe-v0", max_env_steps=500, run_dir=str(tmp_path / "other"), **QUIET)
     with pytest.raises(ConfigError, match="give a run of the same game"):
         other.evaluate(10, against=one)

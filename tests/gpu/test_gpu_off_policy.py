@@ -79,7 +79,7 @@ def test_whole_update_is_one_graph(name):
         mine, its = (next(learn.minibatches(batch, learn.sums(batch), progress, np.random.default_rng(number)))
                      for learn in (here, there))
         due = phases_due(here, progress)
-        readings, finite = there.update(its, due)
+        readings, finite = there.update((its,), (due,))
         for phase in due:
             here.apply(here.gradients(mine, phase)[0], phase)
         there.release()
@@ -90,6 +90,37 @@ def test_whole_update_is_one_graph(name):
             np.testing.assert_allclose(there.state[key].detach().cpu(), tensor.detach(), rtol=1e-2, atol=5e-4,
                                        err_msg=f"{key}, update {number}")
     assert replays(there._whole) and not any(replays(graphs.descend) for graphs in there._graphs.values())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_several_updates_are_one_graph(name):
+    """As where batches wait: four at a time make the parameters, targets and priorities of one at a time."""
+    config, env = CASES[name]
+    algorithm = algorithms.make(config, envs.describe(env), NET, 4)
+    here, there = algorithm.learn(0), algorithm.learn(0)
+    there.to(GPU)
+    there.capture()
+    drawn = list(batches(algorithm, envs.make(env, 4), 24))
+    for start in range(0, 24, 4):
+        its, dues, judged = [], [], []
+        for number in range(start, start + 4):
+            batch, progress = drawn[number], Progress(learner_steps=number, fraction=number / 24)
+            batch["reward"] /= 10
+            mine, other = (next(learn.minibatches(batch, learn.sums(batch), progress, np.random.default_rng(number)))
+                           for learn in (here, there))
+            assert not other.weight.is_cuda  # it waits for the launch
+            its.append(other)
+            dues.append(phases_due(here, progress))
+            for phase in dues[-1]:
+                here.apply(here.gradients(mine, phase)[0], phase)
+            judged.append(here.priorities.copy())
+        readings, finite = there.update(tuple(its), tuple(dues))
+        assert finite.tolist().count(False) == (start <= 5 < start + 4) and np.isfinite(readings["critic_loss"])
+        np.testing.assert_allclose(there.priorities.cpu(), np.concatenate(judged), rtol=1e-2, atol=1e-3)
+        for key, tensor in here.state.items():
+            np.testing.assert_allclose(there.state[key].detach().cpu(), tensor.detach(), rtol=1e-2, atol=5e-4,
+                                       err_msg=f"{key}, update {start}")
+    assert replays(there._whole)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -12,6 +12,7 @@ from shoal.errors import ConfigError
 from shoal.league.matchmaking import League, LeagueOptions, without_monotone_suffix
 from shoal.league.opponents import OpponentQualities, pfsp
 from shoal.league.payoff import PayoffTable
+from shoal.league.pool_nash import nash_weights
 
 
 @pytest.mark.parametrize(("weighting", "power", "want"), [
@@ -245,3 +246,12 @@ def test_options():
         LeagueOptions(snapshot_share=0.9, verification_share=0.2).validate()
     with pytest.raises(ConfigError, match=r"--league\.least-steps 9"):
         LeagueOptions(least_steps=9, most_steps=8).validate()
+
+
+def test_nash_of_a_pool():
+    rock = np.array([[0, -1, 1], [1, 0, -1], [-1, 1, 0]], float)
+    assert np.allclose(nash_weights(rock), 1 / 3, atol=1e-3)
+    biased = np.array([[0, -1, 10], [1, 0, -1], [-10, 1, 0]], float)  # scissors lose ten times to rock
+    assert np.allclose(nash_weights(biased), [1 / 12, 10 / 12, 1 / 12], atol=5e-3)
+    beaten = np.array([[0, 1], [-1, 0]], float)
+    assert np.allclose(nash_weights(beaten), [1, 0], atol=1e-3)

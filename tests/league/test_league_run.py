@@ -10,7 +10,7 @@ import pytest
 import shoal
 from shoal.cli import main
 from shoal.errors import ConfigError
-from shoal.experiment.league_command import league_state
+from shoal.experiment.league_record import LeagueRecord
 from shoal.experiment.rundir import RunDir
 from shoal.league.payoff import PayoffTable
 from shoal.league.vault import Vault
@@ -27,8 +27,8 @@ def league(folder, env="shoal/RockPaperScissors-v0", **options):
 
 def consistent(folder):
     """The payoff table, after a look at whether it has as many games as reports."""
-    state = league_state(RunDir.open(folder))
-    table = PayoffTable.from_state(state["league"]["payoff"])
+    record = LeagueRecord(RunDir.open(folder))
+    state, table = record.state, record.table
     shots = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     shot = next(shot for shot in reversed(shots) if shot.get("league_games"))
     assert table.played == table.reports <= shot["league_reports"] <= shot["league_games"]
@@ -51,11 +51,18 @@ def test_league(tmp_path, capsys):
     assert main(["league", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
     assert f"{len(snapshots)} snapshots, {table.reports:,} games" in said and "exploitability of the current main agent" in said
+    assert f"the Nash mixture over {min(60, len(snapshots))} snapshots: 0.0" in said
+    page = (tmp_path / "run" / "league.html").read_text()
+    assert page.count("<polyline") == 2 + 2 * len(players) and "[4] " in page and "http" not in page
     shoal.resume(tmp_path / "run", max_env_steps=1300)
     later, more = consistent(tmp_path / "run")
     assert more.reports > table.reports and list(later["league"]["parent"])[: len(snapshots)] == snapshots
     assert main(["eval", str(tmp_path / "run"), "--policy", "main_exploiter", "--episodes", "4"]) == 0
     assert "against random" in capsys.readouterr().out
+    assert main(["eval", str(tmp_path / "run"), "--against", f"{tmp_path}/run:main-0000", "--episodes", "4"]) == 0
+    assert "run:main-0000: return" in capsys.readouterr().out
+    assert main(["eval", str(tmp_path / "run"), "--against", f"{tmp_path}/run:main-9999"]) == 2
+    assert "has no policy main-9999" in capsys.readouterr().err
 
 
 def test_fictitious_play_uses_the_same_vault(tmp_path):

@@ -66,7 +66,7 @@ def test_minari_reads_what_was_recorded_for_it(folder, capsys):
                         ("terminations", mine.terminated), ("truncations", mine.truncated)):
         np.testing.assert_array_equal(getattr(first, name), array, err_msg=name)
     assert cli.main(["data", "convert", "minari:cart/expert-v0", "minari:bad"]) == 2
-    assert "bad is no id of a Minari dataset; write it like my/dataset-v0" in capsys.readouterr().err
+    assert "bad is not the id of a Minari dataset; write it like my/dataset-v0" in capsys.readouterr().err
     assert cli.main([*words, "--format", "parquet", "--out", "x.npz"]) == 2
     assert cli.main([*words, "--format", "parquet"]) == 2
 

@@ -106,7 +106,7 @@ def test_keys_and_a_server_off_loopback(tmp_path: Path, capsys: pytest.CaptureFi
             assert info_command([address, "--timeout", "0.5", *stranger]) == 1
             assert address in capsys.readouterr().err
         assert info_command([address, "--key", str(tmp_path / "nobody.json")]) == 2
-        assert "is no key file" in capsys.readouterr().err
+        assert "is not a key file" in capsys.readouterr().err
     finally:
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0
@@ -197,7 +197,7 @@ def test_importable_without_torch() -> None:
     """Importable without torch and the rest of shoal."""
     code = "import sys; import shoal.replay; print([m for m in sys.modules if m.startswith(('torch', 'shoal'))])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    allowed = ("shoal.replay", "shoal.errors", "shoal.slots")
+    allowed = ("shoal.replay", "shoal.errors", "shoal.files", "shoal.slots")
     loaded = [name for name in eval(shown.stdout) if name != "shoal"]
     assert all(name.startswith(allowed) for name in loaded)
 

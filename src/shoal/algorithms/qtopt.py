@@ -97,7 +97,7 @@ class Config(Options):
     optimiser_epsilon: float = number(1e-8, above=0)
     """Epsilon of the optimiser."""
     grad_norm: float = number(0.0, at_least=0)
-    """Longest gradient; longer ones are scaled down. 0 does not clip."""
+    """Largest norm of a gradient; larger ones are scaled down. 0 does not clip."""
     normalise_observations: bool = False
     """Scale floating-point observations by their running mean and deviation; pixels are scaled anyway."""
 
@@ -227,7 +227,7 @@ class QTLearn(ItemLearn[QTModel]):
         return {**super()._weights_of(progress), "params": both}
 
     def split(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[ItemMinibatch]:
-        minibatch = item_minibatch(batch, sums, 1.0, self.tensor, self.model.params.device)
+        minibatch = item_minibatch(batch, sums, 1.0, self.tensor, self.small)
         if "target" not in minibatch.items:
             search = torch.Generator().manual_seed(int(rng.integers(2**62)))
             minibatch.items["target"] = self._targets.targets(minibatch.items, search)

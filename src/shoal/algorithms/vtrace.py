@@ -18,6 +18,7 @@ Deliberate differences:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,9 +38,10 @@ from shoal.ops import losses, returns
 from shoal.options import number
 
 if TYPE_CHECKING:
+    from shoal.algorithms.actor_critic.model import ActorCriticModel
     from shoal.algorithms.actor_critic.unroll_batch import UnrollBatch
     from shoal.envs import EnvSpec
-    from shoal.nets import NetConfig
+    from shoal.nets import ActorCriticOutput, NetConfig
 
 __all__ = ["Config", "VTrace"]
 
@@ -65,6 +67,9 @@ class Config(ActorCriticConfig):
     """Weight of a second policy gradient, by upgoing returns (AlphaStar): what went better than expected is followed to its end."""
     td_lambda: float | None = number(None, at_least=0, at_most=1)
     """Values learn TD(lambda) returns with this decay, as AlphaStar's do, without importance weights; none: V-trace's targets."""
+    initial_kl: float = number(0.0, at_least=0)
+    """Weight of KL(initial policy || policy), with the weights that learning began with (AlphaStar: 0.002, to a policy that has
+    imitated humans)."""
     behaviour_mix: float = number(0.0, at_least=0, at_most=1)
     """Share of uniformly random actions that actors mix into their policy (discrete actions)."""
     reduction: Literal["mean", "sum"] = "mean"
@@ -113,6 +118,7 @@ class VTraceObjective:
 
     def __init__(self, config: Config, learn: ActorCriticLearn) -> None:
         self.config, self.learn = config, learn
+        self.initial = copy.deepcopy(learn.model) if config.initial_kl else None
 
     def sums(self, batch: Tree) -> Any:
         return self.learn.shared(batch)
@@ -156,6 +162,9 @@ class VTraceObjective:
         value_loss = losses.masked_sum(losses.value_loss(output.value[:-1], value_target), valid) * weight
         bonus = losses.masked_sum(entropy, valid) * weight
         loss = policy_loss + config.value_weight * value_loss - minibatch.entropy * bonus
+        if self.initial is not None:
+            drift = losses.masked_sum(_initial_kl(self.initial, model, output, batch), valid) * weight
+            loss = loss + config.initial_kl * drift
         return Loss(
             loss,
             {
@@ -168,3 +177,14 @@ class VTraceObjective:
                 "explained_variance": losses.explained_variance(v_tm1, value_target, valid),
             },
         )
+
+
+def _initial_kl(initial: ActorCriticModel, model: ActorCriticModel, output: ActorCriticOutput, batch: UnrollBatch) -> torch.Tensor:
+    """KL(initial policy || policy) [T, B]. Both see observations through the statistics of now."""
+    if initial.params.device != model.params.device:
+        initial.move(initial.params.to(model.params.device))
+    initial.watch(model.mean, model.scale)
+    T = batch.length
+    with torch.no_grad():
+        before = initial.unroll(batch).params[:T]
+    return model.net.head.kl(before, output.params[:T], None if batch.action_mask is None else batch.action_mask[:T])

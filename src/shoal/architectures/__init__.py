@@ -45,4 +45,4 @@ def named(name: str) -> Architecture:
 
     if isinstance(found, type) and issubclass(found, Architecture):
         return found()
-    raise ConfigError(f"{name} is no architecture: {attribute} must be a subclass of shoal.learning.Architecture")
+    raise ConfigError(f"{name} is not an architecture: {attribute} must be a subclass of shoal.learning.Architecture")

@@ -28,7 +28,8 @@ from shoal.bench.statistics import (
     permutation_test,
     probability_of_improvement,
 )
-from shoal.bench.text_tables import markdown, short
+from shoal.bench.text_tables import markdown
+from shoal.telemetry.short_numbers import short
 
 __all__ = ["Difference", "comparison", "differences"]
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.bench.text_tables import markdown, short, spread
+from shoal.bench.text_tables import markdown, spread
+from shoal.telemetry.short_numbers import short
 
 __all__ = ["COLUMNS", "ResultColumn", "count", "crowded", "failed", "left_line", "missed", "rates_of", "results_table",
            "stored_groups", "where_line"]

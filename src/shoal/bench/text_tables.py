@@ -6,21 +6,11 @@ import math
 from collections.abc import Sequence
 
 from shoal.bench.rates import Spread
+from shoal.telemetry.short_numbers import short
 
-__all__ = ["UNMEASURED", "markdown", "short", "spread"]
+__all__ = ["UNMEASURED", "markdown", "spread"]
 
 UNMEASURED = "The composed limit of these env steps/s was not measured in this run; `shoal bench throughput` measures it."
-
-
-def short(value: float | None) -> str:
-    """Three digits that a person can compare: 512 k, 1.21 k, 348."""
-    if value is None or not math.isfinite(value):
-        return "-"
-    for size, unit in ((1e6, " M"), (1e3, " k"), (1.0, "")):
-        if abs(value) >= size:
-            scaled = value / size
-            return f"{scaled:.0f}{unit}" if scaled >= 100 else f"{scaled:.3g}{unit}"
-    return f"{value:.2g}"
 
 
 def spread(values: Sequence[float | None]) -> str:

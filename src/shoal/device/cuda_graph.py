@@ -1,30 +1,34 @@
 """CUDA graphs of a learner's update: batches of one shape launch the same kernels every time, so they are launched as one.
 
-    minibatch ──copied──▶ fixed tensors ──▶ gradients and optimisers of all phases: one graph
+    minibatch ──copied──▶ fixed tensors ──▶ gradients and optimisers of all phases, of one update or of several: one graph
     with several learners, for each phase   gradient: one graph ──▶ all-reduce ──▶ optimiser: one graph
 
 Launching the kernels of a small network one by one takes the CPU as long as the GPU takes to compute them. The first calls run
 kernel by kernel (libraries choose their kernels then), the next call is captured, later calls replay the capture. Numbers that
-change from call to call (the learning rate, a weight of the loss) are tensors too. On a CPU the same code runs without graphs.
+change from call to call (the learning rate, a weight of the loss) are tensors too. They travel to the device as one copy, with all
+tensors that still lie on the host. On a CPU the same code runs without graphs.
 """
 
 from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+from shoal.device.graph_inputs import rebuilt, shape_of
+from shoal.device.transfer import StagedBlock, to_device
 
 if TYPE_CHECKING:
     import numpy as np
 
 __all__ = ["CAPTURE_LOCK", "CapturedFunction", "LearnerGraphs", "capturing"]
 
+KINDS = (torch.Tensor, float)  # what may change between calls
 WARM_UPS = 3
 MAX_SHAPES = 4  # of a function's arguments that get a graph each; further shapes run kernel by kernel
 CAPTURE_LOCK = threading.RLock()
@@ -49,27 +53,32 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = No
 
 
 class CapturedFunction:
-    """Calls `function(given, *constants)` and captures it once per shape of `given`, a tree of dataclasses, dictionaries, tensors
-    and numbers. The next call overwrites the memory of what it returns."""
+    """Calls `function(given, *constants)` and captures it once per shape of `given`, a tree of dataclasses, dictionaries, tuples,
+    tensors and numbers. Tensors on the host are moved to the `device`, the one where the others lie unless it is given. The next
+    call overwrites the memory of what it returns."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[..., Any], device: torch.device | None = None) -> None:
+        self._function, self._device = function, device
         self._shapes: dict[Any, CapturedShape] = {}
 
     def __call__(self, given: Any, *constants: Any) -> Any:
         values: list[torch.Tensor | float] = []
-        key = _shape(given, values), constants
+        key = shape_of(given, values, KINDS), constants
         captured = self._shapes.get(key)
         if captured is None:
             if len(self._shapes) == MAX_SHAPES:
                 return self.eagerly(given, *constants)
-            captured = self._shapes[key] = CapturedShape(self._function, given, values, constants)
+            captured = self._shapes[key] = CapturedShape(self._function, given, values, constants, self._device)
         return captured.run(values)
 
     def eagerly(self, given: Any, *constants: Any) -> Any:
         """Kernel by kernel."""
+        values: list[torch.Tensor | float] = []
+        shape_of(given, values, KINDS)
+        device = _device_of(values, self._device)
+        moved = [to_device(value, device) if isinstance(value, torch.Tensor) else value for value in values]
         with CAPTURE_LOCK:
-            return self._function(given, *constants)
+            return self._function(rebuilt(given, iter(moved), KINDS), *constants)
 
 
 class HasLearningRate(Protocol):
@@ -85,7 +94,7 @@ class LearnerGraphs:
     def __init__(self, optimiser: HasLearningRate, descend: Callable[..., Any], step: Callable[..., Any]) -> None:
         self._rate = optimiser.lr = torch.zeros((), device=optimiser.params.device)
         self._given: float | None = None
-        self.descend, self._step = CapturedFunction(descend), CapturedFunction(step)
+        self.descend, self._step = (CapturedFunction(work, self._rate.device) for work in (descend, step))
 
     def anneal(self, rate: float | torch.Tensor) -> None:
         if isinstance(rate, torch.Tensor):
@@ -103,10 +112,15 @@ class LearnerGraphs:
 class CapturedShape:
     """The fixed tensors for arguments of one shape, and the graph that computes on them."""
 
-    def __init__(self, function: Callable[..., Any], given: Any, values: list[torch.Tensor | float], constants: Any) -> None:
-        device = next(value.device for value in values if isinstance(value, torch.Tensor))
-        self._held = [value.clone() if isinstance(value, torch.Tensor) else torch.tensor(value, device=device) for value in values]
-        given = _rebuilt(given, iter(self._held))
+    def __init__(self, function: Callable[..., Any], given: Any, values: list[torch.Tensor | float], constants: Any,
+                 device: torch.device | None) -> None:
+        device = _device_of(values, device)
+        self._moves = [not isinstance(value, torch.Tensor) or value.device != device for value in values]  # from the host
+        moving = [torch.as_tensor(value) for value, moves in zip(values, self._moves, strict=True) if moves]
+        self._staged = StagedBlock(moving, device)
+        self._there = [value.clone() for value in values if isinstance(value, torch.Tensor) and value.device == device]
+        staged, there = iter(self._staged.tensors), iter(self._there)
+        given = rebuilt(given, iter([next(staged if moves else there) for moves in self._moves]), KINDS)
         self._work: Callable[[], Any] = partial(function, given, *constants)
         self._on_gpu = device.type == "cuda"
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -114,8 +128,14 @@ class CapturedShape:
         self._runs = 0
 
     def run(self, values: list[torch.Tensor | float]) -> Any:
-        for held, value in zip(self._held, values, strict=True):
-            held.copy_(value) if isinstance(value, torch.Tensor) else held.fill_(value)
+        moving, there = [], iter(self._there)
+        for value, moves in zip(values, self._moves, strict=True):
+            if moves:
+                moving.append(value)
+            else:
+                next(there).copy_(torch.as_tensor(value))
+        if moving:
+            self._staged.put(moving)
         if not self._on_gpu:
             return self._work()
         if self._graph is None and self._runs < WARM_UPS:
@@ -141,27 +161,6 @@ class CapturedShape:
         return graph
 
 
-def _shape(tree: Any, values: list[torch.Tensor | float]) -> Any:
-    """What of a tree decides which kernels run; what may change between calls is appended to `values`."""
-    if isinstance(tree, torch.Tensor):
-        values.append(tree)
-        return tuple(tree.shape), tree.dtype
-    if isinstance(tree, float):
-        values.append(tree)
-        return float
-    if isinstance(tree, Mapping):
-        return tuple((name, _shape(part, values)) for name, part in tree.items())
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return type(tree), *(_shape(getattr(tree, field.name), values) for field in fields(tree))
-    return tree
-
-
-def _rebuilt(tree: Any, held: Iterator[torch.Tensor]) -> Any:
-    """The same tree with the fixed tensors in place of its tensors and numbers."""
-    if isinstance(tree, torch.Tensor | float):
-        return next(held)
-    if isinstance(tree, Mapping):
-        return {name: _rebuilt(part, held) for name, part in tree.items()}
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return replace(tree, **{field.name: _rebuilt(getattr(tree, field.name), held) for field in fields(tree)})
-    return tree
+def _device_of(values: list[torch.Tensor | float], device: torch.device | None) -> torch.device:
+    """The given one, else that of the tensors."""
+    return device or next(value.device for value in values if isinstance(value, torch.Tensor))

@@ -1,6 +1,7 @@
 """Copies between host memory and a GPU, in the background and from page-locked memory: at the full speed of the bus.
 
     PinnedUploader   staging buffer --> GPU, all fields of a batch
+    StagedBlock      small arrays of fixed shapes --> GPU, as one copy
     DirectSlotCopy   slots of a stream --> GPU, the large fields: they are never gathered on the host
     HostCopy         parameters --> host, to be published while the next update runs
     to_host          small tensors --> host; a DeviceEvent says when they have arrived
@@ -19,11 +20,13 @@ import torch
 from shoal.core import DirectCopy, Tree
 from shoal.slots import Layout, leaves, map_tree
 
-__all__ = ["DeviceEvent", "DirectSlotCopy", "HostCopy", "PinnedUploader", "one_block", "to_device", "to_host", "views_of"]
+__all__ = ["DeviceEvent", "DirectSlotCopy", "HostCopy", "PinnedUploader", "StagedBlock", "one_block", "to_device", "to_host",
+           "views_of"]
 
 MAX_LOCKED = 16  # buffers of one locker; a stream has three for each size of batch
 MIN_LOCKED_BYTES = 1 << 16
 STAGES = 3
+ALIGN = 64              # bytes, of tensors in a block
 MOST_WASTE = 1.5  # of a block that travels whole: its size against that of what is needed of it
 
 
@@ -53,11 +56,12 @@ class PinnedUploader:
     def __init__(self, device: torch.device) -> None:
         self._device, self._locker = device, PageLocker()
         self._side = torch.cuda.Stream(device)
-        self._copied = torch.cuda.Event(blocking=True)
+        self._copied, self._unread = torch.cuda.Event(blocking=True), False
 
     def tensor(self, array: np.ndarray | torch.Tensor) -> torch.Tensor:
         if isinstance(array, torch.Tensor):
             return array.to(self._device)
+        self._unread = True
         self._locker.lock(array)
         main = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._side):
@@ -73,8 +77,51 @@ class PinnedUploader:
 
     def wait(self) -> None:
         """Wait until the arrays have been read and may be overwritten."""
-        self._copied.record(self._side)
-        self._copied.synchronize()
+        if self._unread:
+            self._copied.record(self._side)
+            self._copied.synchronize()
+            self._unread = False
+
+
+class StagedBlock:
+    """Small tensors of fixed shapes that lie side by side on a device: one copy brings new values for all of them.
+
+    The host writes them to one of three page-locked buffers, so it need not wait for the copies before. On a CPU it writes them
+    where they belong.
+    """
+
+    def __init__(self, like: Sequence[torch.Tensor], device: torch.device) -> None:
+        sizes = [-(-tensor.nbytes // ALIGN) * ALIGN for tensor in like]
+        starts, total = np.cumsum([0, *sizes]).tolist(), sum(sizes)
+
+        def views(block: torch.Tensor) -> list[torch.Tensor]:
+            return [block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                    for start, tensor in zip(starts, like, strict=False)]
+
+        self._block = torch.zeros(total, dtype=torch.uint8, device=device)
+        self.tensors = views(self._block)
+        self._stages: deque[tuple[torch.Tensor, list[torch.Tensor], torch.cuda.Event]] = deque()
+        if device.type == "cuda":
+            for _ in range(STAGES):
+                host = torch.zeros(total, dtype=torch.uint8, pin_memory=True)
+                self._stages.append((host, views(host), torch.cuda.Event(blocking=True)))
+
+    def put(self, values: Sequence[torch.Tensor | float]) -> None:
+        """Kernels that are launched from now on read these values."""
+        if not self._stages:
+            _write(self.tensors, values)
+            return
+        host, views, copied = self._stages[0]
+        self._stages.rotate(-1)
+        copied.synchronize()  # the copy of three calls ago
+        _write(views, values)
+        self._block.copy_(host, non_blocking=True)
+        copied.record()
+
+
+def _write(into: Sequence[torch.Tensor], values: Sequence[torch.Tensor | float]) -> None:
+    for view, value in zip(into, values, strict=True):
+        view.copy_(value) if isinstance(value, torch.Tensor) else view.fill_(value)
 
 
 def one_block(arrays: Sequence[Any]) -> np.ndarray | None:

@@ -27,10 +27,12 @@ import numpy as np
 
 from shoal.core import Pieces
 from shoal.errors import CheckpointError
+from shoal.files import replacing, sync
 from shoal.runtime.background_saving import in_pieces
 from shoal.runtime.checkpointing import link
 
-__all__ = ["Checkpoints", "Slices", "TensorFiles", "holds_table", "read_json", "read_meta", "saved_slices", "write_json"]
+__all__ = ["Checkpoints", "Slices", "TensorFiles", "holds_table", "read_json", "read_meta", "saved_slices", "write_json",
+           "write_text"]
 
 META = "checkpoint.json"
 WRITING = ".writing-"
@@ -43,25 +45,14 @@ PART_BYTES = 1 << 20
 TABLES = ("replay", "demonstrations")  # roles whose state is a replay table
 
 
-def fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
     """Atomically: readers see the old text or the new one."""
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-        fsync(temporary)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 class TensorFiles:
@@ -77,7 +68,7 @@ class TensorFiles:
         arrays = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in state.items()}
         try:
             save_file(arrays, path)
-            fsync(path)
+            sync(path)
             path.with_name(path.name + DIGEST).write_text(_digest(path), encoding="ascii")
         except SafetensorError as error:  # it wraps "no space left on device"
             raise OSError(str(error)) from None
@@ -201,9 +192,9 @@ class Checkpoints:
         try:
             whole = {**meta, "files": files, "sha256": digests}
             write_json(folder / META, {**whole, "seal": _seal(whole)})
-            fsync(folder)
+            sync(folder)
             os.rename(folder, target)
-            fsync(self.folder)
+            sync(self.folder)
         except OSError:
             self.abandon(folder)
             raise
@@ -249,7 +240,7 @@ class Checkpoints:
         return None
 
     def set_damaged_aside(self) -> None:
-        """Rename what `sound` passes over, so that a run which goes on does not load it."""
+        """Rename what `sound` passes over, so that a run which continues does not load it."""
         sound = self.sound()
         for folder in self._folders():
             if sound is not None and folder.name > sound.name:

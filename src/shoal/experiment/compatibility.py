@@ -1,15 +1,19 @@
-"""Whether an algorithm fits an architecture: computed from what both declare, not listed."""
+"""Whether an algorithm fits an architecture, and a network its environment: computed from what they declare, not listed."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal import algorithms, architectures
 from shoal.errors import ConfigError
 from shoal.experiment.components import Names
 from shoal.learning import Algorithm, Architecture, Tolerance
 
-__all__ = ["check_fit", "fits"]
+if TYPE_CHECKING:
+    from shoal.envs import EnvSpec
+    from shoal.experiment.config import Plan
+
+__all__ = ["check_central_value", "check_fit", "fits"]
 
 
 def fits(algorithm: type[Algorithm], architecture: Architecture, options: Any) -> bool:
@@ -79,3 +83,18 @@ def _check_demos(names: Names, algorithm: type[Algorithm], architecture: Archite
         able = [name for name in architectures.ARCHITECTURES if architectures.named(name).takes_demos]
         raise ConfigError(f"--demos does not fit --architecture {names.architecture}, whose replay tables hold only what its own "
                           f"actors do; use --architecture {' or '.join(able)}")
+
+
+def check_central_value(plan: Plan, spec: EnvSpec | None) -> None:
+    """Whether the values can see what all agents see; no `spec`: the run has several policies."""
+    if not plan.experiment.net.central_value:
+        return
+    if spec is None or plan.experiment.policies == "league":
+        why = "policies with learners of their own see their own agents only; use --policies shared or self-play"
+    elif spec.seats_per_env == 1:
+        why = f"{spec.name} has one agent; use --net.separate-value"
+    elif spec.takes_turns:
+        why = f"the agents of {spec.name} take turns, so there is no moment at which all of them see; leave it out"
+    else:
+        return
+    raise ConfigError(f"--net.central-value does not fit: {why}")

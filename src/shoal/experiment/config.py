@@ -193,7 +193,7 @@ class Experiment(Options, Generic[A, R]):
     cores: int | None = number(None, at_least=1)
     """How many of this machine's cores the run may use; all of them by default."""
     values: Literal["tuned", "paper"] = "tuned"
-    """Whose values a preset takes where both give one: those found by trying, or the publication's."""
+    """Which values a preset prefers: those we tuned, or the publication's."""
     seed: int = number(0, at_least=0, below=2**53)
     """Everything random derives from it."""
     until_return: float | None = number(None)
@@ -328,7 +328,7 @@ class Plan:
     architecture: Architecture = field(compare=False)
     found: AutoChoice | None = None
     sizing: Sizing | None = field(default=None, compare=False)
-    """How a preset's values were chosen for this machine; None for a pair, and for a run that goes on."""
+    """How a preset's values were chosen for this machine; None for a pair, and for a run that continues."""
 
     @property
     def title(self) -> str:
@@ -392,7 +392,7 @@ def experiment_type(plan: Plan) -> Any:
 
 
 def check_ray(experiment: Experiment[Any, Any], before: RayOptions | None = None) -> None:
-    """Refuse --ray.* (other than `before`) without --runtime ray; a run that was on a cluster may go on elsewhere."""
+    """Refuse --ray.* (other than `before`) without --runtime ray; a run that was on a cluster may continue elsewhere."""
     before = before or RayOptions()
     if experiment.runtime == "ray" or experiment.ray == before:
         return

@@ -50,7 +50,7 @@ class RecordOptions(Options):
     num_envs: int = number(8, at_least=1)
     """Environments that are played side by side; fewer take less memory."""
     seed: int = number(0, at_least=0, below=2**53)
-    """Of the environments and of everything random."""
+    """Seed of the environments and of everything random."""
     epsilon: float = number(0.0, at_least=0, at_most=1)
     """Share of actions that are replaced by random ones."""
     explore: bool = False

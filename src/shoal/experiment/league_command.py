@@ -1,65 +1,70 @@
-"""`shoal league RUN`: payoff table, lineage and exploitability of a league, as of its newest checkpoint."""
+"""`shoal league RUN`: payoff table, lineage and exploitability of a league, as of its newest checkpoint, in words and as a page."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from shoal.errors import ConfigError
-from shoal.experiment.checkpoints import TensorFiles
+from shoal.experiment.league_page import league_page
+from shoal.experiment.league_record import LeagueRecord, PoolNash
+from shoal.experiment.references import modules_of
 from shoal.experiment.rundir import RunDir
-from shoal.league.payoff import PayoffTable
-from shoal.league.vault import Vault
-from shoal.telemetry.outputs import read_lines
 
 __all__ = ["league_command"]
 
 SHOWN = 12       # snapshots in the table, the newest ones
 MOMENTS = 10     # of exploitability
+PAGE = "league.html"
 
 
 def league_command(arguments: list[str]) -> int:
     if len(arguments) != 1:
         raise ConfigError("shoal league RUN: give one run directory; `shoal runs` lists them")
     rundir = RunDir.open(Path(arguments[0]))
-    for line in league_lines(rundir):
+    record = LeagueRecord(rundir)
+    nash = _pool_nash(rundir, record)
+    for line in league_lines(record, nash):
         sys.stdout.write(f"{line}\n")
+    page = rundir.path / PAGE
+    page.write_text(league_page(record, nash, SHOWN))
+    sys.stdout.write(f"\nplots: {page}\n")
     return 0
 
 
-def league_lines(rundir: RunDir) -> Iterator[str]:
+def _pool_nash(rundir: RunDir, record: LeagueRecord) -> PoolNash | None:
+    """Where the run names no module of its user's: this command imports none."""
+    if modules_of(rundir.config()):
+        return None
+    from shoal.experiment.run import load
+
+    return record.pool_nash(load(rundir.path))
+
+
+def league_lines(record: LeagueRecord, nash: PoolNash | None = None) -> Iterator[str]:
     """What there is to say of a league."""
-    state = league_state(rundir)
-    league, table = state["league"], PayoffTable.from_state(state["league"]["payoff"])
-    names = list(league["parent"])
-    yield f"{len(league['players'])} players, {len(names)} snapshots, {table.reports:,} games"
-    yield from _players(state, table)
-    yield from _table(table, [*league["players"], *names[-SHOWN:]])
-    yield from _lineage(rundir, names)
-    yield from _exploitability(rundir)
+    names = record.snapshots
+    yield f"{len(record.players)} players, {len(names)} snapshots, {record.table.reports:,} games"
+    yield from _players(record)
+    yield from _table(record, [*record.players, *names[-SHOWN:]])
+    yield from _lineage(record)
+    yield from _exploitability(record)
+    if nash is not None:
+        first = sorted(nash.weights.items(), key=lambda pair: -pair[1])[:3]
+        yield (f"\nexploitability of the Nash mixture over {len(nash.weights)} snapshots: {nash.exploitability:.3f} "
+               f"({', '.join(f'{name} {weight:.0%}' for name, weight in first)}, ...)")
 
 
-def league_state(rundir: RunDir) -> dict[str, Any]:
-    """What the coordinator has saved."""
-    newest = rundir.checkpoints().sound(tables=False)
-    path = None if newest is None else newest / "coordinator-0.safetensors"
-    if path is None or not path.is_file():
-        raise ConfigError(f"{rundir.path} is no league; train one with `shoal train league shoal/RockPaperScissors-v0`")
-    state: dict[str, Any] = json.loads(bytes(TensorFiles().load(path)["league"]))
-    return state
-
-
-def _players(state: dict[str, Any], table: PayoffTable) -> Iterator[str]:
-    players = state["league"]["players"]
+def _players(record: LeagueRecord) -> Iterator[str]:
+    players = record.players
     yield f"\n{'player':<22}{'env steps':>12}{'snapshots':>11}{'resets':>8}{'Elo':>8}"
-    for (name, (steps, _, snapshots)), elo in zip(players.items(), table.elo(list(players)), strict=True):
-        yield f"{name:<22}{steps:>12,}{len(snapshots):>11}{state['resets'][name]:>8}{elo:>8.0f}"
+    for (name, (steps, _, snapshots)), elo in zip(players.items(), record.table.elo(list(players)), strict=True):
+        yield f"{name:<22}{steps:>12,}{len(snapshots):>11}{record.state['resets'][name]:>8}{elo:>8.0f}"
 
 
-def _table(table: PayoffTable, names: list[str]) -> Iterator[str]:
+def _table(record: LeagueRecord, names: list[str]) -> Iterator[str]:
+    table = record.table
     yield "\nhow often the row beats the column (a draw counts half; . where they have not met)"
     yield f"{'':<28}" + "".join(f"{f'[{column}]':>6}" for column in range(len(names)))
     for row, name in enumerate(names):
@@ -67,21 +72,16 @@ def _table(table: PayoffTable, names: list[str]) -> Iterator[str]:
         yield f"{f'[{row}] {name}':<28}" + "".join(rates)
 
 
-def _lineage(rundir: RunDir, names: list[str]) -> Iterator[str]:
-    vault = Vault(rundir.path / "vault")
+def _lineage(record: LeagueRecord) -> Iterator[str]:
     yield f"\n{'snapshot':<28}{'env steps':>12}   after"
-    for name in names:
-        about = vault.about(name)
+    for name in record.snapshots:
+        about = record.vault.about(name)
         yield f"{name:<28}{about['steps']:>12,}   {about['parent'] or 'the beginning'}"
 
 
-def _exploitability(rundir: RunDir) -> Iterator[str]:
+def _exploitability(record: LeagueRecord) -> Iterator[str]:
     """Of the first main agent, over time."""
-    found: dict[float, tuple[int, float]] = {}
-    for shot in read_lines(rundir.metrics_file):
-        if shot.get("kind") == "snapshot" and shot.get("exploitability") is not None:
-            found.setdefault(float(shot.get("eval_version") or 0), (int(shot["env_steps"]), float(shot["exploitability"])))
-    moments = list(found.values())
+    moments = record.exploitability
     if not moments:
         return
     yield "\nexploitability of the current main agent"

@@ -94,15 +94,22 @@ class Run:
         return {name: TrainedPolicy(one.algorithm, self.published_by(name), one.raw_observation_space, one.raw_action_space)
                 for name, one in self.prepared.policies.items()}
 
-    def as_opponent(self, home: Run, name: str | None = None) -> OpponentMaker:
-        """This run's policy (one of its policies) as an opponent of another run's."""
+    def as_opponent(self, home: Run, name: str | None = None, greedy: bool = True) -> OpponentMaker:
+        """This run's policy (one of its policies, or a snapshot of a league) as an opponent of another run's; not `greedy`: with
+        sampled actions, as it plays in training. Snapshots always do."""
+        from shoal.league.vault import Vault
+        from shoal.roles.coordinator import stored_tree
         from shoal.roles.policy_opponent import policy_opponent
 
-        mine, theirs = self._named(name), home.prepared.spec
+        vault = Vault(self.directory / "vault") if self.prepared.league is not None and name not in self.prepared.policies else None
+        snapshot = name if vault is not None and name in vault.names() else None
+        mine, theirs = self._named(None if snapshot else name), home.prepared.spec
         if (mine.spec.observation_space, mine.spec.action_space) != (theirs.observation_space, theirs.action_space):
             raise ConfigError(f"{self.directory} cannot play against {home.directory}: its policy is for {mine.spec.name}, which "
                               f"has other spaces than {theirs.name}; give a run of the same game")
-        return policy_opponent(mine.algorithm, self.published_by(name))
+        if vault is not None and snapshot is not None:
+            return policy_opponent(mine.algorithm, stored_tree(vault, snapshot, mine.algorithm.published_layout()), greedy=False)
+        return policy_opponent(mine.algorithm, self.published_by(name), greedy)
 
     def evaluate(self, episodes: int = 100, seed: int = 1_000_000, against: str | Run | OpponentMaker | None = None,
                  policy: str | None = None) -> Evaluation:

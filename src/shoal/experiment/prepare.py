@@ -26,6 +26,7 @@ from shoal.envs import EnvSpec
 from shoal.envs.opponent_env import OpponentMaker
 from shoal.errors import ConfigError, EnvironmentError_
 from shoal.experiment.checkpoints import TensorFiles
+from shoal.experiment.compatibility import check_central_value
 from shoal.experiment.config import Experiment, Names, Plan, default_plan
 from shoal.experiment.live_settings import LiveValues
 from shoal.experiment.policies import PreparedPolicy, Seating, fixed_policy, own_values, pairs, seating_of, untrained_policy
@@ -227,6 +228,7 @@ def prepare(plan: Plan) -> Prepared:
     algorithm = make_algorithm(plan, spec)
     _check_contract(algorithm)
     _check_matches(experiment, source, spec, algorithm)
+    check_central_value(plan, spec)
     if experiment.policies == "league":
         return _prepare_league(plan, source, spec)
     return Prepared(plan, source, spec, algorithm, name=name)
@@ -252,6 +254,7 @@ def _prepare_several(plan: Plan, source: EnvSource, seating: Seating) -> Prepare
     if not plan.architecture.takes_policies:
         raise ConfigError(f"--policies with several policies does not fit --architecture {plan.names.architecture}, which has one "
                           "learner for all agents; use --architecture synchronous or actor_learner")
+    check_central_value(plan, None)
     if experiment.demos is not None:
         raise ConfigError("--demos with several policies does not fit: a recording does not say whose it is; leave one of them out")
     made = tuple(made_for(plan, name, seating) for name in seating.learning)

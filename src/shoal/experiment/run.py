@@ -58,7 +58,7 @@ IMPORT_SECONDS = 0.05  # between two looks whether an import is over
 
 def train(preset: str | None = None, env: Any = None, *, algorithm: Any = None, architecture: Any = None,
           data: str | Path | None = None, callbacks: Sequence[Callback] = (), **overrides: Any) -> Run:
-    """Train, and return when it is done. Raises ConfigError for what makes no sense, RoleFailed for what kept failing.
+    """Train, and return when it is done. Raises ConfigError for wrong arguments, RoleFailed for a role that kept failing.
 
     `env` is an id, a gymnasium.Env class or a callable. Give a preset (a name, or the path of a TOML file), or an algorithm and an
     architecture: their names, import paths (module:Class), classes, instances or Configs. Everything else overrides a value:
@@ -109,7 +109,7 @@ def load(run: str | Path, *, env: Any = None, trust: bool = False, **overrides: 
 
 
 def resume(run: str | Path, *, env: Any = None, trust: bool = False, callbacks: Sequence[Callback] = (), **overrides: Any) -> Run:
-    """Go on from the newest checkpoint. New stop conditions (until_return, max_env_steps, max_learner_steps, max_seconds) may
+    """Continue from the newest checkpoint. New stop conditions (until_return, max_env_steps, max_learner_steps, max_seconds) may
     be given."""
     rundir = RunDir.open(Path(run))
     return launch(resume_plan(rundir, overrides, env, trust), rundir, callbacks=callbacks)
@@ -152,14 +152,14 @@ def _going_online(rundir: RunDir, plan: Plan, experiment: Experiment[Any, Any]) 
 
 
 def _new_goals(rundir: RunDir, experiment: Experiment[Any, Any], overrides: Mapping[str, Any]) -> Experiment[Any, Any]:
-    """A new budget replaces the old ones, and a return that was reached is no goal any more."""
+    """A new budget replaces the old ones, and a return that was reached is not a goal any more."""
     budgets = ("max_env_steps", "max_learner_steps", "max_seconds")
     if any(name in overrides for name in budgets):
         experiment = replace(experiment, max_env_steps=None, max_learner_steps=None, max_seconds=None)
     if rundir.summary().get("stopped_by") in ("return", "until"):
         if not overrides.keys() & {"until_return", "until", *budgets}:
             goal = f"return of {experiment.until_return:g}" if experiment.until is None else f'goal "{experiment.until}"'
-            raise ConfigError(f"{rundir.path} has reached its {goal}; to go on, give "
+            raise ConfigError(f"{rundir.path} has reached its {goal}; to continue, give "
                               "--max-env-steps, --max-seconds or a higher --until-return")
         experiment = replace(experiment, until_return=None, until=None)
     elif "until" in overrides or "until_return" in overrides:

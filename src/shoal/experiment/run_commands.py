@@ -15,6 +15,7 @@ from typing import IO, Any, Literal, TypeVar
 from shoal.envs.opponent_env import OPPONENTS, OpponentMaker, built_in_opponent
 from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError, EnvironmentError_, RoleFailed, ShoalError
+from shoal.experiment.best_response import best_response
 from shoal.experiment.config import ConsoleConfig, RayOptions
 from shoal.experiment.parse import parse_options, parse_train, split_positionals
 from shoal.experiment.policy_choice import PolicyChoice
@@ -36,7 +37,7 @@ def train_command(arguments: list[str]) -> int:
 
 @dataclass(frozen=True)
 class Resume(Options):
-    """Go on from the newest checkpoint."""
+    """Continue from the newest checkpoint."""
 
     until_return: float | None = number(None)
     """Stop when an evaluation's mean return reaches this; unchanged by default."""
@@ -53,7 +54,7 @@ class Resume(Options):
     actors: int | Literal["auto"] | None = number(None, at_least=1)
     """How many actors from now on (another machine may hold more), or auto to measure again; unchanged by default."""
     online: bool = False
-    """Let actors act from now on, in a run that has learned from --demos alone (--offline); it goes on learning from them too."""
+    """Let actors act from now on, in a run that has learned from --demos alone (--offline); it keeps learning from them too."""
     env: str | None = None
     """The simulator of a run that had none: for --online, or for evaluations from now on."""
     learner_threads: int | None = number(None, at_least=1)
@@ -85,7 +86,7 @@ def resume_command(arguments: list[str]) -> int:
 
 
 def _go(start: Callable[[], Run]) -> int:
-    """Run, then say where it is, what came out, and how to go on."""
+    """Run, then say where it is, what came out, and how to continue."""
     try:
         run = start()
     except EnvironmentError_ as error:
@@ -163,10 +164,13 @@ class Eval(Options):
     episodes: int = number(100, at_least=1)
     """How many episodes."""
     seed: int = number(1_000_000, at_least=0, below=2**53)
-    """Of the environments."""
+    """Seed of the environments."""
     against: str | None = None
     """Play matches on every side against random, perfect, another run's policy (RUN or RUN:POLICY) or module:function (observation
     -> action); by default as the run was evaluated."""
+    best_response: int | None = number(None, at_least=1)
+    """Train a new policy (ppo) for this many env steps against the run's and say how much it wins: a lower bound of the run's
+    exploitability."""
     policy: str | None = None
     """best of all evaluated versions, or last; by default the run's own --policy. With several policies NAME, or NAME:last; by
     default the first."""
@@ -178,6 +182,11 @@ def eval_command(arguments: list[str]) -> int:
     rundir, options = _run_and_options(arguments, Eval, "shoal eval RUN")
     _say_modules(rundir, options.trust)
     run, name = _load_and_say(rundir, options)
+    if options.best_response is not None:
+        found = best_response(run, name, options.best_response, options.episodes, options.seed)
+        sys.stdout.write(f"{run.prepared.plan.env.name}: a best response learned in {options.best_response:,} env steps gets "
+                         f"{found.sentence()}\nso exploitability is at least about {max(0.0, float(found.returns.mean())):.3f}\n")
+        return 0
     result = run.evaluate(options.episodes, options.seed, _opponent(run, options), name)
     against = options.against or run.prepared.plan.experiment.against
     sys.stdout.write(f"{run.prepared.plan.env.name}{f' against {against}' if against else ''}: {result.sentence()}\n")
@@ -205,7 +214,7 @@ def _opponent(home: Run, options: Eval | Play) -> str | OpponentMaker | None:
         return load(RunDir.open(Path(path)).path, trust=options.trust).as_opponent(home, policy or None)
     if policy and path:
         return script_opponent(find(word), word)
-    raise ConfigError(f"--against {word} is no opponent; use one of {', '.join(OPPONENTS)}, or give the directory of a run "
+    raise ConfigError(f"--against {word} is not an opponent; use one of {', '.join(OPPONENTS)}, or give the directory of a run "
                       "or module:function (or human, to play yourself: `shoal play`)")
 
 
@@ -218,7 +227,7 @@ class Play(Options):
     episodes: int = number(1, at_least=1)
     """How many episodes."""
     seed: int = number(0, at_least=0, below=2**53)
-    """Of the environment."""
+    """Seed of the environment."""
     against: str | None = None
     """In games: on every side in turn against random, perfect, human (you), RUN, RUN:POLICY or module:function; without it the
     run's policies play for all agents."""

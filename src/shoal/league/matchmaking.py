@@ -45,7 +45,7 @@ class LeagueOptions(Options):
     league_exploiters: int = number(2, at_least=0, at_most=100)
     """Players that learn to beat every snapshot."""
     decay: float = number(0.99, above=0, at_most=1)
-    """What older results in the payoff table are multiplied with at each new one."""
+    """What older results in the payoff table are multiplied by at each new one."""
     snapshot_share: float = number(0.5, at_least=0, at_most=1)
     """Share of a main agent's matches against all snapshots."""
     verification_share: float = number(0.15, at_least=0, at_most=1)
@@ -69,7 +69,7 @@ class LeagueOptions(Options):
     most_steps: int = number(40_000, at_least=1)
     """Env steps of a player between two snapshots, at most."""
     reset_share: float = number(0.25, at_least=0, at_most=1)
-    """How often a league exploiter begins anew after a snapshot."""
+    """Probability that a league exploiter starts over after a snapshot."""
 
     def validate(self) -> None:
         super().validate()
@@ -139,6 +139,9 @@ class League:
         """The player that each snapshot is of, the oldest snapshot first."""
         self._open: dict[int, Match] = {}
         self._matches = 0
+        self._looked: tuple[PayoffTable, int, int] | None = None
+        self._sums: dict[tuple[str, Weighting, tuple[str, ...]], np.ndarray] = {}  # of chances
+        self._suspects: dict[tuple[str, str], list[str]] = {}
 
     # ------------------------------------------------------------------ matches
     def match(self, name: str, rng: np.random.Generator) -> Match:
@@ -162,11 +165,17 @@ class League:
         self.payoff.report(match.home, match.away, result)
         return True
 
+    def _look(self) -> None:
+        """Forget what was computed of rates that have changed since."""
+        now = self.payoff, self.payoff.reports, len(self.parent)
+        if now != self._looked:
+            self._looked, self._sums, self._suspects = now, {}, {}
+
     def _for_main(self, player: LeaguePlayer, rng: np.random.Generator) -> str:
         options, coin = self.options, rng.random()
         if coin < options.snapshot_share:
             return self._draw(player, list(self.parent), options.weighting, rng)
-        rival = str(rng.choice(self._of_kind("main")))
+        rival = self._any_main(rng)
         if coin < options.snapshot_share + options.verification_share:
             suspects = self.to_verify(player.name, rival)
             if suspects:
@@ -177,6 +186,12 @@ class League:
 
     def to_verify(self, name: str, rival: str) -> list[str]:
         """Snapshots that a main agent may have forgotten how to beat; none: []."""
+        self._look()
+        if (name, rival) not in self._suspects:
+            self._suspects[name, rival] = self._forgotten(name, rival)
+        return self._suspects[name, rival]
+
+    def _forgotten(self, name: str, rival: str) -> list[str]:
         options = self.options
         exploiters = [snapshot for snapshot, of in self.parent.items() if self.players[of].kind == "main_exploiter"]
         if exploiters and self.payoff.rates(name, exploiters).min() < options.exploited_rate:
@@ -186,7 +201,7 @@ class League:
         return old if old and self.payoff.rates(name, old).min() < options.forgotten_rate else []
 
     def _for_main_exploiter(self, player: LeaguePlayer, rng: np.random.Generator) -> str:
-        rival = str(rng.choice(self._of_kind("main")))
+        rival = self._any_main(rng)
         if self.payoff.rate(player.name, rival) > self.options.exploiter_rate:
             return rival
         return self._draw(player, self.players[rival].snapshots or [rival], "variance", rng)
@@ -194,8 +209,17 @@ class League:
     def _draw(self, player: LeaguePlayer, opponents: Sequence[str], weighting: Weighting, rng: np.random.Generator) -> str:
         if not opponents:
             raise ValueError("a league begins with a snapshot of a main agent: call `save` first")
-        chances = pfsp(self.payoff.rates(player.name, opponents), weighting, self.options.hard_power)
-        return str(rng.choice(list(opponents), p=chances))
+        self._look()
+        known = player.name, weighting, tuple(opponents)
+        sums = self._sums.get(known)
+        if sums is None:
+            chances = pfsp(self.payoff.rates(player.name, opponents), weighting, self.options.hard_power)
+            sums = self._sums[known] = np.cumsum(chances)
+        return opponents[min(int(sums.searchsorted(rng.random() * sums[-1], side="right")), len(opponents) - 1)]
+
+    def _any_main(self, rng: np.random.Generator) -> str:
+        mains = self._of_kind("main")
+        return mains[int(rng.integers(len(mains)))]
 
     def _of_kind(self, kind: Kind) -> list[str]:
         return [player.name for player in self.players.values() if player.kind == kind]

@@ -2,6 +2,10 @@
 
     observation ──Trunk──> features ──linear──> policy parameters, value
 
+With `separate_value` the value has a torso of its own. With `central_value` that torso is applied to what each agent of the
+environment sees, and one more layer joins them: own observation first, then those of the agents that follow. Acting has no values
+then.
+
 `unroll` is for learners, `step` for actors and inference servers (see `trunk`); `final_values` gives the bootstrap values of
 truncated episodes, whose last observations are in no sequence. Policy outputs start near uniform (gain .01), values with gain 1.
 """
@@ -45,8 +49,10 @@ def build(
     config: NetConfig | None = None,
     mask_size: int | None = None,
     seed: int | None = None,
+    agents: int = 1,
 ) -> ActorCriticNetwork:
-    """The net for these spaces. ``mask_size``: length of the environment's action masks, checked against the policy.
+    """The net for these spaces. ``mask_size``: length of the environment's action masks, checked against the policy. ``agents`` of
+    one environment are seen by a central value.
 
     ``seed`` makes the initial weights reproducible without touching the global generator.
     """
@@ -59,21 +65,23 @@ def build(
             f"{head.mask_size or 'no'} logits"
         )
     with seeded(seed):
-        return ActorCriticNetwork(observation_space, head, config)
+        return ActorCriticNetwork(observation_space, head, config, agents)
 
 
 class ActorCriticNetwork(TrunkNetwork):
     """See the module. ``head`` (an ActionHead) samples and judges actions from the parameters this net gives."""
 
-    def __init__(self, observation_space: gym.Space[Any], head: ActionHead, config: NetConfig) -> None:
+    def __init__(self, observation_space: gym.Space[Any], head: ActionHead, config: NetConfig, agents: int = 1) -> None:
         super().__init__()
-        self.head = head
+        self.head, self.central, separate = head, config.central_value, config.separate_value or config.central_value
         self.trunk = Trunk(observation_space, config, head.encode, head.encoded)
-        self.value_torso = encoder(observation_space, config) if config.separate_value else None
+        self.value_torso = encoder(observation_space, config) if separate else None
         P = head.outputs
-        self.out = orthogonal(nn.Linear(self.trunk.features, P if config.separate_value else P + 1))
+        self.out = orthogonal(nn.Linear(self.trunk.features, P if separate else P + 1))
         nn.init.orthogonal_(self.out.weight.data[:P], 0.01)
         if self.value_torso is not None:
+            features = self.value_torso.features
+            self.value_join = orthogonal(nn.Linear(agents * features, features)) if self.central else None
             self.value_out = orthogonal(nn.Linear(self.value_torso.features, 1), 1.0)
         else:
             nn.init.orthogonal_(self.out.weight.data[P:], 1.0)
@@ -87,10 +95,13 @@ class ActorCriticNetwork(TrunkNetwork):
         prev_action: Tensor | None = None,
         prev_reward: Tensor | None = None,
         all_states: bool = False,
+        joint: Observation | None = None,
     ) -> ActorCriticOutput:
-        """A sequence [T, B, ...]. ``all_states`` also returns the state after every step (for final_values)."""
+        """A sequence [T, B, ...]. ``all_states`` also returns the state after every step (for final_values). ``joint``
+        [T, B, agents, ...] is what a central value sees."""
         x, state, states = self.trunk.unroll(observation, first, state, prev_action, prev_reward)
-        params, value = self._read(x.flatten(0, 1), None if self.value_torso is None else fold(observation))
+        seen = joint if self.central else observation
+        params, value = self._read(x.flatten(0, 1), None if self.value_torso is None or seen is None else fold(seen))
         T, B = x.shape[:2]
         return ActorCriticOutput(params.view(T, B, params.shape[1]), value.view(T, B), state, states if all_states else None)
 
@@ -105,7 +116,7 @@ class ActorCriticNetwork(TrunkNetwork):
     ) -> ActorCriticOutput:
         """One step [B, ...] for acting, without gradients. ``first=None`` means that no episode starts."""
         x, state = self.trunk.step(observation, first, state, prev_action, prev_reward)
-        params, value = self._read(x, observation)
+        params, value = self._read(x, None if self.central else observation)
         return ActorCriticOutput(params, value, state)
 
     def final_values(
@@ -114,21 +125,36 @@ class ActorCriticNetwork(TrunkNetwork):
         states_after: State,
         prev_action: Tensor | None = None,
         prev_reward: Tensor | None = None,
+        joint: Observation | None = None,
     ) -> Tensor:
-        """Values [K] of the true final observations [K, ...] of truncated episodes, without gradients.
+        """Values [K] of the true final observations [K, ...] of truncated episodes, without gradients; ``joint`` [K, agents, ...]
+        for a central value.
 
         ``states_after`` is the state after the truncated step, {} for feed-forward nets, gathered from
         ``unroll(..., all_states=True).states`` as ``{k: s[t, b] for ...}``. Where the net sees them, the previous
         action and reward are those of the truncated step.
         """
+        if self.central:
+            with torch.no_grad():
+                return self._separate_value(joint)
         return self.step(final_observation, None, states_after, prev_action, prev_reward).value
 
-    def _read(self, x: Tensor, observation: Observation) -> tuple[Tensor, Tensor]:
+    def _read(self, x: Tensor, seen: Observation | None) -> tuple[Tensor, Tensor]:
+        """Policy parameters and values, of a value torso by what it has `seen`; where it sees nothing they are 0."""
         out = F.linear(x, self.out.weight, self.out.bias)
         if self.value_torso is None:
             params, value = out[:, :-1], out[:, -1]
         else:
-            params, value = out, self.value_out(self.value_torso(observation)).squeeze(1)
+            params, value = out, x.new_zeros(x.shape[0]) if seen is None else self._separate_value(seen)
         if self.log_std is not None:
             params = torch.cat([params, self.log_std.expand(params.shape[0], -1)], 1)
         return params, value
+
+    def _separate_value(self, seen: Observation) -> Tensor:
+        """By the value torso: of observations [N, ...], or [N, agents, ...] for a central value."""
+        assert self.value_torso is not None
+        features: Tensor = self.value_torso(seen if self.value_join is None else fold(seen))
+        if self.value_join is not None:
+            features = torch.tanh(self.value_join(features.reshape(-1, self.value_join.in_features)))
+        value: Tensor = self.value_out(features).squeeze(1)
+        return value

@@ -37,6 +37,9 @@ class NetConfig(Options):
     """Units of the LSTM."""
     separate_value: bool = False
     """Give the value function its own torso (helps PPO on Pendulum); not with lstm."""
+    central_value: bool = False
+    """Several agents: values have a torso of their own and see what all agents of the environment see, in training only; not with
+    lstm."""
     prev_action_reward: bool = False
     """Also show the net its previous action and clipped reward."""
     continuous: Continuous = "gaussian"
@@ -59,10 +62,11 @@ class NetConfig(Options):
         if any(not 1 <= size <= LARGEST for size in self.hidden):
             sizes = " ".join(str(size) for size in self.hidden)
             raise ConfigError(f"--net.hidden is {sizes}; every layer must have at least 1 and at most {LARGEST} units")
-        if self.recurrent == "lstm" and self.separate_value:
-            raise ConfigError(
-                "--net.separate-value does not fit --net.recurrent lstm: two torsos would need two memories; leave one of them out"
-            )
+        for option, given in (("separate-value", self.separate_value), ("central-value", self.central_value)):
+            if self.recurrent == "lstm" and given:
+                raise ConfigError(
+                    f"--net.{option} does not fit --net.recurrent lstm: two torsos would need two memories; leave one of them out"
+                )
         if self.module is not None and self.torso != "auto":
             raise ConfigError(
                 f"--net.module {self.module} replaces the torso, but --net.torso {self.torso} is given too; leave one of them out"

@@ -87,7 +87,7 @@ def _faults(episode: Episode, info: RecordingInfo) -> list[tuple[str, int | None
     if not (episode.terminated[-1] or episode.truncated[-1]):
         found.append(("no end", len(episode) - 1, "the last step is neither terminated nor truncated"))
     if episode.truncated[:-1].any():
-        found.append(("end in the middle", int(episode.truncated[:-1].argmax()), "truncated, and the episode goes on"))
+        found.append(("end in the middle", int(episode.truncated[:-1].argmax()), "truncated, and the episode continues"))
     return found
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +28,7 @@ import numpy as np
 
 from shoal.envs.space_codecs import ObservationCodec
 from shoal.errors import ConfigError
+from shoal.files import replacing
 from shoal.offline.recorded_episodes import Episode, EpisodeStatistics, RecordingInfo, check_episode, json_arguments
 from shoal.offline.space_json import difference, space_from_json, space_to_json
 from shoal.slots import leaves
@@ -44,18 +44,10 @@ FLUSH_BYTES = 32 << 20
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """Replace a file in one step: it is written whole or not at all."""
-    draft = path.with_name(f".{path.name}.new")
     try:
-        write(draft)
-        descriptor = os.open(draft, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(draft, path)
+        with replacing(path) as draft:
+            write(draft)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
         raise ConfigError(f"cannot write {path}: {error.strerror or error}; what was there before is unharmed") from None
 
 

@@ -48,7 +48,7 @@ class EpisodeCutter:
 
     def add(self, action: np.ndarray, now: Step, finished: np.ndarray | None = None,
             wanted: np.ndarray | None = None) -> Iterator[Episode]:
-        """The episodes that have ended; `finished` are their rows, if not all count. Only `wanted` rows, a mask, go on."""
+        """The episodes that have ended; `finished` are their rows, if not all count. Only `wanted` rows, a mask, continue."""
         executed = action if now.executed_action is None else now.executed_action
         self._past.append(_Transition(*self._seen, np.array(executed), now.reward.copy(), now.discount == 0))
         for row in np.flatnonzero(now.last & now.valid) if finished is None else finished:

@@ -27,7 +27,7 @@ def write_minari(demos: Demos, name: str) -> None:
     if info.mask_size:
         raise ConfigError("a Minari dataset has no room for action masks, which this recording has; convert it to a folder")
     if not re.fullmatch(r"(?:[\w-]+/)*[\w-]+-v\d+", name):
-        raise ConfigError(f"{name} is no id of a Minari dataset; write it like my/dataset-v0")
+        raise ConfigError(f"{name} is not the id of a Minari dataset; write it like my/dataset-v0")
     if (minari_root() / name).exists():
         raise ConfigError(f"there is a Minari dataset {name} already; give another id, or remove it with `minari delete {name}`")
     buffers = [EpisodeBuffer(id=number, observations=_listed(one.observation), actions=list(one.action),

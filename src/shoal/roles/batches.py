@@ -48,6 +48,7 @@ class Batches(Protocol):
     lent: bool            # whether the next `take` overwrites the memory of the last batch
 
     async def take(self) -> Tree: ...
+    async def more(self) -> list[Tree]: ...   # further batches for the same launch, if they are there already
     def measure(self, batch: Tree, version: int) -> tuple[int, int]: ...
     """Report how old a batch is, mask what is too old; -> decisions that are new in it, decisions to learn from."""
     def waiting(self) -> bool: ...            # whether the next batch is there already
@@ -82,6 +83,10 @@ class UnrollBatches:
             batch = await self.unrolls.take_each(self._outlived)
         self.newest = int(batch["weights_version"].max())
         return batch
+
+    async def more(self) -> list[Tree]:
+        """Each batch of unrolls is learned from by itself."""
+        return []
 
     def _outlived(self, unroll: Tree) -> bool:
         """In lock step each worker sends one unroll per version; a worker that died may have sent this one already."""

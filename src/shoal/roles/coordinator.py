@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from shoal.learning import Algorithm
 from shoal.roles import random_state
 from shoal.slots import Field, Layout, leaves
 
-__all__ = ["NOBODY", "Coordinator", "match_layouts", "snapshot_layout", "snapshot_number"]
+__all__ = ["NOBODY", "Coordinator", "match_layouts", "snapshot_layout", "snapshot_number", "stored_tree"]
 
 NOBODY = -1           # no result, nothing asked
 MOST_SNAPSHOTS = 10_000  # of one player
@@ -97,26 +96,22 @@ class Coordinator:
     def _match(self, request: Request) -> None:
         """Enter the results of an actor's games, and give it the next matches."""
         asked, players, reply = request.data, self.plan.players, request.answer
-        for game, (number, result, home) in enumerate(zip(asked["match"], asked["result"], asked["home"], strict=True)):
-            if result != NOBODY and self.league.report(int(number), RESULTS[result]):
-                self.me.stats.add("league_reports")
-            reply["match"][game], reply["away"][game], reply["snapshot"][game] = 0, NOBODY, NOBODY
-            if home != NOBODY:
-                match = self.league.match(players[home], self.rng)
-                reply["match"][game] = match.number
-                if match.away in players:
-                    reply["away"][game] = players.index(match.away)
-                else:
-                    reply["snapshot"][game] = snapshot_number(match.away, players)
+        ended, begins = np.flatnonzero(asked["result"] != NOBODY), np.flatnonzero(asked["home"] != NOBODY)
+        entered = sum(self.league.report(int(asked["match"][game]), RESULTS[asked["result"][game]]) for game in ended)
+        self.me.stats.add("league_reports", entered)
+        reply["match"][:], reply["away"][:], reply["snapshot"][:] = 0, NOBODY, NOBODY
+        for game in begins:
+            match = self.league.match(players[asked["home"][game]], self.rng)
+            reply["match"][game] = match.number
+            if match.away in players:
+                reply["away"][game] = players.index(match.away)
+            else:
+                reply["snapshot"][game] = snapshot_number(match.away, players)
         request.reply(reply)
 
     def _answer_snapshot(self, request: Request) -> None:
         player, number = divmod(int(request.data["snapshot"][0]), MOST_SNAPSHOTS)
-        found = self.vault.weights(f"{self.plan.players[player]}-{number:04d}")
-        tree: Any = self.layout.empty()
-        for path, leaf in leaves(tree):
-            leaf[...] = found["/".join(path)]
-        request.reply(tree)
+        request.reply(stored_tree(self.vault, f"{self.plan.players[player]}-{number:04d}", self.layout))
 
     # ------------------------------------------------------------------ players
     def _pull(self) -> None:
@@ -151,3 +146,11 @@ class Coordinator:
 def flat_tree(tree: Tree) -> dict[str, np.ndarray]:
     """Arrays by their paths, as a Vault keeps them."""
     return {"/".join(path): np.array(leaf) for path, leaf in leaves(tree)}
+
+
+def stored_tree(vault: Vault, snapshot: str, layout: Layout) -> Tree:
+    """What a player had published when it was saved as this snapshot."""
+    found, tree = vault.weights(snapshot), layout.empty()
+    for path, leaf in leaves(tree):
+        leaf[...] = found["/".join(path)]
+    return tree

@@ -5,7 +5,7 @@
 
 A recording that fits into the memory is one window and is cut only once. Of a larger one two windows are in memory: each batch
 that is drawn from the one also cuts its share of the other, so nobody waits at a window's end. What comes when depends on the
-seed, the epoch and the window alone. A checkpoint holds a few numbers, and a resumed run goes on with the very next item.
+seed, the epoch and the window alone. A checkpoint holds a few numbers, and a resumed run continues with the very next item.
 
 Only items that are made of recorded steps alone can be read like this. Others need a net (recurrent states, first priorities) or
 are drawn by priorities: they lie in a table (demonstrations.py).
@@ -164,7 +164,7 @@ class DatasetReader:
         self.moments.take(answer)
 
     def _prepare_next(self) -> None:
-        """Go on to the next window where this one is empty, and cut the next one's share of items."""
+        """Continue to the next window where this one is empty, and cut the next one's share of items."""
         window, (epoch, number) = self.current, self._next()
         if len(self.windows(epoch)) == 1:
             if window.drawn == window.size:  # all is here already: only the order is new
@@ -186,7 +186,7 @@ class DatasetReader:
         return {"place": np.array([self.epoch, self.number, self.current.drawn, self.measured, self.total], np.int64)}
 
     def load(self, state: dict[str, np.ndarray]) -> None:
-        """Go on with the next item. A recording that has changed is begun anew."""
+        """Continue with the next item. A recording that has changed is begun anew."""
         epoch, number, drawn, measured, total = state["place"].tolist()
         if total != self.total:
             self.me.note(f"the recording has changed since the checkpoint ({total:,} items then, {self.total:,} now): it is read "

@@ -1,8 +1,9 @@
 """The LeagueActor: plays the matches that the Coordinator gives it.
 
-Every environment belongs to one player of the league, its home player. At the start of a game the actor asks whom it plays against:
-another player with its newest weights, itself, or a snapshot. Home has each side in turn. Only home learns, from both sides where
-it plays itself.
+Every game belongs to one player of the league, its home player: the one that has had the fewest decisions to learn from, so that
+all learn equally fast, whatever the length of their games and however often they play themselves. At the start of a game the actor
+asks whom home plays against: another player with its newest weights, itself, or a snapshot. Home has each side in turn. Only home
+learns, from both sides where it plays itself.
 """
 
 from __future__ import annotations
@@ -45,8 +46,10 @@ class MatchSeats:
         self._actor, games = actor, actor.env.num_envs
         (self._table,) = actor.tables
         self._sides, self._players = len(actor.env.agents), len(actor.plan.players)
-        self._home = (actor.me.index * games + np.arange(games)) % self._players
-        self._played = np.arange(games) // self._players  # so that home does not begin on the same side everywhere
+        self._home = np.zeros(games, np.int64)
+        self._begun = np.zeros(self._players, np.int64)  # games of each home player
+        self._under_way = np.zeros(self._players, np.int64)
+        self._played = np.arange(games) % self._sides  # so that home does not begin on the same side everywhere
         self._match = np.zeros(games, np.int64)
         self._places: OrderedDict[int, int] = OrderedDict()  # snapshot -> its place, the one that was used last at the end
         self._next_place = self._players
@@ -56,8 +59,10 @@ class MatchSeats:
         request = {name: np.full(count, NOBODY, np.int64) for name in ("match", "result", "home")}
         if ended is not None:
             request["match"][games] = self._match[games]
-            request["result"][games] = [self._result(game, returns) for game, returns in zip(games, ended.returns, strict=True)]
+            request["result"][games] = self._results(games, ended.returns)
             actor.me.stats.add("league_games", len(games))
+            np.subtract.at(self._under_way, self._home[games], 1)
+        self._choose_home(games)
         request["home"][games] = self._home[games]
         reply = await actor.matches.ask(request)
         for game in games:
@@ -67,15 +72,27 @@ class MatchSeats:
         self._played[games] += 1
         self._let_go()
 
+    def _choose_home(self, games: np.ndarray) -> None:
+        """Give each game to the player that will have had the fewest decisions once the games under way are over."""
+        decided = np.array([self._actor.learning[place].decided for place in range(self._players)])
+        over = self._begun - self._under_way
+        each = np.where(over > 0, decided / np.maximum(over, 1), 1.0)  # decisions of a game
+        expected = decided + each * self._under_way
+        for game in games:
+            self._home[game] = home = int(np.argmin(expected))
+            expected[home] += each[home]
+        self._begun += (begun := np.bincount(self._home[games], minlength=self._players))
+        self._under_way += begun
+
     def _side(self, game: int) -> int:
         """The seat of home in the game that is about to begin, or after it the one that follows."""
         return int(self._played[game]) % self._sides
 
-    def _result(self, game: int, returns: np.ndarray) -> int:
-        """How the last game ended for home: 0 a win, 1 a draw, 2 a loss."""
-        side = (self._side(game) - 1) % self._sides
-        ahead = returns[side] - np.delete(returns, side).mean()
-        return 0 if ahead > 0 else 1 if ahead == 0 else 2
+    def _results(self, games: np.ndarray, returns: np.ndarray) -> np.ndarray:
+        """How the last games ended for home: 0 a win, 1 a draw, 2 a loss."""
+        home = returns[np.arange(len(games)), (self._played[games] - 1) % self._sides]
+        others = (returns.sum(1) - home) / (self._sides - 1)
+        return np.where(home > others, 0, np.where(home == others, 1, 2))
 
     def _seat(self, game: int, away: int) -> None:
         first, home = game * self._sides, int(self._home[game])

@@ -3,12 +3,14 @@
     batches (stream or replay tables) ──▶ Learner ──▶ weights (broadcast)
                                             ◀──▶ group: several learners make the update of their joined batch
 
-On a GPU the next batch is gathered while the last update still runs; only then is that one reported and published.
+On a GPU the next batch is gathered while the last update still runs; only then is that one reported and published. Where batches of
+items wait, some are taken together: their updates are one launch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -74,6 +76,11 @@ class Learner:
         return self.group is None or self.group.leader
 
     @property
+    def launches(self) -> bool:
+        """Whether all phases of an update are launched at once: nobody else has a part in it."""
+        return self.device is not None and self.group is None and self.model is None
+
+    @property
     def version(self) -> int:
         """The version of the newest weights, including any not yet published."""
         if self.model is not None:
@@ -93,15 +100,17 @@ class Learner:
             self.device.release()  # the memory of the last batch is about to be used again
         with self.me.stats.phase("gather"):  # without the time it waits
             batch = await self.batches.take()
+            more = await self.batches.more() if self.launches else []
+        before = int(self.counts[1])
         try:
-            updated = await self._update(batch)
+            updated = self._launch([batch, *more]) if more else await self._update(batch)
         except GroupChanged:
             self.me.stats.add("group_discarded")
             self.greeted, self.running = False, None
             self.learner_state.forget()
             return
         if updated:
-            self._report()
+            self._report(before)
 
     async def _greet(self) -> None:
         """Agree with the others on one state, then publish it."""
@@ -128,8 +137,8 @@ class Learner:
             progress = self.learner_state.progress
             for minibatch in learn.minibatches(batch, sums, progress, self.rng):
                 due = phases_due(learn, progress)
-                if self.device is not None and self.group is None and self.model is None:
-                    self.metrics = [self._all_phases(self.device, minibatch, due)]
+                if self.launches:
+                    self._launch_all((minibatch,), (due,))
                 else:
                     self.metrics = [await self._phase(minibatch, phase) for phase in due]
                 steps += 1
@@ -139,12 +148,32 @@ class Learner:
             stats.add("learner_steps", steps)
         return bool(decisions)
 
-    def _all_phases(self, learn: DeviceLearn, minibatch: object, due: tuple[str, ...]) -> Mapping[str, float]:
+    def _launch(self, batches: list[Tree]) -> bool:
+        """Learn from several batches of items."""
+        learn, progress, fresh = self.learn, self.learner_state.progress, 0
+        dues, moments = [], []
+        minibatches: list[object] = []
+        for made, batch in enumerate(batches):
+            fresh += self.batches.measure(batch, self.version)[0]
+            ahead = replace(progress, learner_steps=progress.learner_steps + made)
+            with self.me.stats.phase("prepare"):
+                minibatches += learn.minibatches(batch, learn.sums(batch), ahead, self.rng)
+                moments.append(learn.moments(batch))
+            dues.append(phases_due(learn, ahead))
+        self.settled = False
+        self._launch_all(tuple(minibatches), tuple(dues))
+        for seen in moments:
+            learn.absorb(seen)
+        self.learner_state.count(fresh, len(batches))
+        self.me.stats.add("learner_steps", len(batches))
+        return True
+
+    def _launch_all(self, minibatches: tuple[object, ...], dues: tuple[tuple[str, ...], ...]) -> None:
         with self.me.stats.phase("learn"):
-            metrics, finite = learn.update(minibatch, due)
+            metrics, finite = cast(DeviceLearn, self.device).update(minibatches, dues)
             self.learner_state.unseen.append(finite)
+        self.metrics = [metrics]
         self.me.beat()
-        return metrics
 
     async def _phase(self, minibatch: object, phase: str) -> Mapping[str, float]:
         with self.me.stats.phase("learn"):
@@ -156,11 +185,11 @@ class Learner:
         return metrics
 
     # ------------------------------------------------------------------ what follows an update
-    def _report(self) -> None:
-        """Tell the metrics, the tables and, where it is due, everyone who reads the weights."""
-        publishes = self.counts[1] % self.batches.publish_updates == 0
+    def _report(self, before: int) -> None:
+        """Tell the metrics, the tables and, where it is due, everyone who reads the weights. There were `before` learner steps."""
+        publishes = self._passed(self.batches.publish_updates, before)
         if self.device is not None and self.batches.ahead:
-            self._follow(self.device, publishes)
+            self._follow(self.device, publishes, before)
             return
         self.learner_state.look()
         self.learner_state.show(self.metrics)
@@ -168,10 +197,14 @@ class Learner:
         if publishes:
             self._publish()
 
-    def _follow(self, learn: DeviceLearn, publishes: bool) -> None:
+    def _passed(self, period: int, before: int) -> bool:
+        """Whether a multiple of this number of learner steps was reached since."""
+        return bool(self.counts[1] // period > before // period)
+
+    def _follow(self, learn: DeviceLearn, publishes: bool, before: int) -> None:
         """Leave this update to the GPU if the next batch is there, and report the one before it."""
         tell = self.batches.send(self.learn)
-        reads = self.counts[1] % READ_UPDATES == 0 or not self.batches.waiting()
+        reads = self._passed(READ_UPDATES, before) or not self.batches.waiting()
         look = self.learner_state.send(self.metrics) if reads else None
         snapshot = learn.snapshot(self.learner_state.progress) if publishes and self.leader else None
         made = DeviceEvent(self.learn.state["params"].device)
@@ -185,9 +218,9 @@ class Learner:
             if snapshot is not None:
                 self._publish(snapshot(), snapshot.device_weights)
 
-        before, self.running = self.running, UnfinishedUpdate(deliver, publishes)
-        if before is not None:
-            before.deliver()
+        earlier, self.running = self.running, UnfinishedUpdate(deliver, publishes)
+        if earlier is not None:
+            earlier.deliver()
         if not self.batches.waiting():
             deliver()
             self.running = None

@@ -7,12 +7,12 @@ import math
 import numpy as np
 
 from shoal.envs.builtin.game_trees import GameTree, tree_of
-from shoal.envs.exploitability import exploitability
+from shoal.envs.exploitability import Probabilities, exploitability
 from shoal.errors import ConfigError
 from shoal.learning import ActionProbabilities, Policy, StepView
 from shoal.roles.parts import EnvSource
 
-__all__ = ["exploitability_of", "match_rates", "quick_tree", "rate_interval"]
+__all__ = ["exploitability_of", "match_rates", "probabilities_of", "quick_tree", "rate_interval"]
 
 QUICK = ("matrix", "kuhn")  # kernels of games whose best responses take milliseconds
 
@@ -43,10 +43,15 @@ def quick_tree(policy: Policy, source: EnvSource) -> GameTree | None:
 
 def exploitability_of(policy: Policy, tree: GameTree) -> float:
     """How much a best response wins against this policy, played with its own probabilities on both sides."""
+    return float(exploitability(tree, probabilities_of(policy, tree)).exploitability)
+
+
+def probabilities_of(policy: Policy, tree: GameTree) -> Probabilities:
+    """What a policy plays, as a function of what its agent sees."""
     assert isinstance(policy, ActionProbabilities)
     asked = policy.probabilities
 
     def probabilities(agent: int, seen: np.ndarray, masks: np.ndarray) -> np.ndarray:
         return asked(StepView(seen, np.ones(len(seen), bool), masks if tree.spec.masked else None))
 
-    return float(exploitability(tree, probabilities).exploitability)
+    return probabilities

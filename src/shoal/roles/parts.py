@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal import envs
 from shoal.device.placement import Hardware
@@ -20,6 +20,9 @@ from shoal.population import ScoreRecord
 from shoal.roles.goals import Goal
 from shoal.roles.policies import NamedPolicies
 from shoal.roles.replay_config import ReplayConfig
+
+if TYPE_CHECKING:
+    from shoal.envs.device import TensorEnv
 
 __all__ = ["EnvSource", "EvalPlan", "Parts", "learner_places"]
 
@@ -60,8 +63,8 @@ class EnvSource:
     def describe_multi_agent(self) -> tuple[GroupSpec, ...]:
         return envs.describe_multi_agent(self.env, backend=self.backend, **self.kwargs)
 
-    def tensors(self, num_envs: int, device: Any) -> Any:
-        """The same environments as tensor code on a device: a shoal.envs.device.TensorEnv."""
+    def tensors(self, num_envs: int, device: Any) -> TensorEnv:
+        """The same environments as tensor code on a device."""
         from shoal.envs.device import make_tensor_env
 
         return make_tensor_env(self.env, num_envs, device, **self.kwargs)

@@ -51,6 +51,7 @@ class LearningSeats:
         self.slot: Slot | None = None
         self.begun = False  # whether the recorder fills it
         self.version = self.recorded = self.sent = 0
+        self.decided = 0  # decisions that were written down
 
     def refresh(self) -> None:
         """Take newer weights, if there are any."""
@@ -86,6 +87,7 @@ class LearningSeats:
             action = seats.act(recorder.view(step), rows, self.explore, self.rng)
         with self.me.stats.phase("write"):
             kept = np.flatnonzero(learns[seats.rows])
+            self.decided += len(kept)
             if len(kept) == len(seats.rows):
                 recorder.act(seats.rows, seats.view, seats.of_rows(seats.before), action[seats.rows], seats.of_rows(seats.extras),
                              self.version)

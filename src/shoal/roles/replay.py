@@ -19,8 +19,8 @@ A graph may have several Replays with tables of different names (`Parts.of_table
 learner's news of env_steps nor its share of the rate limiter.
 
 With `turns` (lock step) an insert is answered only when the learner has asked again after its due updates: it has then
-published them, and the actor goes on with the newest weights. So the learner may have been told of an insert that the successor of
-a killed Replay is asked to put in once more. It says with every question which inserts it was told of, and none is counted twice.
+published them, and the actor continues with the newest weights. So the learner may know of an insert that the successor of a
+killed Replay is asked to put in once more. It says with every request which inserts it knows, and none is counted twice.
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ class Replay:
         self.looking: deque[Request] = deque()   # of readers that do not count, while the table is not filled
         self.added: list[Request] = []           # in turns: those that are in, but not answered
         self.demos = Demonstrations(me, parts) if parts.demos is not None else None
-        self.moments = MomentRelay(parts.stored.observation_moments)  # of observations that no learner was told of
+        self.moments = MomentRelay(parts.stored.observation_moments)  # of observations that no learner was told about
         self.saved: set[bytes] = set()           # digests of those in `added` when the table was saved that was loaded
         self.counts = np.zeros(2, np.int64)      # env_steps that were inserted, lives
-        self.fresh = 0                           # of these env_steps, those that no learner was told of
+        self.fresh = 0                           # of these env_steps, those that no learner was told about
         self.items = 0                           # that were inserted, and that telemetry does not know of
         self.newest = np.zeros(parts.actors, np.int64)  # in turns: the number of every actor's newest insert in this life
-        self.doubtful: list[Arrival] = []        # inserts that the learner may have been told of by a predecessor
+        self.doubtful: list[Arrival] = []        # inserts that the learner may have been told about by a predecessor
         self._begin_life(0)
         self.blocked = {"insert": False, "sample": False}
         self.told = {"insert": 0.0, "sample": 0.0}  # seconds that telemetry knows of
@@ -134,7 +134,7 @@ class Replay:
         self._count()
 
     def _serve(self) -> None:
-        """Let in and hand out, each in the order of asking, while either lets the other go on."""
+        """Let in and hand out, each in the order of asking, while either lets the other continue."""
         some, size, moved = self.config.insert_batch, self.config.batch_size, True
         while moved:
             moved = False
@@ -200,7 +200,7 @@ class Replay:
         self._count_inserts()
 
     def _count_inserts(self) -> None:
-        """Count only inserts that cannot be retried, or that a learner was told of."""
+        """Count only inserts that cannot be retried, or that a learner was told about."""
         self.me.stats.add(self.metrics["replay_inserts"], self.items)
         self.items = 0
 
@@ -257,7 +257,7 @@ class Replay:
         tell(answer, slice(0, count), batch.info)
 
     def _resolve(self, heard: np.ndarray) -> None:
-        """Count those of the doubtful inserts that the learner was not told of."""
+        """Count those of the doubtful inserts that the learner was not told about."""
         for one in self.doubtful:
             if heard[one.client] != one.number:
                 self._add(one.decisions, one.items, one.moments)
@@ -282,7 +282,7 @@ class Replay:
     # ------------------------------------------------------------------ what a checkpoint holds
     def state(self) -> dict[str, np.ndarray | Pieces] | None:
         """The whole table, where it is wanted: chunks one after the other, and the index that says what they are. They are written
-        from the store while it goes on: rows that items refer to never change, and none are reused before all are written."""
+        from the store while it stays in use: rows that items refer to never change, and none are reused before all are written."""
         if not self.config.checkpoint:
             return None
         index, blocks = checkpoint.snapshot(self.core)

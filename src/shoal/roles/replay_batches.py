@@ -24,19 +24,28 @@ class ReplayBatches:
     ahead = lent = True
 
     def __init__(self, me: Me, parts: Parts, samples: Call) -> None:
-        self.me, self.publish_updates = me, parts.replay.publish_updates
+        self.me, self.publish_updates, self.launched = me, parts.replay.publish_updates, parts.replay.launch_updates
         self.samples = ReplaySampler(parts, samples, me.rng("shards"))
         self.decisions = parts.stored.decisions
         self.judges = parts.replay.uses_priorities
-        self.keys = np.zeros(0, np.int64)
+        self.keys: list[np.ndarray] = []  # of the batches that were taken last
 
     async def take(self) -> Tree:
-        self.keys, batch = await self.samples.take()
+        keys, batch = await self.samples.take()
+        self.keys = [keys]
         return batch
+
+    async def more(self) -> list[Tree]:
+        if not self.samples.waiting(self.launched - 1):
+            return []
+        found = [await self.samples.following() for _ in range(self.launched - 1)]
+        self.keys += [keys for keys, _ in found]
+        return [batch for _, batch in found]
 
     def measure(self, batch: Tree, version: int) -> tuple[int, int]:
         measure_items(self.me, batch, version, self.decisions)
-        return self.samples.fresh, len(batch["weights_version"]) * self.decisions
+        fresh, self.samples.fresh = self.samples.fresh, 0
+        return fresh, len(batch["weights_version"]) * self.decisions
 
     def waiting(self) -> bool:
         return self.samples.waiting()
@@ -44,12 +53,13 @@ class ReplayBatches:
     def learned(self, learn: Learn) -> None:
         if not self.judges:
             return
-        self.samples.update(self.keys, cast(ReplayLearn, learn).priorities)  # isinstance would cost tens of microseconds here
+        priorities = cast(ReplayLearn, learn).priorities  # isinstance would cost tens of microseconds here
+        self.samples.update(np.concatenate(self.keys), priorities)
 
     def send(self, learn: Learn) -> Callable[[], None]:
         if not self.judges:
             return lambda: None
-        keys, priorities = self.keys.copy(), to_host(cast(torch.Tensor, cast(ReplayLearn, learn).priorities))
+        keys, priorities = np.concatenate(self.keys), to_host(cast(torch.Tensor, cast(ReplayLearn, learn).priorities))
         return lambda: self.samples.update(keys, priorities.numpy())
 
 

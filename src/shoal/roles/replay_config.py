@@ -8,7 +8,10 @@ from typing import Literal
 from shoal.errors import ConfigError
 from shoal.options import Options, number
 
-__all__ = ["ReplayConfig"]
+__all__ = ["LAUNCH_UPDATES", "ReplayConfig"]
+
+LAUNCH_UPDATES = 4
+"""Updates that a learner from items launches on a GPU at once, where as many batches wait."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class ReplayConfig(Options):
     tolerance: float | None = number(None, above=0)
     """How many samples either side may be ahead of the other; none works out the least that never blocks both."""
     prefetch: int = number(2, at_least=1)
-    """Batches that the learner has asked for before it needs them; where actors and learner take turns it is 1."""
+    """Batches that the learner has asked for before it needs them; where actors and learner take turns it is 1. On a GPU four that
+    wait are learned from with one launch."""
     trim_updates: int = number(0, at_least=0)
     """Evict what is above the capacity once per this many updates, so that inserts never wait for it; 0 evicts at once."""
     publish_updates: int = number(1, at_least=1)
@@ -46,7 +50,7 @@ class ReplayConfig(Options):
     checkpoint: bool = False
     """Save the table with every checkpoint, and fill it again after a restart."""
     demo_ratio: float | None = number(None, at_least=0, below=1)
-    """Rho: how likely each element of a batch is a demonstration; none is 1/256 with --demos (R2D3)."""
+    """Rho: the probability that an element of a batch is a demonstration; none is 1/256 with --demos (R2D3)."""
 
     @property
     def rho(self) -> float:
@@ -67,6 +71,11 @@ class ReplayConfig(Options):
         """Items that one shard gives to a batch at most: twice its even part, so that memory and traffic stay within twice a
         batch however many shards there are."""
         return min(self.batch_size, 2 * self.part(self.batch_size))
+
+    @property
+    def launch_updates(self) -> int:
+        """Batches that a GPU is given at once, if they are there."""
+        return LAUNCH_UPDATES if self.prefetch >= LAUNCH_UPDATES and self.shards == 1 else 1
 
     def validate(self) -> None:
         super().validate()

@@ -99,8 +99,8 @@ class ReplaySampler:
         self._staging: Tree = None  # of a batch that is put together of several
         self._keys, self._priorities = np.zeros(0, np.int64), np.zeros(0)  # new ones, to be told
         self._batches = 0
-        self._heard = np.zeros(parts.actors, np.int64)  # the newest insert of every actor that a table in turns has told of
-        self.fresh = 0  # env_steps that have come into the table, and that no batch before this one has told of
+        self._heard = np.zeros(parts.actors, np.int64)  # the newest insert of every actor that a table in turns has reported
+        self.fresh = 0  # env_steps that have come into the table, and that no batch before those taken last has reported
 
     async def take(self) -> tuple[np.ndarray, Tree]:
         """The keys of the next batch, and the batch: its items side by side, how likely each was, how many there are.
@@ -110,12 +110,18 @@ class ReplaySampler:
         self._give_back()
         while len(self._asked) < self._ahead:
             self._asked.append(await self._ask())
+        self.fresh = 0
+        return await self.following()
+
+    async def following(self) -> tuple[np.ndarray, Tree]:
+        """The batch after that, of those that were asked for. What was taken before stays where it is, unless it was put together
+        of several shards' parts."""
         asked = self._asked[0]
         replies = [await pending.look() for pending in asked.pending]
         self._asked.popleft()
-        self._shown = asked.pending
+        self._shown += asked.pending
         self._batches += 1
-        self.fresh = sum(int(reply["fresh"][0]) for reply in replies)
+        self.fresh += sum(int(reply["fresh"][0]) for reply in replies)
         if "told" in replies[0]:
             self._heard[:] = replies[0]["told"]
         if self._shards == 1:
@@ -125,9 +131,10 @@ class ReplaySampler:
         keys, batch = self._joined(asked, replies)
         return keys, {**batch, **_moments(replies)}
 
-    def waiting(self) -> bool:
-        """Whether the next batch is there already."""
-        return bool(self._asked) and all(pending.answered().ready() for pending in self._asked[0].pending)
+    def waiting(self, count: int = 1) -> bool:
+        """Whether the next batches are there already."""
+        return len(self._asked) >= count and all(pending.answered().ready() for asked in itertools.islice(self._asked, count)
+                                                 for pending in asked.pending)
 
     def _give_back(self) -> None:
         for pending in self._shown:

@@ -56,10 +56,10 @@ def samples_wire(program: Program, parts: Parts, turns: bool, counted: bool = Tr
     reply = {"items": Field((items.nbytes,), "u1"), "key": Field((most,), "i8"), "probability": Field((most,), "f8"),
              "table_size": Field((most,), "i8"), "fresh": Field((1,), "i8"), "mass": Field((1,), "f8"),
              **moments_fields(parts.stored.observation_moments)}
-    told = 2 * most  # priorities of two batches: a learner on a GPU may hear of both at once
+    told = 2 * config.launch_updates * most  # priorities of two launches: a learner on a GPU may hear of both at once
     updates = {"key": Field((told,), "i8"), "priority": Field((told,), "f8"), "count": Field((1,), "i8"),
                "wanted": Field((1,), "i8"), "trim": Field((1,), "bool")}
-    if turns:  # the newest insert of every actor that the learner was told of; it says so again with its next question
+    if turns:  # the newest insert of every actor that the learner was told about; it says so again with its next question
         updates["heard"] = reply["told"] = Field((parts.actors,), "i8")
     name = of_table(parts.table, "samples" if counted else "uncounted_samples")
     return program.call(name, Layout(updates), Layout(reply), 1 if turns else config.prefetch * config.shards)

@@ -1,4 +1,4 @@
-"""Where snapshots go. An output may fail (disk full, closed pipe): the run drops it with a note and goes on."""
+"""Where snapshots go. An output may fail (disk full, closed pipe): the run drops it with a note and continues."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ def _role(now: Reading, before: Reading, elapsed: float, names: list[str]) -> di
         "instances": len(names),
         "steps_per_second": sum(now.roles[n].get("steps", 0.0) - before.roles.get(n, {}).get("steps", 0.0)
                                 for n in names) / elapsed if elapsed > 0 else math.nan,
-        "busy": _share(now, before, elapsed, "busy_seconds", names),
+        "busy": min(1.0, _share(now, before, elapsed, "busy_seconds", names)),  # a step counts when it ends: it may be longer
         "phases": {phase: share for phase, share in phases.items() if share > 0},
         "waits": {wire: share for wire, share in waits.items() if share > 0},
     }

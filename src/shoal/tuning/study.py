@@ -12,7 +12,6 @@ half a copy: when the study is resumed, the copy is done again.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -22,14 +21,14 @@ from typing import Any
 from shoal.coordination.population.exploit import ExploitRule, Fitness
 from shoal.coordination.population.priors import Prior, parse_prior
 from shoal.errors import CheckpointError, ConfigError
-from shoal.experiment.checkpoints import read_json, read_meta, write_json
+from shoal.experiment.checkpoints import read_json, write_json
 from shoal.experiment.run import Run, load
 from shoal.experiment.rundir import RunDir
 from shoal.telemetry.outputs import read_lines
+from shoal.tuning.member_run import copy_checkpoint, set_values
+from shoal.tuning.searches import SearchRule
 
 __all__ = ["Member", "Study", "StudySettings"]
-
-TRIES = 5  # to copy a checkpoint whose run goes on and may drop it meanwhile
 
 
 @dataclass(frozen=True)
@@ -44,12 +43,19 @@ class StudySettings:
     every_env_steps: int
     max_env_steps: int
     until_return: float | None = None
+    search: SearchRule = "population"
     exploit: ExploitRule = "truncation"
     resample: float = 0.0
     """Probability that exploring draws a value anew instead of perturbing it."""
+    points: int = 3
+    """Grid search: values of each range."""
+    reduction: int = 3
+    """Halving: one of this many continues to the next rung, which is this much longer."""
     seed: int = 0
-    workers: int = 1
-    """Members that train at the same time."""
+    workers: int | None = None
+    """Members that train at the same time; none: as many as there are cores."""
+    cluster: str | None = None
+    """The Ray cluster that members train on: an address, auto, or local; none: processes of this machine."""
     options: tuple[str, ...] = ()
     """Of every member's `shoal train`."""
 
@@ -71,6 +77,8 @@ class Member:
     ancestor: int = -1
     """Whose parameters it began with, through all copies."""
     stopped_by: str = ""
+    rungs: list[float | None] = field(default_factory=list)
+    """Halving: its fitness at the end of each rung."""
     copying: dict[str, Any] = field(default_factory=dict)
     """The parent and the values of a copy that is under way."""
 
@@ -88,7 +96,7 @@ class Study:
     @classmethod
     def create(cls, path: Path, settings: StudySettings) -> Study:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ConfigError(f"--study {path} is not empty; go on with it by `shoal tune resume {path}`, or give another folder")
+            raise ConfigError(f"--study {path} is not empty; continue it with `shoal tune resume {path}`, or give another folder")
         (path / "members").mkdir(parents=True)
         write_json(path / "study.json", asdict(settings))
         return cls(path)
@@ -110,6 +118,17 @@ class Study:
     # ------------------------------------------------------------------ members
     def run(self, number: int) -> RunDir:
         return RunDir(self.path / "members" / f"{number:02d}")
+
+    def log_file(self, number: int) -> Path:
+        """What a member has printed."""
+        return self.path / "members" / f"{number:02d}.log"
+
+    def restore(self, number: int) -> None:
+        """Undo the arrival of a run directory that was cut short between two renames."""
+        run = self.run(number).path
+        old = run.with_name(f"{run.name}.old")
+        if old.exists() and not run.exists():
+            old.rename(run)
 
     def members(self) -> list[Member]:
         """Those that have begun, by number."""
@@ -134,7 +153,7 @@ class Study:
         """The run of the fittest member."""
         known = [member for member in self.members() if member.fitness is not None]
         if not known:
-            raise CheckpointError(f"{self.path} has no member whose fitness is known yet; go on: `shoal tune resume {self.path}`")
+            raise CheckpointError(f"{self.path} has no member with a known fitness yet; continue: `shoal tune resume {self.path}`")
         return load(self.run(max(known, key=lambda member: member.fitness or 0.0).number).path)
 
     # ------------------------------------------------------------------ copies
@@ -145,43 +164,12 @@ class Study:
     def finish_copy(self, member: Member) -> Member:
         """Do what `begin_copy` has written down: take over all that is in the parent's newest checkpoint, optimiser state too."""
         parent, values = int(member.copying["parent"]), dict(member.copying["values"])
-        self._copy_checkpoint(parent, member.number)
-        self.set_values(member.number, values)
+        copy_checkpoint(self.run(parent), self.run(member.number))
+        set_values(self.run(member.number), values)
         self.log("copy", member.number, parent=parent, before=member.values, after=values, fitness=member.fitness,
                  env_steps=member.env_steps)
         return self.save(replace(member, values=values, copying={}, fitness=None, std=0.0, episodes=0,
                                  ancestor=int(member.copying["ancestor"])))
-
-    def _copy_checkpoint(self, parent: int, child: int) -> None:
-        source, target = self.run(parent).checkpoints(), self.run(child).checkpoints()
-        target.clear_torn()
-        for left in reversed(range(TRIES)):
-            newest = source.newest()
-            if newest is None:
-                raise CheckpointError(f"member {parent} has no checkpoint that member {child} could copy; resume the study")
-            folder = target.begin(0)
-            try:
-                meta = read_meta(newest)
-                for name in meta["files"]:
-                    shutil.copyfile(newest / name, folder / name)
-                target.commit(folder, {key: value for key, value in meta.items() if key not in ("files", "sha256", "seal")})
-                return
-            except (FileNotFoundError, CheckpointError):  # the parent goes on, and has dropped it
-                target.abandon(folder)
-                if not left:
-                    raise
-
-    def set_values(self, number: int, values: Mapping[str, Any]) -> None:
-        """Let a run go on with other values when it is resumed; those that only a restart can change too."""
-        run = self.run(number)
-        config = run.config()
-        for key, value in values.items():
-            *path, name = key.split(".")
-            inside = config
-            for part in path:
-                inside = inside[part]
-            inside[name] = value
-        run.save_config(config)
 
     # ------------------------------------------------------------------ lineage
     def log(self, event: str, member: int, **more: Any) -> None:

@@ -80,7 +80,7 @@ class ActorCriticLearn(PhasedLearn[ActorCriticModel]):
         batch = replace(tree) if made else UnrollBatch.of(tree, self._seats, self._final_rows, self.tensor)
         if self.statistics.returns is not None:
             batch.reward = (batch.reward * self.statistics.returns.scale).clamp_(-REWARD_CLIP, REWARD_CLIP)
-        return batch
+        return batch.joined(self.model.agents) if self.model.central else batch
 
     # -------------------------------------------------------------------------------- what learners share
     def shared(self, tree: Tree, extra: torch.Tensor | tuple[float, ...] = ()) -> Any:

@@ -28,7 +28,8 @@ class ActorCriticModel(Model[ActorCriticNetwork]):
     def __init__(self, plan: AlgorithmPlan, seed: int) -> None:
         """The same seed gives the same weights, and torch's own random state is left alone."""
         spec = plan.spec
-        super().__init__(build(spec.observation_space, spec.action_space, plan.net, plan.mask_size or None, seed),
+        self.agents, self.central = spec.seats_per_env, plan.net.central_value
+        super().__init__(build(spec.observation_space, spec.action_space, plan.net, plan.mask_size or None, seed, self.agents),
                          spec.observation_space, plan.norm_size)
         self.recurrent = self.net.recurrent
         self.latent_head = self.net.head if isinstance(self.net.head, LatentActionHead) else None
@@ -68,8 +69,13 @@ class ActorCriticModel(Model[ActorCriticNetwork]):
                 batch.prev_action,
                 batch.prev_reward,
                 all_states=self.recurrent and batch.finals is not None,
+                **self._joint(batch.joint),
             )
         return _full(output) if self._on_gpu else output
+
+    def _joint(self, joint: Tree) -> dict[str, Tree]:
+        """What a central value sees, for a net that has one."""
+        return {} if joint is None else {"joint": self.see(joint)}
 
     def judge(self, output: ActorCriticOutput, batch: UnrollBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability of the actions that were taken, and entropy, both [T, B]."""
@@ -89,7 +95,8 @@ class ActorCriticModel(Model[ActorCriticNetwork]):
             return values
         states = {name: x[finals.t, finals.b] for name, x in (output.states or {}).items()}
         with self.precision():
-            found = self.net.final_values(self.see(finals.observation), states, finals.prev_action, finals.prev_reward)
+            found = self.net.final_values(self.see(finals.observation), states, finals.prev_action, finals.prev_reward,
+                                          **self._joint(finals.joint))
         return finals.put(values, found.float())
 
 

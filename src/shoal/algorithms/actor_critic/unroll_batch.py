@@ -26,6 +26,7 @@ class Finals:
     observation: Tree  # [K, ...]
     prev_action: torch.Tensor | None  # what led to it
     prev_reward: torch.Tensor | None
+    joint: Tree = None  # [K, agents, ...]: what all agents of its environment saw last, for a central value
     where: torch.Tensor | None = None  # [T, B]: then row i belongs to column i, which has at most one, if it has one at all
 
     def put(self, values: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
@@ -55,6 +56,7 @@ class UnrollBatch:
     valid: torch.Tensor | None  # [T, B]; None where all are
     finals: Finals | None
     latent: torch.Tensor | None = None  # [T, B, ...]: the action before it was squashed
+    joint: Tree = None  # [R, B, agents, ...]: what all agents of the environment see, for a central value
     moments: Tree = field(default_factory=dict)  # of observations and returns, where a UnrollBatch was made without a slot
 
     @property
@@ -99,8 +101,30 @@ class UnrollBatch:
             action_mask=_cut(self.action_mask, T),
             prev_action=_cut(self.prev_action, T),
             prev_reward=_cut(self.prev_reward, T),
+            joint=None if self.joint is None else map_tree(lambda x: x[:T], self.joint),
             finals=None,
         )
+
+    def joined(self, agents: int) -> UnrollBatch:
+        """With what all agents of the environment see: in each column its own agent first, then those that follow. The agents of an
+        environment are columns beside each other, all of which act at every step."""
+        B = self.first.shape[1]
+        column = torch.arange(B, device=self.first.device)[:, None]
+        turn = torch.arange(agents, device=self.first.device)[None]
+        beside = column - column % agents + (column + turn) % agents  # [B, agents]
+        joint = map_tree(lambda x: x[:, beside], self.observation)
+        if self.finals is None:
+            return replace(self, joint=joint)
+        finals = self.finals
+        row = torch.full(self.keep.shape, -1, device=self.first.device)
+        row[finals.t, finals.b] = torch.arange(len(finals.t), device=self.first.device)
+        rows = row[finals.t[:, None], beside[finals.b]]  # [K, agents]: -1 where that agent's episode has not been cut off there
+
+        def last(after: torch.Tensor, final: torch.Tensor) -> torch.Tensor:
+            there = rows.view(*rows.shape, *(1,) * (final.dim() - 1)) >= 0
+            return torch.where(there, final[rows.clamp(min=0)], after[finals.t + 1, finals.b])
+
+        return replace(self, joint=joint, finals=replace(finals, joint=map_tree(last, joint, finals.observation)))
 
     def flattened(self) -> UnrollBatch:
         """Every step a column of its own, [1, T x B]: for nets without memory."""
@@ -136,6 +160,7 @@ class UnrollBatch:
             valid=each(self.valid),
             finals=None,
             latent=each(self.latent),
+            joint=None if self.joint is None else map_tree(function, self.joint),
         )
 
 

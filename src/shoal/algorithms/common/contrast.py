@@ -43,7 +43,7 @@ class Contrast:
 
     config: RepresentationConfig
     weight: float = 1.0
-    """What the contrastive loss is multiplied with."""
+    """What the contrastive loss is multiplied by."""
     momentum: float = 0.95
     """Share of the key encoder that stays, m."""
     logit_scale: float = 1.0

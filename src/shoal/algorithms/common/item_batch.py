@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from shoal.core import Tree
-from shoal.device.transfer import to_device
 from shoal.ops import priorities
 
 __all__ = ["ItemMinibatch", "item_minibatch", "item_sums"]
@@ -29,7 +28,7 @@ class ItemMinibatch:
     weight: torch.Tensor
     """Of each item [B]: makes up for how often it is drawn."""
     scale: float
-    """What the sum of this learner's losses is multiplied with, so that the learners' mean is that of the joined batch."""
+    """What the sum of this learner's losses is multiplied by, so that the learners' mean is that of the joined batch."""
 
 
 def item_sums(batch: Tree, index: int, learners: int) -> np.ndarray:
@@ -41,8 +40,9 @@ def item_sums(batch: Tree, index: int, learners: int) -> np.ndarray:
 
 
 def item_minibatch(batch: Tree, sums: np.ndarray, beta: float, tensor: Callable[[Tree], Tree],
-                   device: torch.device) -> ItemMinibatch:
-    """`beta` is the exponent of the importance weights (N P(i))^-beta, which are divided by the largest of all learners'."""
+                   small: Callable[[np.ndarray], torch.Tensor]) -> ItemMinibatch:
+    """`beta` is the exponent of the importance weights (N P(i))^-beta, which are divided by the largest of all learners'. `tensor`
+    and `small` are those of PhasedLearn."""
     learners, count, places = sums[0], sums[1], sums[2:]
     if learners > len(places):
         raise ValueError(f"the sums of {int(learners)} learners were made for {len(places)}: each learner must call "
@@ -52,4 +52,4 @@ def item_minibatch(batch: Tree, sums: np.ndarray, beta: float, tensor: Callable[
     mine = (np.asarray(batch["table_size"]) * batch["probability"]).min() == smallest
     weight = raw / (raw.max() if mine else smallest**-beta)
     items = tensor({name: part for name, part in batch.items() if name not in ABSENT})
-    return ItemMinibatch(items, to_device(torch.from_numpy(weight).float(), device), float(learners / count))
+    return ItemMinibatch(items, small(weight.astype(np.float32)), float(learners / count))

@@ -25,7 +25,7 @@ class ItemLearn(PhasedLearn[M]):
     """A learning.Learn and ReplayLearn. With a `contrast` the first phase also teaches the encoder, which has a phase of its own
     after all others, or is learned elsewhere: then this is a learning.EncodedLearn."""
 
-    records = True
+    records = stages = True
 
     def __init__(self, model: M, phases: Sequence[Phase], *, target: M | None = None, publishes: str | None = None,
                  contrast: Contrast | None = None) -> None:

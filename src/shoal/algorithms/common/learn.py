@@ -31,15 +31,16 @@ from shoal.core import Tree, Vector
 from shoal.device.cpu_graph import RecordedFunction
 from shoal.device.cuda_graph import CapturedFunction, LearnerGraphs
 from shoal.device.placement import Hardware
-from shoal.device.transfer import PinnedUploader
+from shoal.device.transfer import PinnedUploader, to_device
 from shoal.device.weight_handoff import DeviceWeights, WeightExporter, WeightSnapshot
 from shoal.learning import Progress
 from shoal.ops import priorities
-from shoal.slots import map_tree
+from shoal.slots import leaves, map_tree
 
 __all__ = ["Loss", "PhasedLearn"]
 
 M = TypeVar("M", bound=Model[Any])
+MAX_STAGED_BYTES = 1 << 20  # of a batch that travels with the launch: a larger one is copied from where it lies
 
 
 class Loss(NamedTuple):
@@ -59,6 +60,9 @@ class PhasedLearn(ABC, Generic[M]):
     """Whether `loss` reads no number of a tensor, so that it can be captured as a CUDA graph."""
     records = False
     """Whether kernels are recorded and replayed on a CPU too: worth it where batches are small and of one shape."""
+    stages = False
+    """Whether minibatches are as large as their batch, and nothing is computed of one before its loss. Small ones then stay on the
+    host until their update is launched, which brings them to a GPU as one copy."""
 
     def __init__(self, model: M, phases: Sequence[Phase], *, target: M | None = None, publishes: str | None = None,
                  normalise_returns: bool = False) -> None:
@@ -114,7 +118,20 @@ class PhasedLearn(ABC, Generic[M]):
 
     def tensor(self, arrays: Tree) -> Any:
         """An array of a batch, or a tree of them, where the model computes: one copy for all that lie together."""
-        return map_tree(self._tensor, arrays) if self._uploader is None else self._uploader.tree(arrays)
+        if self._uploader is None:
+            return map_tree(self._tensor, arrays)
+        if self._stays and sum(array.nbytes for _, array in leaves(arrays)) <= MAX_STAGED_BYTES:
+            return map_tree(torch.from_numpy, arrays)
+        return self._uploader.tree(arrays)
+
+    def small(self, array: np.ndarray) -> torch.Tensor:
+        """A small array that was made for one update, where the model computes, or where it waits for the launch."""
+        tensor = torch.from_numpy(array)
+        return tensor if self._stays else to_device(tensor, self.model.params.device)
+
+    @property
+    def _stays(self) -> bool:
+        return self.stages and self._whole is not None
 
     # -------------------------------------------------------------------------------- updates
     def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Any]:
@@ -172,27 +189,33 @@ class PhasedLearn(ABC, Generic[M]):
         """Of the names of its metrics."""
         return f"{phase}_" if self._leaves else ""
 
-    def update(self, minibatch: Any, phases: tuple[str, ...]) -> tuple[Mapping[str, float], torch.Tensor]:
-        """All of these phases, one after the other; on a GPU as one graph: a launch for each of them would take longer."""
+    def update(self, minibatches: tuple[Any, ...], phases: tuple[tuple[str, ...], ...]) -> tuple[Mapping[str, float], torch.Tensor]:
+        """These phases of every minibatch, one after the other; on a GPU as one graph: a launch for each would take longer."""
         if self._whole is None:
-            metrics, judged, finite = self._update(minibatch, phases)
-        elif not self.capturable(minibatch):
-            metrics, judged, finite = self._whole.eagerly(minibatch, phases)
+            metrics, judged, finite = self._update(minibatches, phases)
+        elif not all(self.capturable(minibatch) for minibatch in minibatches):
+            metrics, judged, finite = self._whole.eagerly(minibatches, phases)
         else:
-            metrics, judged, finite = self._whole(minibatch, phases)
+            metrics, judged, finite = self._whole(minibatches, phases)
             metrics, judged, finite = metrics.copy(), None if judged is None else judged.clone(), finite.clone()
         if judged is not None:
             self._priorities = judged
         return metrics, finite
 
-    def _update(self, minibatch: Any, phases: tuple[str, ...]) -> tuple[Readings, Any, torch.Tensor]:
-        readings, verdicts, judged = [], [], None
-        for phase in phases:
-            gradient, metrics, found = self._descend(minibatch, phase)
-            readings.append(metrics)
-            verdicts.append(torch.as_tensor(self.parameters.apply(gradient, phase)))
-            judged = judged if found is None else found
-        return Readings.joined(readings), judged, torch.stack(verdicts)
+    def _update(self, minibatches: tuple[Any, ...], phases: tuple[tuple[str, ...], ...]) -> tuple[Readings, Any, torch.Tensor]:
+        """Metrics are those of the last minibatch, priorities those of all."""
+        readings: list[Readings] = []
+        verdicts, judged = [], []
+        for minibatch, due in zip(minibatches, phases, strict=True):
+            readings, errors = [], None
+            for phase in due:
+                gradient, metrics, found = self._descend(minibatch, phase)
+                readings.append(metrics)
+                verdicts.append(torch.as_tensor(self.parameters.apply(gradient, phase)))
+                errors = errors if found is None else found
+            if errors is not None:
+                judged.append(errors)
+        return Readings.joined(readings), torch.cat(judged) if judged else None, torch.stack(verdicts)
 
     def apply(self, gradient: Vector, phase: str) -> bool | torch.Tensor:
         """Clip, step, and refresh the target where that is due. False, and nothing changed, where the gradient is not finite."""
@@ -228,7 +251,7 @@ class PhasedLearn(ABC, Generic[M]):
         """Learn by replaying CUDA graphs from now on, where the loss can be captured (see cuda_graph.py)."""
         if self.captures:
             self._graphs = {phase: self._graphs_of(phase) for phase in self.phases}
-            self._whole = CapturedFunction(self._update)
+            self._whole = CapturedFunction(self._update, self.model.params.device)
 
     def _graphs_of(self, phase: str) -> LearnerGraphs:
         def step(gradient: torch.Tensor) -> Any:

@@ -30,7 +30,6 @@ from shoal.algorithms.common.phases import Phase, TargetSchedule
 from shoal.algorithms.off_policy.off_policy_options import OffPolicyOptions
 from shoal.core import Tree
 from shoal.device.placement import Hardware
-from shoal.device.transfer import to_device
 from shoal.learning import Progress
 from shoal.ops.off_policy import temperature_loss
 
@@ -161,13 +160,10 @@ class OffPolicyLearn(ItemLearn[Model[Any]]):
 
     def split(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[NoisyMinibatch]:
         """One: the batch as it was drawn."""
-        device = self.model.params.device
         beta = annealed(progress, self.config.importance, self.config.importance_final)
-        drawn = item_minibatch(batch, sums, beta, self.tensor, device)
-        noise = None
-        if self._objective.noises:
-            normal = rng.standard_normal((len(drawn.weight), self._objective.noises), np.float32)
-            noise = to_device(torch.from_numpy(normal), device)
+        drawn = item_minibatch(batch, sums, beta, self.tensor, self.small)
+        noises = self._objective.noises
+        noise = self.small(rng.standard_normal((len(drawn.weight), noises), np.float32)) if noises else None
         yield NoisyMinibatch(drawn.items, drawn.weight, drawn.scale, noise)
 
     def loss(self, minibatch: NoisyMinibatch, phase: str) -> Loss:

@@ -82,7 +82,7 @@ class QLearningConfig(Options):
     adagrad_start: float = number(0.1, at_least=0)
     """What adagrad's sums of squares begin with."""
     grad_norm: float = number(40.0, at_least=0)
-    """Longest gradient; longer ones are scaled down. 0 does not clip."""
+    """Largest norm of a gradient; larger ones are scaled down. 0 does not clip."""
     normalise_observations: bool = False
     """Scale floating-point observations by their running mean and deviation; pixels are scaled anyway."""
 
@@ -105,8 +105,9 @@ class QLearning(Algorithm, Generic[C]):
                 f"{self.name} cannot act in {spec.name}: it needs one value for each action, but the action space is "
                 f"{spec.action_space}; use an environment with Discrete actions, or sac, td3, ddpg, ppo or vtrace"
             )
-        if net.separate_value:
-            raise ConfigError(f"net.separate_value = True: {self.name} has no value function apart from its q-values; drop it")
+        if net.separate_value or net.central_value:
+            which = "separate" if net.separate_value else "central"
+            raise ConfigError(f"net.{which}_value = True: {self.name} has no value function apart from its q-values; drop it")
         self.actions = int(spec.action_space.n)
 
     @abstractmethod

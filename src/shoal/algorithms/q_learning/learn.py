@@ -8,7 +8,7 @@ A batch is a tree of items [B, ...] with `probability` [B], with which each was 
 table it came from. Several learners make the update of their joined batch.
 
 Noisy layers: an update has noise of its own, one set for its whole batch. It follows from the seed and the number of the update, so
-learners that make an update together have the same noise, and a resumed run goes on with the noise that it would have had.
+learners that make an update together have the same noise, and a resumed run continues with the noise that it would have had.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from shoal.algorithms.common.optimiser import annealed
 from shoal.algorithms.common.phases import Phase, TargetSchedule
 from shoal.algorithms.q_learning.model import QModel
 from shoal.core import Tree
-from shoal.device.transfer import to_device
 from shoal.learning import Progress
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ class QLearn(ItemLearn[QModel]):
     def split(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[QMinibatch]:
         """One: the batch as it was drawn."""
         beta = annealed(progress, self.config.importance, self.config.importance_final)
-        drawn = item_minibatch(batch, sums, beta, self.tensor, self.model.params.device)
+        drawn = item_minibatch(batch, sums, beta, self.tensor, self.small)
         yield QMinibatch(drawn.items, drawn.weight, drawn.scale, self._noise(progress))
 
     def _noise(self, progress: Progress) -> torch.Tensor | None:
@@ -104,7 +103,7 @@ class QLearn(ItemLearn[QModel]):
         if size == 0:
             return None
         rng = np.random.default_rng((self._seed, zlib.crc32(b"noise"), progress.learner_steps))
-        return to_device(torch.from_numpy(rng.standard_normal((NOISES, size), np.float32)), self.model.params.device)
+        return self.small(rng.standard_normal((NOISES, size), np.float32))
 
     def loss(self, minibatch: QMinibatch, phase: str) -> Loss:
         judged = self._errors(self.model, self._target, minibatch.items, minibatch.noise)

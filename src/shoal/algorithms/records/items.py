@@ -72,7 +72,7 @@ class EpisodeItems(ItemRecord):
     reward_clip: float = 0.0
     """Rewards are clipped to this size before anything is made of them; 0 keeps them."""
     reward_scale: float = 1.0
-    """What they are multiplied with first."""
+    """What they are multiplied by first."""
     reward_shift: float = 0.0
     """What is added then."""
     estimates: Estimates | None = None
