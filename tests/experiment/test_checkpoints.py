@@ -284,3 +284,24 @@ def test_deeply_nested_header(tmp_path):
     (tmp_path / "learner-0.safetensors").write_bytes(b"[" * 5000 + b"]" * 5000)
     with pytest.raises(CheckpointError, match="cannot be read"):
         holds_table(tmp_path / "learner-0.safetensors")
+
+
+def test_newest_for_a_role(tmp_path):
+    """A role that starts again is given the newest checkpoint whose file of it is what was written; others' files do not matter."""
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.newest_for("learner-0") == (None, [])
+    for env_steps in (1, 2):
+        folder = checkpoints.begin(env_steps)
+        for name in ("learner-0", "evaluator-0"):
+            TensorFiles().save(folder / f"{name}.safetensors", STATE)
+        checkpoints.commit(folder, {"env_steps": env_steps})
+    old, new = sorted(tmp_path.iterdir())
+    flip(new / "learner-0.safetensors")
+    assert checkpoints.newest() == new and checkpoints.newest_for("evaluator-0") == (new, [])
+    for role in ("learner-0", "learner-1"):  # the second has no file, and may start from that of another replica
+        found, (why,) = checkpoints.newest_for(role)
+        assert found == old and why == f"checkpoint {new.name} is damaged (learner-0.safetensors has changed since it was written)"
+    assert checkpoints.newest_for("actor-0") == (new, [])
+    flip(old / "learner-0.safetensors")
+    with pytest.raises(CheckpointError, match="learner-0 cannot go on"):
+        checkpoints.newest_for("learner-0")
