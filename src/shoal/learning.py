@@ -10,8 +10,8 @@
 
 An algorithm knows nothing of processes and an architecture knows nothing of losses. Whether the two fit is computed: the
 algorithm says which age of data it `tolerates`, the architecture which one it `delivers`. What is optional is a protocol of
-its own (`ReplayLearn`, `DeviceLearn`, `SlicedLearn`, `DevicePolicy`, `Relabels`, `IndexedItems`, `Represents`; `Evolves` and all
-about populations is in `population.py`) or a declared field with a default.
+its own (`ReplayLearn`, `DeviceLearn`, `SlicedLearn`, `ComparingLearn`, `DevicePolicy`, `Relabels`, `IndexedItems`, `Represents`;
+`Evolves` and all about populations is in `population.py`) or a declared field with a default.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from shoal.runtime import Program
     from shoal.telemetry.metrics import Metric
 
-__all__ = ["ActionProbabilities", "Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn", "Delivery", "DeviceLearn",
-           "DevicePolicy", "EncodedLearn", "FrameStacks", "FramedItems", "HasModule", "IndexedItems", "ItemRecord", "ItemRecorder",
-           "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels", "ReplayLearn", "Represents", "SeatRecord",
-           "SeatRecorder", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord", "UnrollRecorder", "Updater",
-           "UpdaterSlice", "Viewer", "phases_due"]
+__all__ = ["ActionLikelihood", "ActionProbabilities", "Algorithm", "Architecture", "ArchitectureOptions", "ComparingLearn",
+           "DelayedLearn", "Delivery", "DeviceLearn", "DevicePolicy", "EncodedLearn", "FrameStacks", "FramedItems", "HasModule",
+           "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels",
+           "ReplayLearn", "Represents", "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView", "StoredItems", "Tolerance",
+           "UnrollRecord", "UnrollRecorder", "Updater", "UpdaterSlice", "Viewer", "phases_due"]
 
 
 # ---------------------------------------------------------------------------------------------- acting
@@ -113,6 +113,15 @@ class ActionProbabilities(Policy, Protocol):
     """A policy over discrete actions that can say how likely each of them is, [B, A]."""
 
     def probabilities(self, view: StepView) -> np.ndarray: ...
+
+
+@runtime_checkable
+class ActionLikelihood(Policy, Protocol):
+    """A policy that can say how likely given actions are, where its net has no memory."""
+
+    def log_prob(self, view: StepView, action: np.ndarray, explore: np.ndarray | None) -> np.ndarray | None:
+        """[B], when it explores like this; of Box actions the density, in the environment's units. None where there is none: a
+        greedy policy has no density."""
 
 
 # ---------------------------------------------------------------------------------------------- recording
@@ -352,6 +361,20 @@ class DeviceLearn(Protocol):
     def policy_tensors(self) -> Tree: ...                                 # what a policy on this device binds: no copy
 
 
+@runtime_checkable
+class ComparingLearn(Protocol):
+    """A Learn with a loss that compares items of a batch with each other (CURL's contrast). Several learners tell them each other:
+
+        told = learn.told(minibatch, phase, me.index, me.replicas)            # empty where this phase compares nothing
+        minibatch = learn.with_told(minibatch, await group.sum(told), me.index, me.replicas)    # each learner has a place in it
+        gradient, metrics = learn.gradients(minibatch, phase)                 # of its own part of the joined batch
+    """
+
+    def told(self, minibatch: Any, phase: str, index: int, learners: int) -> np.ndarray: ...
+    def with_told(self, minibatch: Any, told: np.ndarray, index: int, learners: int) -> Any: ...
+    def told_bytes(self, batch: int, learners: int) -> int: ...           # at most, of batches of this many items
+
+
 class UpdaterSlice(Updater, Protocol):
     """A slice of the parameters, which one of several servers owns. Its targets are refreshed by the count of the first server."""
 
@@ -514,6 +537,7 @@ class Architecture(ABC):
     prefers_gpu: ClassVar[bool] = False     # a GPU is worth it whatever the observations are
     has_actors: ClassVar[bool] = True       # roles other than the learner act: --actors
     one_place: ClassVar[bool] = False       # has the option one_place: actors in their learner's process
+    reports_steps: ClassVar[bool] = True    # its actors report every step: --log.*
     takes_turns: ClassVar[bool] = False     # its actors may play games in which seats take turns
     takes_policies: ClassVar[bool] = False  # its graph may have several named policies, each with a learner of its own
     batch_slots: ClassVar[bool] = False     # has the option batch_slots: unrolls in a batch; otherwise one of every actor

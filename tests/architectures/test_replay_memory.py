@@ -58,7 +58,7 @@ def batch_of(core, count):
     return block.memory
 
 
-def test_images_are_compressed_and_nothing_else():
+def test_only_images_are_compressed():
     assert codecs(COLUMNS, "none") == {} and codecs(stored_columns(Layout({"x": Field((1, 9000), "f4")})), "auto") == {}
     assert codecs(COLUMNS, "auto") == dict.fromkeys(("after", "before", "noise"), "lz4+rows")
     assert codecs(COLUMNS, "zstd") == dict.fromkeys(("after", "before", "noise"), "zstd+rows")
@@ -74,7 +74,7 @@ def test_same_bits_with_any_compression(compression):
     assert noise < small.table("t").nbytes < plain.table("t").nbytes - 300 * 6 * SIDE * SIDE * 0.9
 
 
-def test_drawing_keeps_no_decompressed_copies():
+def test_no_decompressed_copies_kept():
     core = table_of("lz4", 2000)
     before = core.store.pool.used_bytes
     for _ in range(20):

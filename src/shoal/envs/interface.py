@@ -71,6 +71,8 @@ class Step:
     episode_length: np.ndarray = field(default_factory=lambda: NO_LENGTHS)  # [N] int64, in agent decisions
     final_action_mask: np.ndarray | None = None  # [K, A] bool: legal actions for `final_observation`; None without masks or K == 0
     acts: np.ndarray | None = None  # [B] bool: seats that are asked for an action now; None: all that are alive
+    info: dict[str, np.ndarray] | None = None  # by key [B] float64: numbers of `info` (Handling.info), NaN where a row gives none
+    restarts: tuple[str, ...] = ()  # environments that raised and were made anew: which, and why
 
 
 @runtime_checkable
