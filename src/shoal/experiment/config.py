@@ -42,6 +42,7 @@ __all__ = [
     "EnvsConfig",
     "EvalConfig",
     "Experiment",
+    "LogConfig",
     "Names",
     "Plan",
     "RayOptions",
@@ -65,6 +66,10 @@ class EnvsConfig(Options):
     """Which back-end steps them; auto chooses and says why."""
     kwargs: tuple[str, ...] = ()
     """Arguments of the environment, as name=value pairs: --envs.kwargs observation=pixels size=7"""
+
+    restart_on_error: int = number(0, at_least=0)
+    """Make an environment that raises anew, alone, and truncate its episode: so often in a row without an episode that ended. 0:
+    what an environment raises ends the run."""
 
     def arguments(self) -> dict[str, Any]:
         """The pairs as a dictionary; values are Python literals where they look like one."""
@@ -126,6 +131,18 @@ class CheckpointConfig(Options):
 
 
 @dataclass(frozen=True)
+class LogConfig(Options):
+    """What is logged of environments, beyond returns and lengths."""
+
+    section = "log"
+
+    info: tuple[str, ...] = ()
+    """Keys of the environments' info whose numbers are logged: their mean is a metric, their last value is in the episode log."""
+    episodes: bool = False
+    """Write every training episode (return, length, seconds, environment) to RUN/episodes/*.monitor.csv."""
+
+
+@dataclass(frozen=True)
 class ConsoleConfig(Options):
     """What is shown while it runs."""
 
@@ -177,6 +194,8 @@ class Experiment(Options, Generic[A, R]):
     """With --actors auto: how the number of actors moves during the run."""
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     """What is shown while it runs."""
+    log: LogConfig = field(default_factory=LogConfig)
+    """What is logged of environments."""
     league: LeagueOptions = field(default_factory=LeagueOptions)
     """Players, matches and snapshots of --policies league."""
     ray: RayOptions = field(default_factory=RayOptions)
@@ -224,6 +243,9 @@ class Experiment(Options, Generic[A, R]):
     """Stop after this much time, counted from the first environment step (offline: from the first update)."""
     policy: PolicyName = "best"
     """Which policy is handed back (run.policy, eval, play): the best of all evaluated versions, or the last one."""
+    init_from: str | None = None
+    """Begin with the weights of another run (its directory), whose network has the same shapes; counts, optimiser and schedules
+    begin anew."""
     demos: str | None = None
     """Folder of demonstrations to learn from as well: of `shoal data record`, or a Minari dataset."""
     offline: bool = False
@@ -264,7 +286,8 @@ class Experiment(Options, Generic[A, R]):
     def validate(self) -> None:
         super().validate()
         sections: tuple[Any, ...] = (self.algorithm, self.architecture, self.net, self.replay, self.data, self.envs, self.eval,
-                                     self.checkpoint, self.gpu, self.console, self.faults, self.autoscale, self.league, self.ray)
+                                     self.checkpoint, self.gpu, self.console, self.log, self.faults, self.autoscale, self.league,
+                                     self.ray)
         for section in sections:
             section.validate()
         if self.actors != "auto" and (
@@ -376,6 +399,10 @@ class Plan:
         if experiment.actors != "auto" and experiment.actors > 1 and not self.architecture.has_actors:
             raise ConfigError(f"--actors {experiment.actors} does not fit --architecture {self.names.architecture}, whose learner "
                               "acts itself; leave it out, and raise --architecture.envs-per-actor")
+        if experiment.log != LogConfig() and not self.architecture.reports_steps:
+            option = "--log.episodes" if experiment.log.episodes else f"--log.info {experiment.log.info[0]}"
+            raise ConfigError(f"{option} does not fit --architecture {self.names.architecture}, which keeps no account of single "
+                              "episodes; leave it out")
         self._validate_evaluations()
         check_fit(self.names, self.algorithm, self.architecture, experiment.architecture, demos=experiment.demos is not None,
                   replay_options=experiment.replay != ReplayConfig())

@@ -29,6 +29,7 @@ import numpy as np
 from shoal.envs.space_codecs import ObservationCodec
 from shoal.errors import ConfigError
 from shoal.files import replacing
+from shoal.offline.episode_index import episode_index
 from shoal.offline.recorded_episodes import (
     Episode,
     EpisodeStatistics,
@@ -103,12 +104,10 @@ class DemoFolder:
         if not rest or not found.is_file() or found.stat().st_size >= last["bytes"]:
             return
         self.files = rest
-        kept = list(self.episodes())
-        self.info = replace(self.info, episodes=len(kept), steps=sum(len(one) for one in kept),
-                            terminated=sum(bool(one.terminated[-1]) for one in kept),
-                            returns=EpisodeStatistics.of(np.array([one.total for one in kept])),
-                            lengths=EpisodeStatistics.of(np.array([len(one) for one in kept])),
-                            nbytes=sum(file["bytes"] for file in rest))
+        kept = self.index()
+        self.info = replace(self.info, episodes=len(kept), steps=int(kept["length"].sum()),
+                            terminated=int(kept["terminated"].sum()), returns=EpisodeStatistics.of(kept["return"]),
+                            lengths=EpisodeStatistics.of(kept["length"]), nbytes=sum(file["bytes"] for file in rest))
         LOG.warning("%s has %s of %s bytes, so its %s episodes are left out; the %s episodes before it are whole", found,
                     f"{found.stat().st_size:,}", f"{last['bytes']:,}", f"{last['episodes']:,}", f"{len(kept):,}")
 
@@ -120,6 +119,10 @@ class DemoFolder:
             inside = self._read(self.files[at], int(first[at]), checked)
             for number in range(len(inside)) if order is None else order.permutation(len(inside)).tolist():
                 yield inside[number]
+
+    def index(self) -> np.ndarray:
+        """Where each episode lies and how it went (`episode_index.ENTRY`); observations and actions are not read."""
+        return episode_index([self.path / file["name"] for file in self.files])
 
     def episode(self, number: int) -> Episode:
         """One of them; only the file that it lies in is read."""
@@ -270,19 +273,16 @@ class DemoWriter:
         return writer
 
     def _take_over(self, before: DemoFolder) -> None:
-        self._files = list(before.files)
-        for episode in before.episodes():
-            self._note(episode)
-
-    def _note(self, episode: Episode) -> None:
-        self._returns.append(episode.total)
-        self._lengths.append(len(episode))
-        self._terminated += bool(episode.terminated[-1])
+        self._files, known = list(before.files), before.index()
+        self._returns, self._lengths = known["return"].tolist(), known["length"].tolist()
+        self._terminated = int(known["terminated"].sum())
 
     def add(self, episode: Episode) -> None:
         """Keep an episode; every few seconds a file of them is written."""
         check_episode(episode, self.info, f"episode {len(self._returns)}")
-        self._note(episode)
+        self._returns.append(episode.total)
+        self._lengths.append(len(episode))
+        self._terminated += bool(episode.terminated[-1])
         self._waiting.append(episode)
         self._bytes += episode.nbytes
         if self._bytes >= FLUSH_BYTES:

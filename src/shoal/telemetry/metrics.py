@@ -62,6 +62,9 @@ class Metric:
         return [self.name]
 
 
+INFO = "info"
+"""What measures the numbers of environments' info; their metrics are called info.KEY."""
+
 REGISTRY: tuple[Metric, ...] = (
     # every role
     Metric("steps", "counter", "steps", "Completed steps of the role: one step is one unit of its work."),
@@ -76,6 +79,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("episodes", "counter", "episodes", "Training episodes that ended, by termination or truncation."),
     Metric("episode_return", "mean", "reward", "Undiscounted return of training episodes, with exploration."),
     Metric("episode_length", "mean", "decisions", "Length of training episodes."),
+    Metric("env_restarts", "counter", "count", "Environments that raised and were made anew (--envs.restart-on-error)."),
     Metric("publish_to_use_seconds", "histogram", "s", "From publication of weights to their first use by an actor.",
            SECONDS),
     Metric("inference_batch", "histogram", "seats", "Seats in one forward pass of an inference server.", COUNTS),
