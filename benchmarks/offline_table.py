@@ -74,7 +74,7 @@ def record(folder: Path, options: argparse.Namespace) -> None:
             "--max-seconds", f"{options.seconds:g}", "--seed", "1", *words, *QUIET, **{LOGS: replay})
     summary = json.loads(Path(run, "summary.json").read_text())
     decisions = open_demos(replay).info.steps
-    say(f"sac: return {summary['eval_return']:.0f} after {summary['env_steps']:,} env steps and {summary['seconds']:.0f} s; "
+    say(f"sac: return {summary['eval_return']} after {summary['env_steps']:,} env steps and {summary['seconds']:.0f} s; "
         f"{decisions:,} of them in whole episodes; now as many of that policy")
     command("data", "record", run, ENV, "--trust", "--explore", "--episodes", "1000000", "--num-envs", "16", "--steps",
             str(decisions), "--out", str(folder / DATA[1]), "--seed", "1")
