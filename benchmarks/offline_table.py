@@ -113,7 +113,7 @@ def trained(case: tuple[str, str, int], folder: Path, runs_in: Path, options: ar
     words = ["train", preset, str(folder / data), "--env", ENV, "--run-dir", str(run), "--seed", str(seed), "--device", device,
              "--runtime", runtime, "--max-learner-steps", str(options.updates), "--max-seconds", f"{max(1.0, left):.0f}",
              "--eval.every-learner-steps", str(max(1, options.updates // EVALUATIONS)), "--eval.episodes", "10", "--policy", "last",
-             *MORE[preset], *QUIET]
+             "--eval.last-env-steps", "10000", *MORE[preset], *QUIET]
     began = time.monotonic()
     done = shoal(*words, timeout=max(1.0, left) + 120)
     shots = snapshots(run / "metrics.jsonl") if (run / "metrics.jsonl").exists() else []
