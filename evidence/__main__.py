@@ -20,6 +20,7 @@ from evidence import (
     evolution,
     faults,
     fuzz,
+    games,
     gorila,
     hosts,
     layouts,
@@ -45,7 +46,7 @@ LINES: list[Line] = [*learning.LINES, *many_seeds.LINES, *mechanisms.LINES, *act
                      *staleness.LINES, *sleepers.LINES, *central.LINES, *faults.LINES, *chaos.LINES, *replay.LINES,
                      *replay_kills.LINES, *chaos_presets.LINES, *fuzz.LINES, *hosts.LINES, *values.LINES, *off_policy.LINES,
                      *off_policy_mechanisms.LINES, *offline.LINES, *sac_speed.LINES, *demos.LINES, *qtopt.LINES, *curl.LINES,
-                     *gorila.LINES, *evolution.LINES, *league.LINES, *bench.LINES, *atari.LINES, *autoscale.LINES,
+                     *gorila.LINES, *evolution.LINES, *league.LINES, *games.LINES, *bench.LINES, *atari.LINES, *autoscale.LINES,
                      *scaling.LINES, *cluster.LINES]
 
 
