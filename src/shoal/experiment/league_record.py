@@ -79,7 +79,7 @@ class LeagueRecord:
 
 
 def exploitability_over_time(rundir: RunDir) -> list[tuple[int, float]]:
-    """What the evaluations of a run found: (env steps, exploitability), one for each version that a snapshot of the metrics shows."""
+    """What the evaluations of a run found: (env steps, exploitability), one for each version that the metrics show."""
     found: dict[float, tuple[int, float]] = {}
     for shot in read_lines(rundir.metrics_file):
         if shot.get("kind") == "snapshot" and shot.get("exploitability") is not None:
