@@ -49,7 +49,7 @@ from shoal.nets import NetConfig
 from shoal.roles.replay_config import LAUNCH_UPDATES
 from shoal.runtime.fork_server import PR_SET_PDEATHSIG, prctl
 
-__all__ = ["main"]
+__all__ = ["BATCH", "HIDDEN", "LAYOUTS", "main", "option_words"]
 
 BATCH, HIDDEN, START = 256, (256, 256), 10_000
 LAYOUTS: dict[str, tuple[list[str], dict[str, Any]]] = {
@@ -121,7 +121,7 @@ def trained(env: str, layout: str, seconds: float, device: str, seed: int, more:
     values = {"replay.batch_size": BATCH, "replay.samples_per_insert": float(BATCH), "replay.min_size": START,
               "algorithm.random_steps": START, "net.hidden": HIDDEN, "eval.every_env_steps": EVALUATE_ENV_STEPS,
               "eval.episodes": 10, **settings, **more}
-    words = [word for name, value in values.items() for word in _option(name, value)]
+    words = [word for name, value in values.items() for word in option_words(name, value)]
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         command = ["train", *start, env, "--device", device, "--seed", str(seed), "--max-seconds",
                    f"{seconds:g}", "--console.mode", "none", "--no-tensorboard", *words]
@@ -144,7 +144,7 @@ def trained(env: str, layout: str, seconds: float, device: str, seed: int, more:
             "phases": {role: times for role, times in (last.get("roles") or {}).items()}, "evaluations": evaluations(shots)}
 
 
-def _option(name: str, value: Any) -> list[str]:
+def option_words(name: str, value: Any) -> list[str]:
     word = f"--{name.replace('_', '-')}"
     if isinstance(value, bool):
         return [word if value else f"--no-{word[2:]}"]

@@ -51,7 +51,7 @@ def kept(program):
     return roles
 
 
-def test_replicas_are_equal_after_100_iterations(tmp_path):
+def test_replicas_stay_equal(tmp_path):
     program, _ = draw(QUICK, "evolution", "CartPole-v1", actors=3, **FIT)
     roles = kept(program)
     run = go(program, "inline", tmp_path, Weights(until=lambda control: control.total("learner_steps") >= 100))

@@ -41,7 +41,7 @@ class TurnEnvs(AgentEnvs):
             if not (isinstance(answer, tuple) and len(answer) == 5):
                 raise BadValue("last() must return (observation, reward, terminated, truncated, info)")
             observation, reward, terminated, truncated, info = answer
-            self._settle(e, agent, reward)
+            self._settle(e, agent, reward, info)
             if not self._end(e, agent, terminated, truncated, observation, info):
                 rows, row = self._seat(e, agent)
                 rows.ask(row, observation, info)

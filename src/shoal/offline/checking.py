@@ -18,7 +18,7 @@ from shoal.errors import ConfigError
 from shoal.offline.recorded_episodes import Demos, Episode, RecordingInfo
 from shoal.slots import leaves
 
-__all__ = ["RecordingReport", "check_demos", "histogram"]
+__all__ = ["BARS", "RecordingReport", "check_demos", "histogram"]
 
 MOST = 5  # findings of one kind that are told one by one
 BARS = 10

@@ -32,7 +32,7 @@ class DeviceLearner:
     def __init__(self, me: Me, parts: Parts, weights: Publisher | None, updates: int) -> None:
         self.me, self.weights, self.updates, self.hardware = me, weights, updates, parts.hardware
         algorithm, device = parts.algorithm, parts.hardware.device
-        learn = algorithm.learn(parts.seed)
+        learn = parts.new_learn()
         assert isinstance(learn, DeviceLearn)  # the architecture refuses algorithms that do not run on a GPU
         learn.to(parts.hardware)
         self.learner_state, self.learn = LearnerState(me, parts, learn), learn

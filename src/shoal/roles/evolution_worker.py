@@ -44,7 +44,7 @@ class EvolutionWorker:
     def __init__(self, me: Me, parts: Parts, group: GroupMember, weights: Publisher | None = None) -> None:
         algorithm = cast(Evolves, parts.algorithm)  # the architecture takes no others
         self.me, self.group, self.weights = me, group, weights
-        self.learn = algorithm.learn(parts.seed)
+        self.learn = cast(PopulationLearn, parts.new_learn())
         self.learner_state = LearnerState(me, parts, self.learn)
         rows = rows_of(parts.envs_per_actor, algorithm.record)
         self.rollout = MemberRollout(me, parts.env.make(rows), algorithm.members(parts.seed, rows), algorithm.record, parts.seed)

@@ -10,6 +10,7 @@ from shoal.algorithms.records.spaces import float_paths
 from shoal.core import Me, Tree
 from shoal.envs import BatchedEnv, Step
 from shoal.population import Members, ScoreRecord
+from shoal.roles.step_report import note_restarts
 
 __all__ = ["MemberRollout", "rows_of"]
 
@@ -93,6 +94,8 @@ class MemberRollout:
             decisions = int(np.count_nonzero(moved))
             stats.add("env_steps", decisions)
             stats.add("env_frames", decisions * env.frame_skip)
+            if now.restarts:
+                note_restarts(self.me, now)
             self.me.beat()  # a slow environment is not one that hangs
         return score, length
 

@@ -71,7 +71,7 @@ def draw_server(program: Program, parts: Parts, shards: int,
 
 def slice_of(parts: Parts, cut: slice) -> UpdaterSlice:
     """What a server needs that owns this slice of the parameters."""
-    learn = parts.algorithm.learn(parts.seed)
+    learn = parts.new_learn()
     if not isinstance(learn, SlicedLearn):
         raise ConfigError(f"--algorithm {parts.algorithm.name} with --architecture parameter_server does not fit: its parameters "
                           "cannot be cut into slices (its Learn is not a SlicedLearn); use --architecture actor_learner")
