@@ -31,10 +31,10 @@ evidence: setup
 bench: setup
 	$(BIN)/shoal bench $(or $(SUITE),throughput) $(ARGS)
 
-# The README's table.
+# The quick table of docs/benchmark.md.
 bench-quick: setup
 	$(BIN)/shoal bench throughput --suite quick --again --out docs/results/throughput-quick
-	$(BIN)/python -m benchmarks.readme_table
+	$(BIN)/python -m benchmarks.quick_table
 
 lint: setup
 	$(BIN)/ruff check .

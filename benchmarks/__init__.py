@@ -20,6 +20,6 @@
       kills.py            processes killed on the way, for `kill = ...`
       html_report.py      report.html, with model_curve.py (what the model of `shoal plan` predicts)
     results.py            files in docs/results, and parts of pages
-    performance_page.py, readme_table.py, scaling_page.py    write the tables of docs/performance.md, README.md, docs/scaling.md
+    performance_page.py, quick_table.py, scaling_page.py    write the tables of docs/performance.md, benchmark.md, scaling.md
     metrics_page.py       writes docs/metrics.md from what roles and algorithms declare (make docs)
 """

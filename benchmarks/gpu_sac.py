@@ -36,6 +36,7 @@ import torch
 
 from benchmarks.q_learner_limit import WARM_UPDATES
 from benchmarks.synthetic import waiting_for
+from benchmarks.training_curve import evaluations
 from benchmarks.work_rate import work_rate
 from shoal import algorithms, envs
 from shoal.algorithms import sac
@@ -48,7 +49,7 @@ from shoal.nets import NetConfig
 from shoal.roles.replay_config import LAUNCH_UPDATES
 from shoal.runtime.fork_server import PR_SET_PDEATHSIG, prctl
 
-__all__ = ["main"]
+__all__ = ["BATCH", "HIDDEN", "LAYOUTS", "main", "option_words"]
 
 BATCH, HIDDEN, START = 256, (256, 256), 10_000
 LAYOUTS: dict[str, tuple[list[str], dict[str, Any]]] = {
@@ -120,7 +121,7 @@ def trained(env: str, layout: str, seconds: float, device: str, seed: int, more:
     values = {"replay.batch_size": BATCH, "replay.samples_per_insert": float(BATCH), "replay.min_size": START,
               "algorithm.random_steps": START, "net.hidden": HIDDEN, "eval.every_env_steps": EVALUATE_ENV_STEPS,
               "eval.episodes": 10, **settings, **more}
-    words = [word for name, value in values.items() for word in _option(name, value)]
+    words = [word for name, value in values.items() for word in option_words(name, value)]
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         command = ["train", *start, env, "--device", device, "--seed", str(seed), "--max-seconds",
                    f"{seconds:g}", "--console.mode", "none", "--no-tensorboard", *words]
@@ -140,23 +141,14 @@ def trained(env: str, layout: str, seconds: float, device: str, seed: int, more:
     return {**head, "updates_per_second": round((last["learner_steps"] - first["learner_steps"]) / took, 1),
             "env_steps_per_second": round((last["env_steps"] - first["env_steps"]) / took, 1),
             "learner_idle": last.get("learner_idle"), "policy_lag": last.get("policy_lag"), "verdict": last.get("verdict"), **kept,
-            "phases": {role: times for role, times in (last.get("roles") or {}).items()}, "evaluations": _evaluations(shots)}
+            "phases": {role: times for role, times in (last.get("roles") or {}).items()}, "evaluations": evaluations(shots)}
 
 
-def _option(name: str, value: Any) -> list[str]:
+def option_words(name: str, value: Any) -> list[str]:
     word = f"--{name.replace('_', '-')}"
     if isinstance(value, bool):
         return [word if value else f"--no-{word[2:]}"]
     return [word, *(str(part) for part in (value if isinstance(value, list | tuple) else (value,)))]
-
-
-def _evaluations(shots: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The return of each evaluation, and how far the run was when it was known."""
-    rows: list[dict[str, Any]] = []
-    for shot in shots:
-        if shot.get("evaluations", 0) > len(rows) and shot.get("eval_return") is not None:
-            rows.append({name: shot.get(name) for name in ("env_steps", "learner_steps", "seconds", "eval_return")})
-    return rows
 
 
 def main(words: Sequence[str] | None = None) -> None:

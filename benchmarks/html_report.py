@@ -15,7 +15,7 @@ from benchmarks.model_curve import predicted
 from shoal.bench.result_columns import COLUMNS, failed, missed, rates_of, stored_groups, verdict_of
 from shoal.bench.statistics import bootstrap, interquartile_mean
 from shoal.bench.text_tables import spread
-from shoal.telemetry.html_page import document
+from shoal.telemetry.html_page import document, figures, grid
 from shoal.telemetry.svg import COLOURS, Bar, Polyline, bars, lines
 
 __all__ = ["modelled", "page", "performance_profile"]
@@ -30,20 +30,12 @@ def page(title: str, where: str, groups: Groups) -> str:
     trained = {name: rows for name, rows in groups.items() if name not in stored}
     body = [f"<h1>{escape(title)}</h1><p class=dim>{escape(where)}</p>"]
     if trained:
-        body += [_table(trained), _efficiency(trained), _figures("Environment steps per second", _speeds(trained)),
-                 _figures("Scaling", _scaling(trained)), _figures("Learning", _learning(trained)), _profile(trained)]
+        body += [_table(trained), _efficiency(trained), figures("Environment steps per second", _speeds(trained)),
+                 figures("Scaling", _scaling(trained)), figures("Learning", _learning(trained)), _profile(trained)]
     if stored:
         body.append(_stored(stored))
     body += [_failures(groups), _glossary()]
     return document(f"shoal bench: {title}", "".join(body))
-
-
-def _grid(head: Sequence[str], body: Sequence[Sequence[tuple[str, bool]]]) -> str:
-    """A table whose cells may be bad, which is red."""
-    top = "".join(f"<th>{escape(name)}</th>" for name in head)
-    rows = "".join("<tr>" + "".join(f"<td{' class=bad' if bad else ''}>{escape(text)}</td>" for text, bad in row) + "</tr>"
-                   for row in body)
-    return f"<div class=wide><table><tr>{top}</tr>{rows}</table></div>"
 
 
 def _table(groups: Groups) -> str:
@@ -55,19 +47,14 @@ def _table(groups: Groups) -> str:
         threshold = [(verdict_of(rows), bad)] if goals else []
         body.append([(name, bad or (broken and not good)), (f"{good} of {len(rows)}", broken), *threshold,
                      *((column.cell(rows), False) for column in shown)])
-    return _grid(["case", "runs", *(["threshold"] if goals else []), *(column.head for column in shown)], body)
+    return grid(["case", "runs", *(["threshold"] if goals else []), *(column.head for column in shown)], body)
 
 
 def _stored(groups: Groups) -> str:
     rates = rates_of(groups)
     body = [[(name, bool(failed(groups[name]))), *((spread(values), False) for values in found.values())]
             for name, found in rates.items()]
-    return "<h2>Replay buffers, items per second</h2>" + _grid(["case", *next(iter(rates.values()))], body)
-
-
-def _figures(title: str, plots: Mapping[str, str]) -> str:
-    shown = "".join(f"<figure><figcaption>{escape(name)}</figcaption>{plot}</figure>" for name, plot in plots.items() if plot)
-    return f"<h2>{escape(title)}</h2><div class=plots>{shown}</div>" if shown else ""
+    return "<h2>Replay buffers, items per second</h2>" + grid(["case", *next(iter(rates.values()))], body)
 
 
 def _values(rows: Rows, name: str) -> list[float]:
@@ -179,7 +166,7 @@ def _profile(groups: Groups) -> str:
     share = performance_profile(-steps, -taus)
     plot = lines("profile", [Polyline("all cases and seeds", list(zip(taus.tolist(), share.tolist(), strict=True)))],
                  "env steps, logarithmic", "share of runs that have reached their threshold", x_log=True)
-    return _figures("Performance profile", {f"{len(reached)} of {len(rows)} runs reach it": plot})
+    return figures("Performance profile", {f"{len(reached)} of {len(rows)} runs reach it": plot})
 
 
 def performance_profile(scores: np.ndarray, taus: Sequence[float] | np.ndarray) -> np.ndarray:

@@ -39,6 +39,7 @@ DERIVED = {
                              "store; what stays within a place is not in it.",
     "policies": "Several policies: of each one that learns its learner_steps, weights_version, evaluation, train_return and "
                 "losses; eval_return and losses at the top are those of the first one.",
+    "info": "Means of the numbers of the environments' info that `--log.info` names, of the last minute; TensorBoard: `info/KEY`.",
     "role_metrics": "Gauges and means that roles declare through `program.metrics`; in TensorBoard as `role/NAME`.",
     "roles": "Per role: living instances, busy share, shares of wall time by phase and by wire waited for.",
     "wires": "Per wire: time-weighted occupancy of a stream (1 is full), growth of its counters per second.",

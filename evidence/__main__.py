@@ -11,12 +11,14 @@ from evidence import (
     atari,
     autoscale,
     bench,
+    callbacks,
     central,
     chaos,
     chaos_presets,
     cluster,
     curl,
     demos,
+    earlier_runs,
     evolution,
     faults,
     fuzz,
@@ -31,6 +33,10 @@ from evidence import (
     off_policy,
     off_policy_mechanisms,
     offline,
+    offline_speed,
+    ope,
+    outside,
+    population,
     qtopt,
     replay,
     replay_kills,
@@ -45,9 +51,11 @@ from evidence.lines import JOBS, Line
 LINES: list[Line] = [*learning.LINES, *many_seeds.LINES, *mechanisms.LINES, *actor_critics.LINES, *layouts.LINES,
                      *staleness.LINES, *sleepers.LINES, *central.LINES, *faults.LINES, *chaos.LINES, *replay.LINES,
                      *replay_kills.LINES, *chaos_presets.LINES, *fuzz.LINES, *hosts.LINES, *values.LINES, *off_policy.LINES,
-                     *off_policy_mechanisms.LINES, *offline.LINES, *sac_speed.LINES, *demos.LINES, *qtopt.LINES, *curl.LINES,
-                     *gorila.LINES, *evolution.LINES, *league.LINES, *games.LINES, *bench.LINES, *atari.LINES, *autoscale.LINES,
-                     *scaling.LINES, *cluster.LINES]
+                     *off_policy_mechanisms.LINES, *offline.LINES, *ope.LINES, *offline_speed.LINES,
+                     *sac_speed.LINES, *demos.LINES, *qtopt.LINES, *curl.LINES,
+                     *gorila.LINES, *evolution.LINES, *population.LINES, *league.LINES, *games.LINES, *bench.LINES,
+                     *callbacks.LINES,
+                     *earlier_runs.LINES, *outside.LINES, *atari.LINES, *autoscale.LINES, *scaling.LINES, *cluster.LINES]
 
 
 def main() -> int:

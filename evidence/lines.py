@@ -49,6 +49,8 @@ class Line:
     seeds: tuple[int, ...] = (0, 1, 2)
     least: int | None = None
     """Seeds that must meet it; none: each of them."""
+    together: bool = False
+    """Whether seeds may run side by side (--jobs): their results do not depend on time."""
 
     @property
     def path(self) -> Path:
@@ -63,15 +65,7 @@ class Line:
 
     def record(self) -> bool:
         """Run every seed and write everything down; true when enough of them met the statement."""
-        runs = []
-        for seed in self.seeds:
-            started = time.time()
-            try:
-                run = self.run(seed)
-            except Exception as error:  # a run that breaks is a result too: it is written down and not met
-                run = {"met": False, "error": f"{type(error).__name__}: {error}".replace(f"{ROOT}/", "")}
-            runs.append({"seed": seed, "took_seconds": round(time.time() - started, 1), **run})
-            print(f"    seed {seed}: {'met' if run['met'] else 'NOT MET'}  {_short(run)}", flush=True)
+        runs = side_by_side(self._one, self.seeds) if self.together else [self._one(seed) for seed in self.seeds]
         met = sum(run["met"] for run in runs) >= (len(runs) if self.least is None else self.least)
         before = self.known()
         earlier = [*before.pop("earlier", []), {key: before[key] for key in ("commit", "date", "met", "runs")}] if before else []
@@ -80,6 +74,16 @@ class Line:
                                          "commit": commit(), "date": time.strftime("%Y-%m-%d %H:%M"), "machine": machine(),
                                          "runs": runs, "earlier": earlier}, indent=1) + "\n")
         return met
+
+    def _one(self, seed: int) -> dict[str, Any]:
+        started = time.time()
+        try:
+            run = self.run(seed)
+        except Exception as error:  # a run that breaks is a result too: it is written down and not met
+            run = {"met": False, "error": f"{type(error).__name__}: {error}".replace(f"{ROOT}/", "")}
+        told = json.dumps(run) if self.together else _short(run)  # a line that is cut short has told what it knew
+        print(f"    seed {seed}: {'met' if run['met'] else 'NOT MET'}  {told}", flush=True)
+        return {"seed": seed, "took_seconds": round(time.time() - started, 1), **run}
 
 
 def _short(run: dict[str, Any]) -> str:
@@ -104,10 +108,12 @@ def machine() -> dict[str, Any]:
             "python": platform.python_version(), "torch": torch.__version__, "load": round(os.getloadavg()[0], 2)}
 
 
-def shoal(*arguments: str, timeout: float = 900) -> subprocess.CompletedProcess[str]:
-    """The command as a user types it."""
-    return subprocess.run([str(Path(sys.executable).parent / "shoal"), *arguments], capture_output=True, text=True, timeout=timeout,
-                          check=False)
+def shoal(*arguments: str, timeout: float = 900, more: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """The command as a user types it; where only the tree was copied, its module."""
+    script = Path(sys.executable).parent / "shoal"
+    words = [str(script)] if script.exists() else [sys.executable, "-m", "shoal.cli"]
+    return subprocess.run([*words, *arguments], capture_output=True, text=True, timeout=timeout, check=False,
+                          env={**os.environ, **(more or {})})
 
 
 KEPT = ("stopped_by", "eval_return", "eval_episodes", "train_return", "env_steps", "learner_steps", "seconds", "startup_seconds",

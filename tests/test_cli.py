@@ -81,14 +81,14 @@ def test_help_names_runtimes_and_sections():
     """`shoal --help` names every runtime and every section."""
     import dataclasses
 
-    from shoal.cli import HELP
+    from shoal.cli import TRAIN
     from shoal.experiment.config import Experiment
     from shoal.runtime import RUNTIMES
 
-    words = HELP.partition("--SECTION.FIELD VALUE")[2].partition("\n\n")[0]
+    words = TRAIN.partition("--SECTION.FIELD VALUE")[2]
     sections = {field.name for field in dataclasses.fields(Experiment) if dataclasses.is_dataclass(field.default_factory)}
     assert {*sections, "algorithm", "architecture"} == set(words.replace(",", "").split())
-    runtimes = next(line for line in HELP.splitlines() if "--runtime" in line).split()[1]
+    runtimes = next(line for line in TRAIN.splitlines() if "--runtime" in line).split()[1]
     assert set(runtimes.split("|")) == set(RUNTIMES)
     readme = (ROOT / "README.md").read_text().partition("The runtimes are")[2].partition("\n\n")[0]
     assert all(f"`{runtime}`" in readme for runtime in RUNTIMES)
@@ -105,7 +105,7 @@ def test_nothing_heavy_is_imported():
 def test_the_public_face_is_frozen():
     assert shoal.__all__ == ["Callback", "CheckpointError", "ConfigError", "EnvironmentError_", "ProgramError", "ReplayError",
                              "RoleFailed", "Run", "ShoalError", "Study", "WireError", "__version__", "choice", "load", "log",
-                             "loguniform", "resume", "train", "tune", "uniform"]
+                             "loguniform", "resume", "train", "trainable", "tune", "uniform"]
     assert dir(shoal) == sorted(shoal.__all__)
     for name in shoal.__all__:
         getattr(shoal, name)
@@ -168,16 +168,34 @@ BAD = {
     "eval": ["give one run directory", "shoal runs"],
     "eval RUN --episodes 0": ["--episodes is 0", "at least 1"],
     "play /no/such/folder": ["/no/such/folder", "does not exist"],
-    "play RUN --video film.mp4": ["film.mp4", ".gif"],
+    "play RUN --video film.avi": ["film.avi", ".gif or .mp4"],
     "show impalla": ["'impalla'", "did you mean impala?"],
     "list all": ["all"],
     "runs /no/such/folder": ["/no/such/folder"],
     "doctor --env CartPol-v1": ["'CartPol-v1'", "CartPole-v1"],
     "replay": ["serve"],
+    "train ppo CartPole-v1 --net_arch 64": ["--net_arch", "did you mean --net.hidden?"],
+    "train ppo CartPole-v1 --seeds none": ["--seeds none", "a whole number"],
+    "train ppo CartPole-v1 --seeds 0": ["--seeds is 0", "at least 1"],
+    "train ppo CartPole-v1 --seeds-at-once 2": ["--seeds-at-once 2", "--seeds N"],
+    "train --config nosuch.toml": ["--config nosuch.toml", "cannot be read", "shoal show"],
+    "train --config": ["--config", "TOML file"],
+    "train ppo CartPole-v1 --init-from EMPTY": ["EMPTY", "no run in it"],
+    "train sac Pendulum-v1 --init-from RUN": ["--init-from RUN", "does not fit"],
+    "train ppo CartPole-v1 --envs.restart-on-error 3": ["--envs.restart-on-error 3", "--envs.backend loop"],
+    "train ppo shoal/Catch-v0 --log.info score": ["--log.info score", "compiled"],
+    "train es CartPole-v1 --log.episodes": ["--log.episodes", "evolution"],
+    "eval RUN --checkpoint 77": ["no checkpoint 77", "there are 0"],
+    "watch /no/such/folder": ["/no/such/folder", "does not exist"],
+    "watch": ["no runs under runs/"],
+    "plot": ["shoal plot", "shoal runs"],
+    "plot RUN --out curves.bmp": ["curves.bmp", ".png"],
+    "plot RUN --metric nosuch": ["has no nosuch", "--metric"],
+    "clean /no/such/folder": ["/no/such/folder", "not a folder"],
 }
 
 
-PROCESSES = {"trian", "train", "train impala CartPol-v1", "resume EMPTY", "play RUN --video film.mp4"}
+PROCESSES = {"trian", "train", "train impala CartPol-v1", "resume EMPTY", "play RUN --video film.avi"}
 """Lines that are given to a real process; the others run in this one."""
 
 
@@ -205,8 +223,14 @@ def test_mistakes(line, trained, tmp_path, inside, monkeypatch):
 def test_list_shows_presets_and_the_grid(inside):
     done = inside("list")
     assert done.returncode == 0
-    for word in ("impala", "vtrace x actor_learner", "synchronous", "any replay", "yes"):
+    for word in ("impala", "vtrace x actor_learner", "synchronous", "any replay", "yes", "rep"):
         assert word in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_help_of_train_is_its_own(inside):
+    said = inside("train", "--help").stdout
+    assert "--until-return" in said and "--seeds" in said and "--config" in said and "shoal bench" not in said
 
 
 def test_show(inside):

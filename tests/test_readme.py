@@ -37,6 +37,8 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize("command", [c for c in commands() if "replay" not in c])
 def test_command(command, run, tmp_path):
     arguments = [str(run) if part == "RUN" else part for part in shlex.split(command)[1:]]
+    if arguments[0] == "plot":
+        pytest.importorskip("matplotlib")
     if arguments[0] == "train":
         arguments += [*SHORT, "--run-dir", str(tmp_path / "run")]
     if arguments[0] == "resume":
@@ -45,7 +47,8 @@ def test_command(command, run, tmp_path):
 
 
 def test_the_commands_are_there():
-    assert {"train", "show", "list", "eval", "play", "resume", "runs", "doctor"} <= {c.split()[1] for c in commands()}
+    wanted = {"train", "watch", "plot", "show", "list", "eval", "play", "resume", "runs", "doctor"}
+    assert wanted <= {c.split()[1] for c in commands()}
     assert "make train" in TEXT and "make test" in TEXT
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shoal.telemetry.callbacks import Callback
     from shoal.tuning.command import tune
     from shoal.tuning.study import Study
+    from shoal.tuning.trainable import trainable
 
 __version__ = "0.1.0"
 
@@ -48,13 +49,14 @@ _WHERE = {
     "loguniform": "shoal.coordination.population.priors",
     "resume": "shoal.experiment.run",
     "train": "shoal.experiment.run",
+    "trainable": "shoal.tuning.trainable",
     "tune": "shoal.tuning.command",
     "uniform": "shoal.coordination.population.priors",
 }
 
 __all__ = ["Callback", "CheckpointError", "ConfigError", "EnvironmentError_", "ProgramError", "ReplayError", "RoleFailed", "Run",
-           "ShoalError", "Study", "WireError", "__version__", "choice", "load", "log", "loguniform", "resume", "train", "tune",
-           "uniform"]
+           "ShoalError", "Study", "WireError", "__version__", "choice", "load", "log", "loguniform", "resume", "train",
+           "trainable", "tune", "uniform"]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,47 +18,62 @@ shoal: distributed reinforcement learning
   shoal train PRESET ENV [options]      train, such as: shoal train impala CartPole-v1 --until-return 475
   shoal train PRESET DATA [--env ENV]   learn from a recording (bc, marwil, td3_bc, cql, iql); the simulator is optional
   shoal train --algorithm A --architecture B ENV [options]     your own: ./my_preset.toml, --algorithm my.module:MyAlgorithm
-  shoal resume RUN [options]            go on from the newest checkpoint of a run directory
+  shoal train --config FILE.toml [options]   what a file says (made by shoal show ... --out FILE.toml)
+  shoal resume RUN [options]            continue from the newest checkpoint of a run directory
   shoal eval RUN [--episodes N]         mean return of fresh episodes, played greedily
-  shoal play RUN [--video FILE.gif]     watch it play
+  shoal play RUN [--video FILE.mp4]     watch it play; FILE.gif too
+  shoal watch [RUN]                     follow a run from another terminal, or look at one that has ended
+  shoal plot RUN ... --out curves.png   learning curves; runs that differ by their seed are a mean with a band
   shoal league RUN                      payoff table, lineage and exploitability of a league
-  shoal show PRESET [ENV] [options]     the graph of places, roles and wires, and the preset's values
+  shoal show PRESET [ENV] [options]     the graph of places, roles and wires, and the preset's values; --out FILE.toml keeps them
   shoal list                            presets, algorithms, architectures, and which pairs fit
   shoal runs [DIR]                      the runs under DIR (runs/)
+  shoal clean [DIR]                     remove checkpoints that are not needed; the best and the last policy stay; asks first
   shoal set RUN NAME=VALUE ...          change values while it runs, such as: shoal set RUN algorithm.lr=3e-4 actors=4
-  shoal stop|pause|unpause|checkpoint RUN    end it with a checkpoint; hold it; let it go on; save it now
+  shoal stop|pause|unpause|checkpoint RUN    end it with a checkpoint; hold it; let it continue; save it now
   shoal doctor [--env ID]               check this machine, or an environment's contract
   shoal replay serve|info|keys ...      the replay service
-  shoal data record SOURCE ENV          write demonstrations: of a run, a script, an untrained preset, or random ones
+  shoal data record SOURCE ENV          record demonstrations by a run, a script, an untrained preset, or at random
   shoal data info PATH                  what is in a recording
-  shoal data check PATH                 what is wrong with it, and a picture of its returns and lengths
-  shoal data convert A B                to another format: a folder, FILE.parquet, FILE.hdf5, FILE.npz, minari:my/dataset-v0
-  shoal calibrate ENV [PRESET]          measure once what --actors auto would try at every start, and keep it
+  shoal data check PATH                 problems of a recording, and a picture of its returns and lengths
+  shoal data evaluate RUN PATH          estimate from a recording what a run's policy is worth
+  shoal data convert A B                convert a recording: to a folder, FILE.parquet, FILE.hdf5, FILE.npz, minari:my/dataset-v0
+  shoal calibrate ENV [PRESET]          measure layouts for --actors auto once, and keep the result for this machine
   shoal plan PRESET ENV --actors 2000   what more actors, learners and machines would do, by measuring and simulating
-  shoal tune PRESET ENV --vary NAME=RANGE ...   a population of runs whose values are searched while they train (PBT)
-  shoal tune resume|show STUDY          go on with a study; its members, their fitness, values and ancestors
+  shoal tune PRESET ENV --vary NAME=RANGE ...   search for values over many runs: PBT, random, grid, halving (ASHA)
+  shoal tune resume|show STUDY          continue with a study; its members, their fitness, values and ancestors
   shoal bench SUITE [--suite quick]     the unified benchmark: throughput, learning, scaling, faults, replay, ray
   shoal bench compare A B               two results: ratios, and which differences are noise
 
+"""
+
+TRAIN = """\
 Options of train (all of them: shoal train PRESET ENV --help)
   --runtime local|inline|ray a process for each role; one thread, bit-exact for a seed; a Ray cluster   (local)
   --ray.address HOST:PORT    with --runtime ray: the cluster to join, or auto; without it one is started here
   --actors N|auto            how many actors; auto follows the learner                        (auto)
-  --cores N, --device cpu    less of this machine than there is: cores, and no GPU            (all)
-  --values tuned|paper       whose values a preset takes where both give one                  (tuned)
+  --cores N, --device cpu    use only part of this machine: N cores, no GPU                    (all)
+  --values tuned|paper       which of a preset's values to use                                (tuned)
   --learners N               how many learners share the gradients                            (1)
   --seed S                   everything random derives from it                                (0)
+  --seeds N                  one run for each of N seeds, from --seed on: mean and interval; --seeds-at-once K trains K of them
+                             side by side
   --until-return R           stop when an evaluation's mean return is R, confirmed by a second one
   --max-env-steps N          stop after N agent decisions
   --max-learner-steps N      stop after N updates
   --max-seconds S            stop after S seconds
   --demos PATH               learn from recorded episodes too; with --offline from nothing else   (algorithms with replay)
   --policies WORD            several agents: shared, self-play, independent, league or module:function   (shared)
+  --init-from RUN            begin with the weights of another run
+  --log.info KEY ...         log these numbers of the environments' info; --log.episodes writes every episode to a CSV file
+  --envs.restart-on-error N  restart an environment that raises, alone, instead of ending the run
   --run-dir DIR              where the run is written            (runs/<time>-<preset>-<env>-<seed>)
   --SECTION.FIELD VALUE      algorithm, architecture, net, replay, data, envs, eval, checkpoint, gpu, faults, autoscale,
-                             console, league, ray
+                             console, log, league, ray
+"""
 
-Exit codes: 0 done, 1 `shoal data check` found something, 2 something you gave makes no sense, 3 a role kept failing,
+CODES = """
+Exit codes: 0 done, 1 `shoal data check` found something, 2 an argument or a setting is wrong, 3 a role kept failing,
 130 stopped with Ctrl-C.
 """
 
@@ -66,6 +81,9 @@ COMMANDS = {
     **dict.fromkeys(("train", "resume", "eval", "play"), "shoal.experiment.run_commands"),
     **dict.fromkeys(("show", "list", "runs", "doctor", "replay"), "shoal.experiment.inspect_commands"),
     "league": "shoal.experiment.league_command",
+    "watch": "shoal.experiment.watching",
+    "plot": "shoal.experiment.plotting",
+    "clean": "shoal.experiment.cleaning",
     **dict.fromkeys(("set", "stop", "pause", "unpause", "checkpoint"), "shoal.experiment.control_commands"),
     "calibrate": "shoal.experiment.auto_layout",
     "data": "shoal.experiment.data_commands",
@@ -75,7 +93,8 @@ COMMANDS = {
 }
 """Command -> the module with its function COMMAND_command(arguments)."""
 BRIEF = {("set",), ("stop",), ("pause",), ("unpause",), ("checkpoint",), ("calibrate",), ("list",), ("runs",), ("league",),
-         ("show",), ("replay",), ("data",), ("data", "info"), ("data", "check"), ("data", "convert"), ("bench", "compare")}
+         ("show",), ("replay",), ("data",), ("data", "info"), ("data", "check"), ("data", "convert"), ("bench", "compare"),
+         ("tune", "resume"), ("tune", "show")}
 """What has no options of its own: its lines of HELP say all."""
 
 
@@ -86,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, _interrupted)
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
-        sys.stdout.write(HELP)
+        sys.stdout.write(f"{HELP}{TRAIN}{CODES}")
         return 0
     if words[0] in ("-V", "--version", "version"):
         from shoal import __version__
@@ -154,16 +173,21 @@ def _run(command: str, rest: list[str]) -> int:
         raise ConfigError(f"there is no command {command!r}; "
                           + (f"did you mean `shoal {near[0]}`?" if near else f"there are {', '.join(COMMANDS)}"))
     if command == "train" and rest in ([], ["-h"], ["--help"]):
-        sys.stdout.write(HELP)
+        sys.stdout.write(f"{_lines_of(command)}\n{TRAIN}")
         return 0 if rest else 2
     if (command, *rest[:-1]) in BRIEF and rest[-1:] in (["-h"], ["--help"]):
-        lines = [line for line in HELP.splitlines(True) if line.startswith("  shoal ")]
-        sys.stdout.write("".join(line for line in lines if command in line.split()[1].split("|")))
+        sys.stdout.write(_lines_of(command))
         return 0
     if os.getcwd() not in sys.path:  # modules of the user's own: environments, networks, algorithms; installed ones come first
         sys.path.append(os.getcwd())
     commands = import_module(COMMANDS[command])
     return int(getattr(commands, f"{command}_command")(rest))
+
+
+def _lines_of(command: str) -> str:
+    """What HELP says of one command."""
+    lines = [line for line in HELP.splitlines(True) if line.startswith("  shoal ")]
+    return "".join(line for line in lines if command in line.split()[1].split("|"))
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ class Role(Protocol):
 
 
 class Pieces:
-    """Bytes of a state that is too large to be copied: they are written as they lie in memory, while the role goes on. Nobody may
+    """Bytes of a state that is too large to be copied: they are written as they lie in memory, while the role continues. Nobody may
     change them until `release` is called, in the role's own thread; from a file they come back as one array."""
 
     def __init__(self, parts: Sequence[bytes | np.ndarray], release: Callable[[], None]) -> None:
@@ -116,7 +116,7 @@ class Settles(Protocol):
 class KeepsTurn(Protocol):
     """A role that cuts one piece of work into many short steps, so that it can be checkpointed and stopped between them.
 
-    Where all roles share one thread it goes on while `keeps_turn` is true, and the others wait: `Program.side_work` says how long.
+    Where all roles share one thread it continues while `keeps_turn` is true, and the others wait: see `Program.side_work`.
     """
 
     @property
@@ -292,7 +292,7 @@ class Group(Protocol):
     """The end of a **group**: synchronous all-reduce; the result has the same bits at every member.
 
         await group.sync(state)              # enter; take over the senior member's state, in place
-        gradient = await group.mean(vector)  # GroupChanged when one died or joined: discard the update, sync, go on
+        gradient = await group.mean(vector)  # GroupChanged when one died or joined: discard the update, sync, continue
     """
 
     @property

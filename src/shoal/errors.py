@@ -8,7 +8,7 @@
     │   └── UnknownMetric        a role or an algorithm measures something that nobody declared
     ├── WireError                a wire was used wrongly
     │   ├── Timeout              a deadline passed
-    │   └── GroupChanged         a member of a group died or joined: discard this update and go on
+    │   └── GroupChanged         a member of a group died or joined: discard this update and continue
     ├── RoleFailed               a role kept failing; the command line exits with 3
     ├── CheckpointError          a run directory or checkpoint cannot be read or written
     └── ReplayError              see shoal.replay
@@ -67,7 +67,7 @@ class Timeout(WireError):
 
 
 class GroupChanged(WireError):
-    """The members of a group changed during an operation: discard the update, call sync(), go on."""
+    """The members of a group changed during an operation: discard the update, call sync(), continue."""
 
 
 class RoleFailed(ShoalError):

@@ -10,8 +10,8 @@
 
 An algorithm knows nothing of processes and an architecture knows nothing of losses. Whether the two fit is computed: the
 algorithm says which age of data it `tolerates`, the architecture which one it `delivers`. What is optional is a protocol of
-its own (`ReplayLearn`, `DeviceLearn`, `SlicedLearn`, `DevicePolicy`, `Relabels`, `IndexedItems`, `Represents`; `Evolves` and all
-about populations is in `population.py`) or a declared field with a default.
+its own (`ReplayLearn`, `DeviceLearn`, `SlicedLearn`, `ComparingLearn`, `DevicePolicy`, `Relabels`, `IndexedItems`, `Represents`;
+`Evolves` and all about populations is in `population.py`) or a declared field with a default.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from shoal.runtime import Program
     from shoal.telemetry.metrics import Metric
 
-__all__ = ["ActionProbabilities", "Algorithm", "Architecture", "ArchitectureOptions", "DelayedLearn", "Delivery", "DeviceLearn",
-           "DevicePolicy", "EncodedLearn", "HasModule", "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress",
-           "Record", "Relabeller", "Relabels", "ReplayLearn", "Represents", "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView",
-           "StoredItems", "Tolerance", "UnrollRecord",
-           "UnrollRecorder", "Updater", "UpdaterSlice", "Viewer", "phases_due"]
+__all__ = ["ActionLikelihood", "ActionProbabilities", "Algorithm", "Architecture", "ArchitectureOptions", "ComparingLearn",
+           "DelayedLearn", "Delivery", "DeviceLearn", "DevicePolicy", "EncodedLearn", "FrameStacks", "FramedItems", "HasModule",
+           "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels",
+           "ReplayLearn", "Represents", "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView", "StoredItems", "Tolerance",
+           "UnrollRecord", "UnrollRecorder", "Updater", "UpdaterSlice", "Viewer", "phases_due"]
 
 
 # ---------------------------------------------------------------------------------------------- acting
@@ -115,6 +115,15 @@ class ActionProbabilities(Policy, Protocol):
     def probabilities(self, view: StepView) -> np.ndarray: ...
 
 
+@runtime_checkable
+class ActionLikelihood(Policy, Protocol):
+    """A policy that can say how likely given actions are, where its net has no memory."""
+
+    def log_prob(self, view: StepView, action: np.ndarray, explore: np.ndarray | None) -> np.ndarray | None:
+        """[B], when it explores like this; of Box actions the density, in the environment's units. None where there is none: a
+        greedy policy has no density."""
+
+
 # ---------------------------------------------------------------------------------------------- recording
 class Record(ABC):
     """What actors write down of their steps, and how it lies in memory."""
@@ -132,7 +141,7 @@ class Record(ABC):
 
 
 class UnrollRecorder(Protocol):
-    """Writes T steps of B seats into a slot; environments and recurrent states go on from one unroll to the next.
+    """Writes T steps of B seats into a slot; environments and recurrent states continue from one unroll to the next.
 
         recorder.begin(slot.data, step, state, version)          # x_0, and the recurrent state it is seen with
         for t in range(record.length):
@@ -227,6 +236,37 @@ class IndexedItems(Protocol):
     def index_sizes(self) -> Mapping[str, np.ndarray]: ...  # by the name of the field: its values are at least 0 and below this
 
 
+@dataclass(frozen=True)
+class FrameStacks:
+    """Fields of items that are stacks of frames. Overlapping items share most of them: wires and tables carry each frame once."""
+
+    fields: tuple[str, ...]
+    """Names of the fields [1, ..., size, *shape]."""
+    size: int
+    """Frames in a stack."""
+    shape: tuple[int, ...]
+    """Of a frame."""
+    dtype: str
+    most: int
+    """Different frames that one item may have."""
+    fresh: int
+    """Of these, those that the item before it of the same seat did not have."""
+    seats: int
+    """Whose items come in one insert."""
+
+    def frames(self, items: int) -> int:
+        """That so many items of one insert have together, about."""
+        return min(items * self.most, items * self.fresh + self.seats * (self.most - self.fresh))
+
+
+@runtime_checkable
+class FramedItems(Protocol):
+    """Items that may be made of stacks of frames. A recorder of theirs also fills an insert of frames and places (`take`)."""
+
+    @property
+    def stacks(self) -> FrameStacks | None: ...
+
+
 class ItemRecord(Record):
     """Items of replay tables: transitions, windows. The record names the extras it keeps and computes first priorities.
 
@@ -319,6 +359,20 @@ class DeviceLearn(Protocol):
     def snapshot(self, progress: Progress) -> WeightSnapshot: ...         # what is published, on its way to the host
     def device_weights(self, progress: Progress) -> DeviceWeights: ...    # the same, left on the device
     def policy_tensors(self) -> Tree: ...                                 # what a policy on this device binds: no copy
+
+
+@runtime_checkable
+class ComparingLearn(Protocol):
+    """A Learn with a loss that compares items of a batch with each other (CURL's contrast). Several learners tell them each other:
+
+        told = learn.told(minibatch, phase, me.index, me.replicas)            # empty where this phase compares nothing
+        minibatch = learn.with_told(minibatch, await group.sum(told), me.index, me.replicas)    # each learner has a place in it
+        gradient, metrics = learn.gradients(minibatch, phase)                 # of its own part of the joined batch
+    """
+
+    def told(self, minibatch: Any, phase: str, index: int, learners: int) -> np.ndarray: ...
+    def with_told(self, minibatch: Any, told: np.ndarray, index: int, learners: int) -> Any: ...
+    def told_bytes(self, batch: int, learners: int) -> int: ...           # at most, of batches of this many items
 
 
 class UpdaterSlice(Updater, Protocol):
@@ -483,6 +537,7 @@ class Architecture(ABC):
     prefers_gpu: ClassVar[bool] = False     # a GPU is worth it whatever the observations are
     has_actors: ClassVar[bool] = True       # roles other than the learner act: --actors
     one_place: ClassVar[bool] = False       # has the option one_place: actors in their learner's process
+    reports_steps: ClassVar[bool] = True    # its actors report every step: --log.*
     takes_turns: ClassVar[bool] = False     # its actors may play games in which seats take turns
     takes_policies: ClassVar[bool] = False  # its graph may have several named policies, each with a learner of its own
     batch_slots: ClassVar[bool] = False     # has the option batch_slots: unrolls in a batch; otherwise one of every actor

@@ -57,7 +57,7 @@ class Bounds:
 def number(default: float | str | None, *, at_least: float | None = None, above: float | None = None,
            at_most: float | None = None, below: float | None = None, infinite: bool = False, live: bool = False) -> Any:
     """A field with bounds. Where None or a word (auto) is a possible value, it is always within them. A `live` one may be changed
-    while a run goes on (`change`): its users read it from these options every time."""
+    during a run (`change`): its users read it from these options every time."""
     return field(default=default, metadata={"bounds": Bounds(at_least, above, at_most, below, infinite), "live": live})
 
 
@@ -73,7 +73,7 @@ class Options:
 
 
 def is_live(options: Any, name: str) -> bool:
-    """Whether this field of a dataclass may be changed while a run goes on."""
+    """Whether this field of a dataclass may be changed during a run."""
     return any(entry.name == name and entry.metadata.get("live", False) for entry in fields(options))
 
 
@@ -81,7 +81,7 @@ def change(options: Any, name: str, value: Any) -> None:
     """Change a live value in place, for all in this process who hold these options. They are frozen otherwise: a copy would not
     reach those who hold the old one."""
     if not is_live(options, name):
-        raise ConfigError(f"{name} cannot be changed while a run goes on")
+        raise ConfigError(f"{name} cannot be changed during a run")
     object.__setattr__(options, name, value)
 
 

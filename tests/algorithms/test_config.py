@@ -74,13 +74,13 @@ def test_pixels_are_not_normalised():
 def test_names():
     with pytest.raises(ConfigError, match=r"no algorithm 'dqnn'.*a2c, ppo, vtrace"):
         algorithms.make("dqnn", spec(), NetConfig(), 4)
-    with pytest.raises(ConfigError, match="Other is no algorithm's Config"):
+    with pytest.raises(ConfigError, match="Other is not the Config of an algorithm"):
         algorithms.make(Other(), spec(), NetConfig(), 4)
     with pytest.raises(ConfigError, match="cannot be imported: No module named 'nowhere'"):
         algorithms.named("nowhere.at_all:Mine")
     with pytest.raises(ConfigError, match=r"the module shoal\.learning has no Mine"):
         algorithms.named("shoal.learning:Mine")
-    with pytest.raises(ConfigError, match="has Progress, which is no subclass"):
+    with pytest.raises(ConfigError, match="has Progress, which is not a subclass"):
         algorithms.named("shoal.learning:Progress")
     assert algorithms.named("shoal.algorithms.ppo:PPO") is algorithms.named("ppo") is ppo.PPO
     nets = {"r2d2": NetConfig(recurrent="lstm")}

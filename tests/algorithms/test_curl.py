@@ -140,6 +140,52 @@ def test_encoder_that_never_learns():
     assert not torch.equal(learn.state["params"][span.stop :], first[span.stop :])
 
 
+def test_two_learners_equal_one(case):
+    """In every phase, the encoder's too: the mean of their gradients is that of one learner with both halves of the batch."""
+    algorithm, one, batch = case
+    two = [algorithm.learn(3) for _ in range(2)]
+    for learn in two:
+        learn.anneal(Progress())  # learning rates
+    count = 2 * (len(batch["reward"]) // 2)
+    batch = {name: part[:count] if len(part) > 1 else part for name, part in batch.items()}
+    for seed in range(3):
+        whole = minibatch_of(one, batch, seed)
+        halves = [cut(whole, slice(k * count // 2, (k + 1) * count // 2)) for k in range(2)]
+        for phase in one.phases:
+            expected, metrics = one.gradients(whole, phase)
+            told = sum(learn.told(half, phase, k, 2) for k, (learn, half) in enumerate(zip(two, halves, strict=True)))
+            assert (told.size > 0) == (phase == "encoder") and told.nbytes <= one.told_bytes(count // 2, 2)
+            if told.size:
+                halves = [learn.with_told(half, told, k, 2) for k, (learn, half) in enumerate(zip(two, halves, strict=True))]
+            found = [learn.gradients(half, phase) for learn, half in zip(two, halves, strict=True)]
+            mean = np.mean([gradient for gradient, _ in found], 0)
+            np.testing.assert_allclose(mean, expected, rtol=1e-3, atol=1e-5, err_msg=phase)
+            if told.size:
+                parts = [numbers["contrast_loss"] for _, numbers in found]
+                assert np.mean(parts) == pytest.approx(metrics["contrast_loss"], rel=1e-4) and metrics["contrast_loss"] > 0.1
+            for learn in (one, *two):
+                learn.apply(expected.copy(), phase)
+
+
+def cut(minibatch, rows):
+    """The part of one of two learners."""
+    items = {name: part[rows] for name, part in minibatch.items.items()}
+    noise = getattr(minibatch, "noise", None)
+    own = {} if noise is None or len(noise) != len(minibatch.weight) else {"noise": noise[rows]}
+    return replace(minibatch, items=items, weight=minibatch.weight[rows], scale=2 * minibatch.scale, **own)
+
+
+def test_a_learner_that_is_not_there():
+    """Its place holds no keys: the others make the update of their own batch."""
+    algorithm, one, batch = made()
+    minibatch, other = minibatch_of(one, batch), algorithm.learn(3)
+    for learn in (one, other):
+        learn.gradients(minibatch, "head")
+    alone = other.with_told(minibatch, other.told(minibatch, "encoder", 1, 3), 1, 3)
+    expected, found = (learn.gradients(given, "encoder")[0] for learn, given in ((one, minibatch), (other, alone)))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
 def test_crops_are_made_once():
     """Crops are made once and the query is the algorithm's own view."""
     algorithm, learn, batch = made()
@@ -172,7 +218,7 @@ def test_policies_see_the_centre(case):
         torch.testing.assert_close(policy.model.see(images), learn.model.see(centre), rtol=0, atol=0)
 
 
-def test_priorities_are_those_of_the_value_errors():
+def test_priorities_of_value_errors():
     _, learn, batch = made(CASES["rainbow"][0])
     minibatch = minibatch_of(learn, batch)
     learn.gradients(minibatch, "head")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -16,6 +17,7 @@ from shoal.nets import NetConfig
 from shoal.offline import DemoWriter, Episode, RecordingInfo
 from shoal.offline.data_config import DataConfig
 from shoal.roles.dataset_reader import DatasetReader, windows_of
+from shoal.roles.observation_moments import moments_fields
 from shoal.roles.parts import EnvSource, Parts
 from shoal.roles.replay_config import ReplayConfig
 from shoal.slots import Layout
@@ -40,35 +42,51 @@ def numbered(path):
     return path
 
 
+def reader_of(path, failures, memory_mb=1024.0, seed=0, normalised=False, index=0, replicas=1):
+    """A reader of this recording; what it fails with is added to a list."""
+    algorithm = algorithms.make(bc.Config(normalise_observations=normalised), ENV.describe(), NetConfig(hidden=(4,)), 1)
+    parts = Parts(algorithm, EnvSource(ENV), 1, seed=seed, demos=str(path), offline=True, data=DataConfig(memory_mb),
+                  replay=ReplayConfig(batch_size=BATCH, exponent=0.0))
+    me = SimpleNamespace(**{**vars(fake_me()), "fail": failures.append}, index=index, replicas=replicas)
+    me.stats.phase = lambda name: nullcontext()
+    return DatasetReader(me, parts, None)
+
+
 @pytest.fixture
 def reader(tmp_path):
-    def made(memory_mb=1024.0, seed=0, normalised=False):
-        algorithm = algorithms.make(bc.Config(normalise_observations=normalised), ENV.describe(), NetConfig(hidden=(4,)), 1)
-        parts = Parts(algorithm, EnvSource(ENV), 1, seed=seed, demos=str(path), offline=True, data=DataConfig(memory_mb),
-                      replay=ReplayConfig(batch_size=BATCH, exponent=0.0))
-        return DatasetReader(me, parts, None)
-
     failures: list[str] = []
-    me = SimpleNamespace(**{**vars(fake_me()), "fail": failures.append})
-    me.stats.phase = lambda name: nullcontext()
     path = numbered(tmp_path / "x")
-    return SimpleNamespace(make=made, path=path, failures=failures)
+    return SimpleNamespace(make=partial(reader_of, path, failures), path=path, failures=failures)
 
 
-def drawn(reader, batches):
+def failing(made, steps):
+    """Ask for as many batches."""
+
+    class Asked:
+        async def take(self, most):
+            return [SimpleNamespace(answer=an_answer(made), data={"wanted": [BATCH]}, reply=lambda answer: None)]
+
+    made.samples = Asked()
+    for _ in range(steps):
+        with pytest.raises(StopIteration):
+            made.step().send(None)
+
+
+def an_answer(reader):
+    """Memory for a batch."""
+    answer = {"items": np.zeros(reader.layout.nbytes, np.uint8), "key": np.zeros(BATCH, np.int64), "probability": np.zeros(BATCH),
+              "table_size": np.zeros(BATCH, np.int64), "fresh": np.zeros(1, np.int64), "mass": np.zeros(1)}
+    return answer | (Layout(moments_fields(1)).empty() if reader.record.observation_moments else {})
+
+
+def drawn(reader, batches, count=BATCH):
     """The observations of the next batches."""
-    fields = {"items": reader.layout.nbytes}
     found = []
     for _ in range(batches):
-        answer = {"items": np.zeros(fields["items"], np.uint8), "key": np.zeros(BATCH, np.int64), "probability": np.zeros(BATCH),
-                  "table_size": np.zeros(BATCH, np.int64), "fresh": np.zeros(1, np.int64)}
-        if reader.record.observation_moments:
-            from shoal.roles.observation_moments import moments_fields
-
-            answer |= Layout(moments_fields(1)).empty()
-        reader._answer(answer)
-        assert (answer["probability"] * answer["table_size"] == 1).all()
-        found.append((reader.layout.views(answer["items"])["observation"][:, 0].copy(), answer))
+        answer = an_answer(reader)
+        reader._answer(answer, count)
+        assert (answer["probability"] * answer["table_size"] == 1).all() and answer["mass"][0] == reader.total
+        found.append((reader.layout.views(answer["items"])["observation"][:count, 0].copy(), answer))
     return found
 
 
@@ -77,7 +95,7 @@ SMALL = 5 * EPISODES * STEPS * ITEM / 1e6  # five of six files
 
 
 @pytest.mark.parametrize("memory", [1024.0, SMALL])
-def test_each_item_is_drawn_once_in_every_epoch(reader, memory):
+def test_each_item_once_per_epoch(reader, memory):
     made = reader.make(memory)
     assert (made.most < TOTAL) == (memory == SMALL)
     seen = np.concatenate([rows for rows, _ in drawn(made, 3 * TOTAL // BATCH + 1)])
@@ -99,6 +117,17 @@ def test_resumed_reader(reader, memory, before):
         np.testing.assert_array_equal(rows, same)
 
 
+@pytest.mark.parametrize("memory", [1024.0, 4 * SMALL])
+def test_several_readers_share_the_files(reader, memory):
+    """Together they draw each item once in an epoch; each has its own order, and its share of the memory."""
+    two = [reader.make(memory, index=index, replicas=2) for index in range(2)]
+    assert [one.total for one in two] == [TOTAL // 2] * 2 and not reader.failures
+    seen = [np.concatenate([rows for rows, _ in drawn(one, TOTAL // 2, count=1)]) for one in two]
+    assert len(np.unique(np.concatenate(seen))) == TOTAL
+    reader.make(2 * SMALL / 5, index=1, replicas=2)
+    assert "three times as much is needed for each reader" in reader.failures[0]
+
+
 def test_two_windows_in_memory(reader):
     """Two windows are in memory and the next is ready when it is needed."""
     made = reader.make(SMALL)
@@ -118,22 +147,12 @@ def test_observations_count_once(reader):
         assert sum(counts) == TOTAL
 
 
-def test_a_file_that_disappears_is_a_sentence(reader):
+def test_file_disappears(reader):
     made = reader.make(SMALL)
     drawn(made, 1)
     for file in reader.path.glob("episodes-*.safetensors"):
         file.unlink()
-
-    class Asked:
-        async def take(self, most):
-            return [SimpleNamespace(answer={"items": np.zeros(made.layout.nbytes, np.uint8), "key": np.zeros(BATCH, np.int64),
-                                            "probability": np.zeros(BATCH), "table_size": np.zeros(BATCH, np.int64),
-                                            "fresh": np.zeros(1, np.int64)}, reply=lambda answer: None)]
-
-    made.samples = Asked()
-    for _ in range(TOTAL // BATCH):
-        with pytest.raises(StopIteration):
-            made.step().send(None)
+    failing(made, TOTAL // BATCH)
     assert "copy the recording again" in reader.failures[0]
 
 

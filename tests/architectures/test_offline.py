@@ -66,6 +66,17 @@ def test_the_alias_makes_the_same_run(logs):
     assert all(one.pop("run_dir") for one in configs) and configs[0] == configs[1]
 
 
+def test_until_fitted_q(logs, capsys):
+    """A run without a simulator ends when what it has learned is worth enough, by the recording."""
+    words = ["train", "bc", "logs", *SMALL[:-2], *QUICK, "--eval.every-learner-steps", "20", "--max-learner-steps", "2000"]
+    assert cli.main([*words, "--run-dir", "run", "--until", "fqe >= 20"]) == 0, capsys.readouterr().err
+    assert summary()["stopped_by"] == "until" and summary()["learner_steps"] < 2000
+    shots = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert [one["fqe"] for one in shots if one.get("fqe") is not None][-1] >= 20
+    assert cli.main(["train", "dqn", CARTPOLE, "--until", "fqe >= 20", *QUICK]) == 2
+    assert "is estimated from a recording that is learned from alone" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("words", "sentence"), [
     (["bc"], "which recording?"),
     (["bc", "gone"], "it does not exist"),

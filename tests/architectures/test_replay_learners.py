@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.algorithms import dqn
+from shoal.algorithms import curl, dqn
 from shoal.learning import Progress
+from shoal.nets import NetConfig
 from shoal.roles.learner import Learner
 from shoal.roles.replay_config import ReplayConfig
 from shoal.slots import map_tree
@@ -54,7 +55,7 @@ def test_two_learners_equal_one(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["inline", "local"])
-def test_updates_are_counted_once_and_both_learn(kind, tmp_path):
+def test_updates_counted_once(kind, tmp_path):
     program, _ = draw(PLAIN, "actor_learner", CATCH, actors=2, learners=2, replay=replace(TABLE, exponent=0.6))
     done = go(program, kind, tmp_path, Weights(lambda control: control.total("learner_steps") >= 40, seconds=60))
     pages = [done.final[f"learner-{k}"] for k in range(2)]
@@ -63,7 +64,7 @@ def test_updates_are_counted_once_and_both_learn(kind, tmp_path):
     assert done.published["progress"][1] >= 40 and np.isfinite(done.published["params"]).all()
 
 
-def test_kill_9_of_either_learner_and_it_goes_on(tmp_path):
+def test_kill_of_either_learner(tmp_path):
     program, _ = draw(PLAIN, "actor_learner", CATCH, actors=2, learners=2, replay=TABLE)
     program.store = Files()
     killer = Killer(("learner-0", "learner-1", "replay-0"), times=3, progress="learner_steps", every=30)
@@ -76,3 +77,29 @@ def test_kill_9_of_either_learner_and_it_goes_on(tmp_path):
     watch = go(program, "local", tmp_path, Weights(killer.done, act, seconds=90))
     assert watch.reason == "until" and killer.kills == 3
     assert versions == sorted(versions) and np.isfinite(watch.published["params"]).all()
+
+
+def test_learners_that_compare_their_items(tmp_path):
+    """CURL's learners tell each other their keys, and stay one."""
+    heard, params = [], {0: [], 1: []}
+
+    class Noting(Learner):
+        async def _compared(self, learn, minibatch, phase):
+            given = await super()._compared(learn, minibatch, phase)
+            if phase == "encoder":
+                heard.append(given.items["contrast_keys"].clone())
+            return given
+
+        async def _update(self, batch):
+            done = await super()._update(batch)
+            params[self.me.index].append(self.learn.state["params"].detach().clone())
+            return done
+
+    table = replace(TABLE, min_size=32, insert_batch=4)
+    program, _ = draw(curl.Config(code_size=8), "actor_learner", "shoal/PixelCatch-v0", actors=2, learners=2, replay=table,
+                      net=NetConfig(hidden=(16,), activation="relu"))
+    program.nodes["learner"].role = Noting
+    done = go(program, "inline", tmp_path, Weights(lambda control: control.total("learner_steps") >= 8))
+    assert done.reason == "until" and min(len(seen) for seen in params.values()) >= 8
+    assert all(torch.equal(*both) for both in zip(*params.values(), strict=False))
+    assert all(keys.shape == (2 * table.batch_size, 1 + 8) and bool((keys[:, 0] == 1).all()) for keys in heard)

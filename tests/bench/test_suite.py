@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import readme_table
+from benchmarks import quick_table
 from benchmarks.peers.install import DRIVERS, PEERS, peer_named
 from shoal.bench import command, jobs
 from shoal.bench.jobs import curve, startup, summary_columns
@@ -86,7 +86,7 @@ def test_throughput_suites():
     assert runs < 300, "the limits' grids need the other half of ten minutes"
 
 
-def test_everything_that_dies_has_that_name_in_ps():
+def test_victims_are_named_in_ps():
     """A victim is a place of the preset's graph: a name that nobody has would never be killed."""
     from shoal.experiment.prepare import prepare
 
@@ -114,18 +114,18 @@ def test_the_commands_of_the_pages_exist():
 
 
 def test_the_readme_gets_the_quick_table(tmp_path):
-    page = tmp_path / "README.md"
+    page = tmp_path / "benchmark.md"
     page.write_text("# P\n<!-- throughput: begin -->\nold\n<!-- throughput: end -->\n")
-    readme_table.write(page, tmp_path / "none")
+    quick_table.write(page, tmp_path / "none")
     assert "make bench-quick" in page.read_text() and "old" not in page.read_text()
     book = ResultsFolder(tmp_path / "out")
     about = {"date": "2026-01-01", "commit": "0123456789ab", "uncommitted_changes": False, "versions": {"torch": "2"},
              "machine": {"cores": 2, "cpu": "A CPU"}}
     book.append("session", {"title": "T", **about})
     book.append("row", {"key": "k", "group": "impala", "seed": 1, "error": None, "env_steps_per_second": 5e4, "load": 0.2})
-    readme_table.write(page, tmp_path / "out")
+    quick_table.write(page, tmp_path / "out")
     assert "50 k" in page.read_text() and "A CPU" in page.read_text() and "make bench-quick" not in page.read_text()
-    assert (ROOT / "README.md").read_text().count("<!-- throughput: begin -->") == 1
+    assert (ROOT / "docs/benchmark.md").read_text().count("<!-- throughput: begin -->") == 1
 
 
 # ---------------------------------------------------------------------------------------------- reading
@@ -265,7 +265,7 @@ def test_jobs_at_once(tmp_path, monkeypatch):
     assert "2 runs at once" in (tmp_path / "results.md").read_text()
 
 
-def test_whatever_was_started_ends_with_the_suite(tmp_path):
+def test_everything_ends_with_the_suite(tmp_path):
     """SIGTERM to `shoal bench --jobs 2`: two real runs end, and the next command goes on."""
     (tmp_path / "s.toml").write_text(SUITE + '[[case]]\nname = "other"\n')
     words = [sys.executable, "-m", "shoal.cli", "bench", str(tmp_path / "s.toml"), "--jobs", "2", "--out", str(tmp_path / "out")]

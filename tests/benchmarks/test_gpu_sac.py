@@ -5,6 +5,7 @@ import json
 import numpy as np
 
 from benchmarks import gpu_sac
+from benchmarks.training_curve import evaluations
 from shoal.device.placement import Hardware
 from shoal.learning import Progress
 
@@ -27,7 +28,7 @@ def test_settings_become_options():
 def test_evaluations_are_listed_once_each():
     shots = [{"evaluations": n, "eval_return": value, "env_steps": n, "learner_steps": 0, "seconds": 0.0}
              for n, value in ((0, None), (1, -5.0), (1, -5.0), (2, 3.0))]
-    assert [row["eval_return"] for row in gpu_sac._evaluations(shots)] == [-5.0, 3.0]
+    assert [row["eval_return"] for row in evaluations(shots)] == [-5.0, 3.0]
 
 
 def test_result_as_json(tmp_path, capsys):

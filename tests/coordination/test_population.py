@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from shoal.coordination.population.exploit import Fitness, to_copy, welch
+from shoal.coordination.population.halving import rungs, to_promote
 from shoal.coordination.population.priors import choice, explored, loguniform, parse_prior, uniform
 from shoal.errors import ConfigError
 
@@ -35,7 +36,6 @@ def test_truncation():
     assert {to_copy(member, ties, "truncation", rng) for member in ties} == {None}
     assert to_copy(0, {0: Fitness(0.0)}, "truncation", rng) is None
     assert to_copy(0, {0: Fitness(0.0), 1: Fitness(1.0)}, "truncation", rng) == 1
-    assert to_copy(0, known, "none", rng) is None
 
 
 def test_bounds_of_drawn_values():
@@ -49,10 +49,10 @@ def test_bounds_of_drawn_values():
     assert {round(one["lr"], 6) for one in after} == {0.0012, 0.0008} and {one["size"] for one in after} == {12, 8}
     assert {one["kind"] for one in after} == {"a", "c"}
     assert loguniform(1e-4, 1e-2).perturb(1e-2, np.random.default_rng(1)) <= 1e-2
-    assert uniform(0, 1).grid(3) == [0, 0, 1] and uniform(0.0, 1.0).grid(3) == [0.0, 0.5, 1.0] and choice(1, 2).grid(5) == [1, 2]
+    assert uniform(0, 1).grid(3) == [0, 1] and uniform(0.0, 1.0).grid(3) == [0.0, 0.5, 1.0] and choice(1, 2).grid(5) == [1, 2]
 
 
-def test_ranges_are_read_from_the_command_line():
+def test_ranges_on_the_command_line():
     assert parse_prior("loguniform(1e-4,1e-2)") == loguniform(1e-4, 1e-2) and parse_prior("choice(8, 16)") == choice(8, 16)
     for text, words in (("loguniform(1, 0.1)", "below the second"), ("loguniform(0, 1)", "above 0"), ("normal(0, 1)", "no range"),
                         ("uniform(1)", "no range"), ("choice(1)", "at least two"), ("uniform(0, 1", "no range")):
@@ -82,3 +82,15 @@ def test_the_papers_toy():
     medians = {(a, b): float(np.median([toy(seed, a, b) for seed in range(20)])) for a in (True, False) for b in (True, False)}
     assert medians[True, True] >= 1.17 and medians[False, True] <= 1.13
     assert medians[False, False] == pytest.approx(0.3897, abs=5e-4) and medians[True, False] == medians[False, False]  # a tie
+
+
+def test_halving():
+    """One of three goes on, from the highest rung where one may, once; nobody goes beyond the last rung."""
+    assert rungs(100, 900, 3) == [100, 300, 900] and rungs(100, 100, 3) == [100] and rungs(100, 950, 3) == [100, 300, 900, 950]
+    first = {member: [float(member)] for member in range(6)}
+    assert to_promote({0: [1.0], 1: [2.0]}, (), 3, 3) is None and to_promote(first, (), 3, 3) == 5
+    assert to_promote(first, (5,), 3, 3) == 4 and to_promote(first, (4, 5), 3, 3) is None
+    second = {**first, 5: [5.0, 1.0], 4: [4.0, 3.0], 3: [3.0, 2.0]}
+    assert to_promote(second, (), 3, 3) == 4 and to_promote(second, (4,), 3, 3) is None
+    assert to_promote(second, (), 3, 2) is None, "there is no third rung"
+    assert to_promote({0: [1.0], 1: [1.0], 2: [1.0]}, (), 3, 2) == 0, "ties go to the first"

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 import shoal
 from shoal.telemetry import callbacks as module
 from shoal.telemetry.callbacks import Callback, CallbackOutput, scalars
+from tests.tree import tree_environment
 
 QUIET = {"runtime": "inline", "max_env_steps": 2000, "eval.episodes": 2, "eval.every_env_steps": 500, "console.mode": "none",
          "tensorboard": False, "net.hidden": (8,), "actors": 1}
@@ -72,6 +75,44 @@ def test_what_it_raises_is_told(tmp_path):
     assert run.summary["stopped_by"] == "env_steps" and diary.of("end")
     told = [row["text"] for row in lines(run, "event") if row["event"] == "callback failed"]
     assert told and set(told) == {"Broken.on_metrics raised RuntimeError: no route to the tracker"}
+
+
+def test_leaving_is_not_allowed(tmp_path):
+    """sys.exit() in a callback ends neither the run nor the callback."""
+
+    class Leaving(Diary):
+        def on_metrics(self, metrics):
+            super().on_metrics(metrics)
+            sys.exit(3)
+
+    diary = Leaving()
+    run = shoal.train("a2c", "CartPole-v1", run_dir=str(tmp_path / "run"), callbacks=[diary], **QUIET)
+    assert run.summary["stopped_by"] == "env_steps" and diary.of("end") and diary.of("metrics")
+    assert any("SystemExit" in row["text"] for row in lines(run, "event") if row["event"] == "callback failed")
+
+
+KILLED = """
+import os, sys, shoal
+
+class Killer(shoal.Callback):
+    def on_checkpoint(self, folder):
+        if int(folder.name.partition("+")[0]) > 0:
+            os.kill(os.getpid(), 9)
+
+shoal.train("a2c", "CartPole-v1", run_dir=sys.argv[1], callbacks=[Killer()], actors=1, tensorboard=False, net={"hidden": (8,)},
+            **{"checkpoint.every_seconds": 0.3, "console.mode": "none", "eval.episodes": 2})
+"""
+
+
+def test_a_kill_in_a_callback(tmp_path):
+    """The whole run is gone, with all its processes, and goes on from its newest checkpoint when it is resumed."""
+    folder = tmp_path / "run"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(folder)], env=tree_environment(), capture_output=True, timeout=180)
+    assert done.returncode == -9, done.stderr
+    saved = max(int(path.name.partition("+")[0]) for path in (folder / "checkpoints").glob("0*"))
+    assert saved > 0
+    run = shoal.resume(folder, max_env_steps=saved + 5_000, runtime="inline")
+    assert run.summary["stopped_by"] == "env_steps" and run.summary["env_steps"] >= saved + 5_000
 
 
 def test_a_restart_is_told(tmp_path):

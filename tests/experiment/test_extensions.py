@@ -201,7 +201,7 @@ def test_undeclared_metric(parts, tmp_path, capsys):
     ("PARTS:Nobody", "PARTS:Nobody cannot be imported"),
     ("PARTS:PARTS", "cannot be imported"),
     ("nowhere_at_all:Nobody", "No module named 'nowhere_at_all'; run from the folder that has it"),
-    ("PARTS:MyArchitecture", "is no algorithm: write a subclass of shoal.learning.Algorithm"),
+    ("PARTS:MyArchitecture", "is not an algorithm: write a subclass of shoal.learning.Algorithm"),
     ("PARTS:Half", "PARTS:Half lacks config_class, tolerates, "),
     ("broken:Half", "broken:Half cannot be imported: ZeroDivisionError")])
 def test_what_is_no_algorithm_is_refused(algorithm, words, parts, tmp_path, capsys):

@@ -79,7 +79,7 @@ def test_configs_declare_what_is_live():
 
 
 @pytest.mark.parametrize(("values", "words"), [
-    ({"algorithm.gamma": 0.5}, "algorithm.gamma cannot change while a run goes on"), ({"algorithm.lr": -1.0}, "lr is -1"),
+    ({"algorithm.gamma": 0.5}, "algorithm.gamma cannot change during a run"), ({"algorithm.lr": -1.0}, "lr is -1"),
     ({"algorithm.lr": "fast"}, "is not possible"), ({"algorithm.speed": 1}, "there is no setting"),
     ({"actors": "auto"}, "give a number"),
 ])

@@ -33,7 +33,7 @@ def digest(published):
     ({"policies": f"{HERE}:sometimes_nobody"}, "agent 'player_0' has no policy in episode 700: the mapping gave None"),
     ({"policies": {"walker": None, "rival": None}, "policy_of": lambda agent, _: "other"}, "and the policies are walker, rival"),
     ({"policies": f"{HERE}:stranger", "names": ("walker",)}, "the policy 'stranger' in episode 3"),
-    ({"policies": f"{HERE}:by_turns", "train": ("runner",)}, "--train names runner, which is no policy of this run"),
+    ({"policies": f"{HERE}:by_turns", "train": ("runner",)}, "--train names runner, which is not a policy of this run"),
     ({"policies": f"{HERE}:by_turns", "fixed": ("walker=random", "rival=random")}, "no policy learns"),
     ({"policies": f"{HERE}:by_turns", "fixed": ("rival",)}, "is not a name=value pair"),
     ({"policies": f"{HERE}:by_turns", "fixed": ("rival=nowhere",)}, "give random, the directory of a run"),
@@ -56,7 +56,7 @@ def test_refused(options, words, tmp_path):
 
 @pytest.mark.parametrize("options", [{"policies": {"walker": None}}, {"policies": {"walker": {"algorithm.lr": 1e-4}, "idle": None},
                                                                       "policy_of": one, "train": ["walker"]}])
-def test_one_named_policy_is_the_plain_program(options, tmp_path):
+def test_one_policy_is_plain(options, tmp_path):
     rate = {"algorithm": {"unroll": 8, "lr": 1e-4}} if "policy_of" in options else {}
     plain, named = train(tmp_path / "plain", **rate), train(tmp_path / "named", **options)
     assert digest(plain.published) == digest(named.published) and plain.summary["env_steps"] == named.summary["env_steps"]

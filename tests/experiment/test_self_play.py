@@ -126,7 +126,7 @@ def test_run_against_run(tmp_path, capsys):
     assert main(["eval", str(one.directory), "--against", str(two.directory), "--episodes", "20"]) == 0
     assert f"against {two.directory}" in capsys.readouterr().out
     assert main(["eval", str(one.directory), "--against", "strong"]) == 2
-    assert "--against strong is no opponent; use one of random, perfect, or" in capsys.readouterr().err
+    assert "--against strong is not an opponent; use one of random, perfect, or" in capsys.readouterr().err
     policy = two.prepared.algorithm.policy()
     policy.load(two.published)
     exact = exploitability_of(policy, tree_of("shoal/Kuhn-v0"))
@@ -170,7 +170,7 @@ def test_default_is_as_before():
 
 
 @pytest.mark.parametrize("preset", ["ppo", "impala"])
-def test_rewards_between_turns_are_learned_from(preset, tmp_path):
+def test_rewards_between_turns(preset, tmp_path):
     """With gamma 0 a decision is learned from its own row alone; what it earned came after the other agent's move."""
     pytest.importorskip("pettingzoo")
     from tests.experiment.paid_later import PaidLater

@@ -44,7 +44,7 @@ def test_immutable(tmp_path):
             vault.put("main-0000", weights, about)
     np.testing.assert_array_equal(vault.weights("main-0000")["params"], np.zeros(3))
     for name in ("../escape", "", ".hidden", "a/b"):
-        with pytest.raises(CheckpointError, match="no name of a snapshot"):
+        with pytest.raises(CheckpointError, match="cannot be the name of a snapshot"):
             vault.put(name, {}, {})
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import struct
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from shoal import cli
 from shoal.envs.experts import swing_up
 from shoal.errors import ConfigError
 from shoal.offline import DemoWriter, Episode, RecordingInfo, open_demos
+from shoal.offline.check_picture import draw_picture
 from shoal.offline.checking import check_demos, histogram
 from shoal.slots import leaves
 from tests.offline.recordings import recorded
@@ -36,7 +39,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     with DemoWriter.create(Path("logs"), INFO, {"source": "test"}) as writer:
         for number in range(6):
-            writer.add(episode(1 + number, number, terminated=number % 2 == 0))
+            likely = np.linspace(-2, 0, 1 + number, dtype=np.float32) if number else None  # of the first one it is not known
+            writer.add(episode(1 + number, number, terminated=number % 2 == 0, log_prob=likely))
     return Path("logs")
 
 
@@ -53,10 +57,12 @@ def test_every_field_comes_back(folder, target):
             for name in ("action", "reward", "terminated", "truncated"):
                 mine, theirs = getattr(one, name), getattr(other, name)
                 assert mine.dtype == theirs.dtype and (mine == theirs).all(), f"{place}: {name}"
+            assert (one.log_prob is None) == (other.log_prob is None), place
+            assert one.log_prob is None or (one.log_prob == other.log_prob).all(), place
     assert cli.main(["data", "convert", "logs", target]) == 2  # it is there
 
 
-def test_minari_reads_what_was_recorded_for_it(folder, capsys):
+def test_minari_reads_our_recording(folder, capsys):
     minari = pytest.importorskip("minari")
     words = ["data", "record", "scripted", "CartPole-v1", "--episodes", "2", "--steps", "20", "--num-envs", "1"]
     assert cli.main([*words, "--format", "minari", "--out", "cart/expert-v0"]) == 0, capsys.readouterr().err
@@ -66,13 +72,13 @@ def test_minari_reads_what_was_recorded_for_it(folder, capsys):
                         ("terminations", mine.terminated), ("truncations", mine.truncated)):
         np.testing.assert_array_equal(getattr(first, name), array, err_msg=name)
     assert cli.main(["data", "convert", "minari:cart/expert-v0", "minari:bad"]) == 2
-    assert "bad is no id of a Minari dataset; write it like my/dataset-v0" in capsys.readouterr().err
+    assert "bad is not the id of a Minari dataset; write it like my/dataset-v0" in capsys.readouterr().err
     assert cli.main([*words, "--format", "parquet", "--out", "x.npz"]) == 2
     assert cli.main([*words, "--format", "parquet"]) == 2
 
 
 # ---------------------------------------------------------------------------------------------- D4RL's layout
-def test_terminals_and_timeouts_are_kept_apart(tmp_path):
+def test_terminals_and_timeouts_apart(tmp_path):
     """Without next observations the last decision of an episode that was cut short is left out; of others the end is not seen."""
     seen = np.arange(14, dtype=np.float32).reshape(7, 2)
     table = {"observations": seen, "actions": np.linspace(-0.5, 0.5, 7)[:, None].astype(np.float32), "rewards": np.ones(7),
@@ -103,7 +109,7 @@ def test_table_without_spaces(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["steps.parquet", "steps.hdf5", "steps.npz"])
-def test_a_file_that_is_cut_short_is_a_sentence(folder, name):
+def test_file_cut_short(folder, name):
     assert cli.main(["data", "convert", "logs", name]) == 0
     data = Path(name).read_bytes()
     Path(name).write_bytes(data[: len(data) // 2])
@@ -118,7 +124,7 @@ def test_a_column_of_words(tmp_path):
         open_demos(tmp_path / "odd.npz")
 
 
-def test_a_table_that_lacks_a_column_says_which(tmp_path):
+def test_missing_column_is_named(tmp_path):
     np.savez(tmp_path / "x.npz", observations=np.zeros((2, 1)), actions=np.zeros(2), rewards=np.zeros(2))
     with pytest.raises(ConfigError, match="has no column terminals"):
         open_demos(tmp_path / "x.npz")
@@ -156,7 +162,7 @@ def test_faults_by_episode_and_step(kind, step):
     assert list(report.findings) == [kind] and f"logs, episode 1, step {step}: " in report.findings[kind][0]
 
 
-def test_duplicates_and_constant_fields_are_found(folder, capsys):
+def test_duplicates_and_constants_found(folder, capsys):
     flat = [replace(episode(3, k), reward=np.ones(3, np.float32)) for k in (1, 2, 1)]
     report = check_demos(Kept(*flat), "logs")
     assert report.findings["duplicate"] == ["logs, episode 2 is the same as episode 0"]
@@ -172,3 +178,20 @@ def test_duplicates_and_constant_fields_are_found(folder, capsys):
 
 def test_a_picture_in_text():
     assert histogram([1.0, 1.0])[0].endswith("2") and len(histogram([0.0, 1.0, 9.0])) == 10 and histogram([]) == []
+
+
+def test_pictures_in_files(folder, capsys):
+    """HTML with the findings, and a PNG that another program reads."""
+    spoil = replace(episode(4, 7), reward=np.full(4, np.nan, np.float32))
+    report = check_demos(Kept(episode(3, 0), episode(9, 1), spoil), "<logs>")
+    draw_picture(report, Path("x.html"), "<logs>")
+    page = Path("x.html").read_text()
+    assert page.count("<svg") == 2 and page.count("<rect") == 20 and "not finite: &lt;logs&gt;, episode 2, step 0" in page
+    assert cli.main(["data", "check", "logs", "--picture", "x.png"]) == 0 and "picture in x.png" in capsys.readouterr().out
+    data = Path("x.png").read_bytes()
+    width, height = struct.unpack(">2I", data[16:24])
+    at = data.index(b"IDAT")
+    pixels = np.frombuffer(zlib.decompress(data[at + 4 : at + 4 + struct.unpack(">I", data[at - 4 : at])[0]]), np.uint8)
+    rows = pixels.reshape(height, 1 + 3 * width)
+    assert data.startswith(b"\x89PNG") and (rows[:, 0] == 0).all() and len(np.unique(rows[:, 1:].reshape(-1, 3), axis=0)) == 3
+    assert cli.main(["data", "check", "logs", "--picture", "x.gif"]) == 2 and "ends in .html or .png" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ def test_checksums(log, tmp_path):
     assert all((log / one["name"]).read_bytes() == data for one, data in before)
 
 
-def test_a_torn_last_file_is_left_out_with_a_word(log, caplog):
+def test_torn_last_file_is_left_out(log, caplog):
     whole = [hashed(one) for one in open_demos(log).episodes()]
     os.truncate(log / FILES[2], (log / FILES[2]).stat().st_size - 1)
     demos = open_demos(log)
@@ -122,3 +123,24 @@ def test_logs_of_several_collectors(tmp_path):
     assert demos.info.episodes == len(episodes) == 8
     assert [hashed(one) for number in range(len(demos.shard_steps)) for one in demos.read_shard(number)] == episodes
     assert sum(demos.shard_steps) == demos.info.steps
+
+
+def test_index_by_episode(log, tmp_path):
+    """It says of every episode what reading it says, for one log and for several; a damaged file is named."""
+    demos = open_demos(log)
+    index = demos.index()
+    for number, episode in enumerate(demos.episodes()):
+        entry = index[number]
+        assert (entry["file"], entry["length"], entry["return"]) == (number // 4, len(episode), episode.total)
+        assert entry["terminated"] == episode.terminated[-1] and entry["row"] == index["length"][number // 4 * 4 : number].sum()
+        np.testing.assert_array_equal(demos.episode(number).action, episode.action)
+    assert len(index) == demos.info.episodes == 12 and (index["return"] == 1).all()
+    logs = tmp_path / "logs"
+    for name in ("actor-0", "actor-1"):
+        shutil.copytree(log, logs / name)
+    together = open_demos(logs)
+    np.testing.assert_array_equal(together.index()["return"], np.tile(index["return"], 2))
+    assert together.index()["file"].tolist() == [number // 4 for number in range(24)]
+    (log / FILES[1]).write_bytes(b"\0" * (log / FILES[1]).stat().st_size)
+    with pytest.raises(ConfigError, match=rf"cannot read .*{FILES[1]}"):
+        demos.index()

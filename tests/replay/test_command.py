@@ -106,7 +106,7 @@ def test_keys_and_a_server_off_loopback(tmp_path: Path, capsys: pytest.CaptureFi
             assert info_command([address, "--timeout", "0.5", *stranger]) == 1
             assert address in capsys.readouterr().err
         assert info_command([address, "--key", str(tmp_path / "nobody.json")]) == 2
-        assert "is no key file" in capsys.readouterr().err
+        assert "is not a key file" in capsys.readouterr().err
     finally:
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0
@@ -156,7 +156,7 @@ def test_unwritable_checkpoint_dir(
     assert not shown.out and len(shown.err.splitlines()) == 1 and "cannot be written" in shown.err and str(tmp_path) in shown.err
 
 
-def test_a_damaged_checkpoint_is_told_in_one_line(tmp_path: Path) -> None:
+def test_damaged_checkpoint_in_one_line(tmp_path: Path) -> None:
     with replay.Server([replay.Table("t")], checkpoint_dir=tmp_path) as server:
         server.client().insert({"x": np.zeros(9)}, {"t": 1.0})
         server.checkpoint()
@@ -180,7 +180,7 @@ def test_info_of_nobody_fails_quickly(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("words", [["foo"], ["tcp://127.0.0.1:99999"], ["tcp://"], ["foo", "--key", "nobody.json"]])
-def test_info_of_what_is_no_address_exits_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_of_a_wrong_address(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()
     assert info_command(words) == 2 and time.monotonic() - began < 9  # it does not wait for a server
     assert len(capsys.readouterr().err.splitlines()) == 1
@@ -197,7 +197,7 @@ def test_importable_without_torch() -> None:
     """Importable without torch and the rest of shoal."""
     code = "import sys; import shoal.replay; print([m for m in sys.modules if m.startswith(('torch', 'shoal'))])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    allowed = ("shoal.replay", "shoal.errors", "shoal.slots")
+    allowed = ("shoal.replay", "shoal.errors", "shoal.files", "shoal.slots")
     loaded = [name for name in eval(shown.stdout) if name != "shoal"]
     assert all(name.startswith(allowed) for name in loaded)
 

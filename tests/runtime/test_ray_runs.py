@@ -220,7 +220,7 @@ def autoscaled(folder, **overrides):
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_actors_follow_the_learner_on_a_cluster(tmp_path, capsys):
+def test_actors_follow_on_a_cluster(tmp_path, capsys):
     events, numbers = autoscaled(tmp_path, max_env_steps=3200, **{"autoscale.start": 1, "architecture.batch_slots": 1})
     assert "the number of actors follows the learner: 1 at first, 1 to 15" in capsys.readouterr().out  # of 16, one is the learner's
     assert events[0].startswith("1 -> 2 actors: learners waited ") and max(numbers) > 1

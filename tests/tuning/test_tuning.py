@@ -9,7 +9,9 @@ import shoal
 from shoal import cli
 from shoal.experiment.checkpoints import TensorFiles
 from shoal.experiment.rundir import RunDir
-from shoal.tuning.command import table
+from shoal.tuning import study as study_module
+from shoal.tuning.report import table
+from shoal.tuning.searches import until_env_steps
 from shoal.tuning.study import Member, Study, StudySettings
 
 SMALL = {"runtime": "inline", "console.mode": "none", "tensorboard": False, "eval.episodes": 5, "algorithm.unroll": 8}
@@ -57,11 +59,11 @@ def test_copy_keeps_the_values(study):
     assert "1 of 2 ancestors are left" in table(study) and study.best.directory.parent.name == "members"
 
 
-def test_a_copy_that_was_cut_short_is_done_again(study, monkeypatch):
+def test_copy_cut_short_is_redone(study, monkeypatch):
     child, parent = study.members()
     begun = study.begin_copy(child, parent, {"algorithm.lr": 2e-3})
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Study, "set_values", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(study_module, "set_values", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         study.finish_copy(begun)
     again = Study.open(study.path)
     (half, _) = again.members()
@@ -91,6 +93,10 @@ def test_a_population_of_one_is_a_plain_run(tmp_path):
     (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--population", "1000000000"], "from 1 to 10,000"),
     (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--run-dir", "x"], "give --study FOLDER"),
     (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--until-return", "nan"], "give a finite number"),
+    (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--search", "random", "--exploit", "t_test"], "means nothing to --search random"),
+    (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--search", "grid", "--population", "5"], "the grid has 3 points"),
+    (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--search", "halving", "--reduction", "1"], "from 2 to 1,000"),
+    (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--search", "luck"], "invalid choice"),
 ])
 def test_what_makes_no_sense_is_refused(words, reason, tmp_path, capsys):
     given = ["tune", "a2c", "shoal/Catch-v0", "--study", str(tmp_path / "study"), "--every-env-steps", "100"]
@@ -112,3 +118,34 @@ def test_folder_without_a_study(tmp_path, capsys):
     assert Study.open(tmp_path / "study").settings.options == ("--runtime", "inline")
     with pytest.raises(shoal.ConfigError, match="not empty"):
         Study.create(tmp_path / "study", SETTINGS)
+
+
+def test_grid_search_and_its_report(tmp_path, capsys):
+    """A member for each point of the grid; the table and the page show all of them, and the page needs no network."""
+    words = ["--search", "grid", "--points", "1", "--vary", "algorithm.lr=loguniform(0.001,0.01)", "--vary",
+             "net.activation=choice('tanh','relu')", "--max-env-steps", "100", "--no-tensorboard", "--eval.episodes", "2"]
+    assert cli.main(["tune", "a2c", "shoal/Catch-v0", "--study", str(tmp_path / "study"), *words]) == 0
+    study = Study.open(tmp_path / "study")
+    middle = pytest.approx(0.001 * 10**0.5)
+    assert [tuple(one.values.values()) for one in study.members()] == [(middle, "tanh"), (middle, "relu")]
+    assert all(one.fitness is not None and one.env_steps >= 100 for one in study.members())
+    assert [study.run(k).config()["net"]["activation"] for k in (0, 1)] == ["tanh", "relu"]
+    assert str(tmp_path / "study" / "report.html") in capsys.readouterr().out
+    page = (tmp_path / "study" / "report.html").read_text()
+    assert "0 = tanh, 1 = relu" in page and page.count("<circle") >= 2 * 4 and "http" not in page and "<script" not in page
+
+
+def test_halving_gives_the_best_more(tmp_path):
+    study = shoal.tune("a2c", "shoal/Catch-v0", vary={"algorithm.lr": shoal.loguniform(1e-4, 1e-2)}, search="halving", population=2,
+                       reduction=2, every_env_steps=64, max_env_steps=128, workers=2, study=tmp_path / "study", **SMALL)
+    worse, better = sorted(study.members(), key=lambda one: len(one.rungs))
+    assert [len(worse.rungs), len(better.rungs)] == [1, 2] and better.rungs[0] >= worse.rungs[0]
+    assert worse.env_steps < better.env_steps >= 128 and better.rungs[-1] == better.fitness
+
+
+def test_member_that_was_killed_before_its_record(study):
+    """A slice that is over but not written down can be finished."""
+    (child, _) = study.members()
+    for settings in (SETTINGS, replace(SETTINGS, search="halving"), replace(SETTINGS, population=1)):
+        assert until_env_steps(settings, child, 600) == 601
+    assert until_env_steps(SETTINGS, child, 200) == 500

@@ -56,7 +56,7 @@ def named(name: str) -> type[Algorithm]:
         raise ConfigError(f"the algorithm {name!r} cannot be imported: {error}; run shoal where Python finds {module}, or set "
                           "PYTHONPATH") from error
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
-        what = f"has no {attribute}" if found is None else f"has {attribute}, which is no subclass of shoal.learning.Algorithm"
+        what = f"has no {attribute}" if found is None else f"has {attribute}, which is not a subclass of shoal.learning.Algorithm"
         raise ConfigError(f"the algorithm {name!r} is not there: the module {module} {what}")
     return found
 
@@ -66,8 +66,8 @@ def class_of(config: Options) -> type[Algorithm]:
     for found in vars(sys.modules[type(config).__module__]).values():
         if isinstance(found, type) and issubclass(found, Algorithm) and vars(found).get("config_class") is type(config):
             return found
-    raise ConfigError(f"{type(config).__name__} is no algorithm's Config; use that of {', '.join(ALGORITHMS)}, or put your own "
-                      "into the module of your Algorithm, which names it as its config_class")
+    raise ConfigError(f"{type(config).__name__} is not the Config of an algorithm; use that of {', '.join(ALGORITHMS)}, or put "
+                      "your own into the module of your Algorithm, which names it as its config_class")
 
 
 def make(algorithm: str | Options | type[Algorithm], spec: EnvSpec, net: NetConfig, seats: int) -> Algorithm:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["CQL", "Config"]
 
 GAP = Metric("conservative_gap", "gauge", "reward", "Mean of log sum exp Q over actions, less Q of the recorded one.")
-MULTIPLIER = Metric("multiplier", "gauge", "", "What the conservative loss is multiplied with; with --algorithm.lagrange.")
+MULTIPLIER = Metric("multiplier", "gauge", "", "What the conservative loss is multiplied by; with --algorithm.lagrange.")
 LARGEST_MULTIPLIER = 1e6
 
 

@@ -94,7 +94,7 @@ class Config(Options):
     crop: int | Literal["auto"] = number("auto", at_least=1)
     """Side in pixels of the squares that are cut out of images; auto cuts a seventh away. The whole side goes without crops."""
     contrast: float = number(1.0, at_least=0)
-    """What the contrastive loss is multiplied with; 0 goes without it."""
+    """What the contrastive loss is multiplied by; 0 goes without it."""
     detached: bool = False
     """Let the encoder learn from the contrastive loss alone."""
     crop_all: bool = True
@@ -106,7 +106,7 @@ class Config(Options):
     projection: tuple[int, ...] = ()
     """Layers between codes and their comparison (Rainbow version: 256 128); none compares codes themselves."""
     logit_scale: float = number(1.0, above=0)
-    """What similarities are multiplied with before the softmax (Rainbow version: 0.1)."""
+    """What similarities are multiplied by before the softmax (Rainbow version: 0.1)."""
     dqn: CURLDiscreteOptions = field(default_factory=CURLDiscreteOptions)
     """The algorithm where actions are Discrete."""
     sac: CURLBoxOptions = field(default_factory=CURLBoxOptions)

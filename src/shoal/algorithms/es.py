@@ -93,7 +93,7 @@ class Config(Options):
     limit_share: float = number(0.5, above=0, at_most=1)
     """Raise the limit when this share of members reached it."""
     limit_growth: float = number(1.5, above=1)
-    """What the limit is then multiplied with."""
+    """What the limit is then multiplied by."""
     noise_size: int = number(10_000_000, at_least=1, at_most=1_000_000_000)
     """Normal numbers in the table that perturbations are slices of; one table per machine, 4 bytes each."""
 

@@ -59,9 +59,9 @@ class Config(CloningOptions):
     n_step: int = number(1_000, at_least=1)
     """Rewards in a return before it bootstraps."""
     reward_scale: float = number(1.0, above=0)
-    """What rewards are multiplied with before anything is learned from them; evaluations see them as they are."""
+    """What rewards are multiplied by before anything is learned from them; evaluations see them as they are."""
     reward_shift: float = number(0.0)
-    """What is added to rewards then."""
+    """Added to rewards after that."""
     value_lr: float = number(3e-4, above=0)
     """Learning rate of V."""
     scale_rate: float = number(1e-2, above=0, at_most=1)

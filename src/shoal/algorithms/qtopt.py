@@ -97,7 +97,7 @@ class Config(Options):
     optimiser_epsilon: float = number(1e-8, above=0)
     """Epsilon of the optimiser."""
     grad_norm: float = number(0.0, at_least=0)
-    """Longest gradient; longer ones are scaled down. 0 does not clip."""
+    """Largest norm of a gradient; larger ones are scaled down. 0 does not clip."""
     normalise_observations: bool = False
     """Scale floating-point observations by their running mean and deviation; pixels are scaled anyway."""
 

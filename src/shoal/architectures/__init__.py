@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "qtopt": "shoal.architectures.qtopt:QTOptGraph",
     "representation": "shoal.architectures.representation:RepresentationGraph",
     "evolution": "shoal.architectures.evolution:Evolution",
+    "evolution_master": "shoal.architectures.evolution_master:EvolutionMasterGraph",
 }
 """Name -> module:class of a learning.Architecture."""
 
@@ -45,4 +46,4 @@ def named(name: str) -> Architecture:
 
     if isinstance(found, type) and issubclass(found, Architecture):
         return found()
-    raise ConfigError(f"{name} is no architecture: {attribute} must be a subclass of shoal.learning.Architecture")
+    raise ConfigError(f"{name} is not an architecture: {attribute} must be a subclass of shoal.learning.Architecture")

@@ -91,7 +91,7 @@ class ActorLearner(Architecture):
         if config.buffer_slots:
             return Delivery(Tolerance.BOUNDED_REUSE, f"data are learned from {config.reuse:g} times, at most "
                             f"{config.max_staleness} versions old")
-        return Delivery(Tolerance.LAG, "actors go on while the learner learns, so data are some versions old")
+        return Delivery(Tolerance.LAG, "actors continue while the learner learns, so data are some versions old")
 
     def fixed_actors(self, config: Config) -> str:
         if config.one_place:

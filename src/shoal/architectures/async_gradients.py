@@ -89,7 +89,7 @@ def draw_hogwild(program: Program, parts: Parts) -> None:
 
 
 def draw_master(program: Program, parts: Parts, config: Config) -> None:
-    least, learn = config.aggregate, parts.algorithm.learn(parts.seed)  # fewer workers could never make a step
+    least, learn = config.aggregate, parts.new_learn()  # fewer workers could never make a step
     if least > parts.actors:
         raise ConfigError(f"--architecture.aggregate {least} waits for more gradients than --actors {parts.actors} can have under "
                           "way; lower it")

@@ -43,6 +43,7 @@ class Device(Architecture):
     config_class = Config
     runs_on_gpu = prefers_gpu = True
     has_actors = False  # the learner acts
+    reports_steps = False
 
     def delivers(self, config: Config) -> Delivery:
         return Delivery(Tolerance.NOTHING, "acting and learning take turns, so data are never old")

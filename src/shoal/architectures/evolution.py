@@ -46,6 +46,7 @@ class Evolution(Architecture):
     takes_unrolls = False
     takes_scores = True
     learner_role = "worker"
+    reports_steps = False
 
     def delivers(self, config: Config) -> Delivery:
         return Delivery(Tolerance.NOTHING, "all workers have the same parameters in every iteration")

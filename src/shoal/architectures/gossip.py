@@ -4,7 +4,7 @@
           └── weights (broadcast) ──▶ evaluator
 
 One iteration of learner i: an unroll, a local update, publish x_i, and, if every in-peer j has published since the last
-time, x_i <- (x_i + sum_j x_j) / (peers + 1). If one has not, it goes on alone, at most `tau` times in a row; then it waits.
+time, x_i <- (x_i + sum_j x_j) / (peers + 1). If one has not, it continues alone, at most `tau` times in a row; then it waits.
 There is no barrier and no master.
 
                   paper and its source                        here
@@ -45,7 +45,7 @@ class Config(ArchitectureOptions):
     peers: int = number(1, at_least=1)
     """How many others each learner listens to."""
     tau: int = number(4, at_least=0)
-    """How many iterations in a row a learner may go on without having heard from all its peers; 0 waits every time."""
+    """How many iterations in a row a learner may continue without having heard from all its peers; 0 waits every time."""
 
 
 class Gossip(Architecture):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["bench_command", "run_suite"]
 
 USAGE = """\
-shoal bench SUITE [--suite quick] [--only WORDS] [--jobs N] [--out FOLDER] [--again]    run a suite, or go on with it
+shoal bench SUITE [--suite quick] [--only WORDS] [--jobs N] [--out FOLDER] [--again]    run a suite, or continue with it
 shoal bench compare A B    two folders of results: ratios, and which are noise
 
 Suites: {suites}, or the path of a TOML file.
@@ -40,7 +40,7 @@ writes report.html.
 
 @dataclass(frozen=True)
 class BenchOptions(Options):
-    """Run a benchmark suite, or go on with it."""
+    """Run a benchmark suite, or continue with it."""
 
     suite: str = "full"
     """full, or quick: fewer cases, each shorter."""
@@ -112,7 +112,7 @@ def _run_jobs(suite: Suite, jobs: Sequence[Job], results: ResultsFolder, only: s
         with _stoppable():
             _run_all(waiting, places, results, at_once)
     except KeyboardInterrupt:
-        say(f"interrupted; the same command goes on from {results.path}")
+        say(f"interrupted; the same command continues from {results.path}")
         raise
     finally:
         if waiting:

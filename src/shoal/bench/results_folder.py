@@ -9,7 +9,7 @@ most one run.
     {"kind": "row", ...}        one job; a failed one is tried again at the next start, and the newest row of a job counts
 
 A session with "again" comes from `--again`: rows of the groups that it names, and limits, do not count if they are older. A line
-that a kill has cut short is skipped. A whole line that is none of these comes from another program, and the folder is left alone.
+that a kill has cut short is skipped. Any other whole line comes from another program, and the folder is left alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WANTED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "row": {"key": str, "group": str, "seed": int, "error": (str, type(None))},
 }
 """The keys that every line of a kind has."""
-STOPPED = "it ends with what it has measured, and the same command goes on from there"
+STOPPED = "it ends with what it has measured, and the same command continues from there"
 
 
 @dataclass

@@ -10,8 +10,7 @@ arguments are part of their shape: where one of them changes with every call not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -19,8 +18,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from shoal.device.graph_inputs import rebuilt, shape_of
+
 __all__ = ["RecordedFunction"]
 
+KINDS = (torch.Tensor,)  # what may change between calls; a number that does is another recording
 WARM_UPS = 20           # calls of one shape before it is recorded: for fewer it is not worth it
 MAX_SHAPES = 4          # of a function's arguments that are remembered; further ones run as they are
 MAX_BYTES = 64 << 20    # of a recording: kernels of larger networks take so long that nothing is gained
@@ -42,7 +44,7 @@ class RecordedFunction:
         if self._last is not None and self._last[0] is given:
             return self._last[1].run(given, constants)
         tensors: list[torch.Tensor] = []
-        key = _shape(given, tensors)
+        key = shape_of(given, tensors, KINDS)
         shape = self._shapes.get(key)
         if shape is None:
             if len(self._shapes) == MAX_SHAPES:
@@ -82,7 +84,7 @@ class RecordedShape:
             if self._calls <= WARM_UPS:
                 return self._function(given, *constants)
             self._held = [tensor.clone() for tensor in self._tensors]
-            self._given = _rebuilt(given, iter(self._held))
+            self._given = rebuilt(given, iter(self._held), KINDS)
         if constants in self.recordings:
             recording = self.recordings[constants]
             return self._function(self._given, *constants) if recording is None else recording.replay()
@@ -192,26 +194,3 @@ def _writing_to(func: Any, results: int) -> tuple[Any, tuple[str, ...]] | None:
         if len(outs) == results and rest == wanted:
             return other, outs
     return None
-
-
-def _shape(tree: Any, tensors: list[torch.Tensor]) -> Any:
-    """What of a tree decides which kernels run, numbers included; tensors are appended to `tensors`."""
-    if isinstance(tree, torch.Tensor):
-        tensors.append(tree)
-        return tree.shape, tree.dtype
-    if isinstance(tree, Mapping):
-        return tuple((name, _shape(part, tensors)) for name, part in tree.items())
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return type(tree), *(_shape(getattr(tree, field.name), tensors) for field in fields(tree))
-    return tree
-
-
-def _rebuilt(tree: Any, held: Iterator[torch.Tensor]) -> Any:
-    """The same tree with the fixed tensors in place of its own."""
-    if isinstance(tree, torch.Tensor):
-        return next(held)
-    if isinstance(tree, Mapping):
-        return {name: _rebuilt(part, held) for name, part in tree.items()}
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return replace(tree, **{field.name: _rebuilt(getattr(tree, field.name), held) for field in fields(tree)})
-    return tree

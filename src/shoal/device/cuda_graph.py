@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from shoal.device.graph_inputs import rebuilt, shape_of
 from shoal.device.transfer import StagedBlock, to_device
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CAPTURE_LOCK", "CapturedFunction", "LearnerGraphs", "capturing"]
 
+KINDS = (torch.Tensor, float)  # what may change between calls
 WARM_UPS = 3
 MAX_SHAPES = 4  # of a function's arguments that get a graph each; further shapes run kernel by kernel
 CAPTURE_LOCK = threading.RLock()
@@ -62,7 +63,7 @@ class CapturedFunction:
 
     def __call__(self, given: Any, *constants: Any) -> Any:
         values: list[torch.Tensor | float] = []
-        key = _shape(given, values), constants
+        key = shape_of(given, values, KINDS), constants
         captured = self._shapes.get(key)
         if captured is None:
             if len(self._shapes) == MAX_SHAPES:
@@ -73,11 +74,11 @@ class CapturedFunction:
     def eagerly(self, given: Any, *constants: Any) -> Any:
         """Kernel by kernel."""
         values: list[torch.Tensor | float] = []
-        _shape(given, values)
+        shape_of(given, values, KINDS)
         device = _device_of(values, self._device)
         moved = [to_device(value, device) if isinstance(value, torch.Tensor) else value for value in values]
         with CAPTURE_LOCK:
-            return self._function(_rebuilt(given, iter(moved)), *constants)
+            return self._function(rebuilt(given, iter(moved), KINDS), *constants)
 
 
 class HasLearningRate(Protocol):
@@ -119,7 +120,7 @@ class CapturedShape:
         self._staged = StagedBlock(moving, device)
         self._there = [value.clone() for value in values if isinstance(value, torch.Tensor) and value.device == device]
         staged, there = iter(self._staged.tensors), iter(self._there)
-        given = _rebuilt(given, iter([next(staged if moves else there) for moves in self._moves]))
+        given = rebuilt(given, iter([next(staged if moves else there) for moves in self._moves]), KINDS)
         self._work: Callable[[], Any] = partial(function, given, *constants)
         self._on_gpu = device.type == "cuda"
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -163,33 +164,3 @@ class CapturedShape:
 def _device_of(values: list[torch.Tensor | float], device: torch.device | None) -> torch.device:
     """The given one, else that of the tensors."""
     return device or next(value.device for value in values if isinstance(value, torch.Tensor))
-
-
-def _shape(tree: Any, values: list[torch.Tensor | float]) -> Any:
-    """What of a tree decides which kernels run; what may change between calls is appended to `values`."""
-    if isinstance(tree, torch.Tensor):
-        values.append(tree)
-        return tuple(tree.shape), tree.dtype
-    if isinstance(tree, float):
-        values.append(tree)
-        return float
-    if isinstance(tree, Mapping):
-        return tuple((name, _shape(part, values)) for name, part in tree.items())
-    if isinstance(tree, tuple):
-        return tuple(_shape(part, values) for part in tree)
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return type(tree), *(_shape(getattr(tree, field.name), values) for field in fields(tree))
-    return tree
-
-
-def _rebuilt(tree: Any, held: Iterator[torch.Tensor | float]) -> Any:
-    """The same tree with the fixed tensors in place of its tensors and numbers."""
-    if isinstance(tree, torch.Tensor | float):
-        return next(held)
-    if isinstance(tree, Mapping):
-        return {name: _rebuilt(part, held) for name, part in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_rebuilt(part, held) for part in tree)
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return replace(tree, **{field.name: _rebuilt(getattr(tree, field.name), held) for field in fields(tree)})
-    return tree

@@ -12,7 +12,14 @@ from shoal.envs.interface import EpisodeTotals, contract_error, split_seed
 from shoal.envs.space_codecs import ActionCodec, BadValue, ObservationCodec, ignore_overflow
 from shoal.errors import EnvironmentError_
 
-__all__ = ["EnvAdapter"]
+__all__ = ["EnvAdapter", "info_number"]
+
+
+def info_number(key: str, value: Any) -> float:
+    """A number or a flag of `info`."""
+    if np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiub":
+        return float(value)
+    raise BadValue(f"info[{key!r}] is a {type(value).__name__}, not a number, and cannot be logged; leave --log.info {key} out")
 
 
 class EnvAdapter:
@@ -53,6 +60,16 @@ class EnvAdapter:
         self._mask: np.ndarray | None = None
         self._action: Any = None
         self._executed: np.ndarray | None = None
+        self._info: dict[str, np.ndarray] | None = None
+
+    def watch_info(self, keys: tuple[str, ...]) -> None:
+        """Let every Step carry the numbers of these keys of `info`."""
+        self._info = {key: np.full(self.num_seats, np.nan) for key in keys} if keys else None
+
+    def _read_info(self, row: int, info: Any) -> None:
+        """The watched numbers of one seat."""
+        for key, values in (self._info or {}).items():
+            values[row] = info_number(key, info[key]) if info and key in info else np.nan
 
     def _begin(self, seed: int | None) -> int | None:
         """Common part of reset(): clears all counters and returns the seed to use, if any."""

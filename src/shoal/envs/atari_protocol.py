@@ -40,7 +40,7 @@ class AtariProtocol:
     use_fire_reset: bool = True
     """Press FIRE at the start of a game that has the button."""
     life_loss: Literal["ignore", "discount"] = "ignore"
-    """discount: a lost life ends the value (discount 0), but the game and its episode go on."""
+    """discount: a lost life ends the value (discount 0), but the game and its episode continue."""
     reward_clipping: bool = False
     """Clip rewards to [-1, 1] for the learner; episode returns stay the game's score."""
     img_height: int = 84

@@ -15,16 +15,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from shoal.envs.atari import AleAdapter, AtariEnvPoolAdapter, registered
+from shoal.envs.atari import AleAdapter, AtariAdapter, AtariEnvPoolAdapter, registered
 from shoal.envs.builtin.catalog import CATALOG, builtin_spec
 from shoal.envs.builtin.compiled_games import CompiledGames
 from shoal.envs.builtin.games import GAMES, game_spec
 from shoal.envs.envpool_env import EnvPoolAdapter
+from shoal.envs.handling import Handling, Restarts
 from shoal.envs.interface import BatchedEnv, EnvSpec, env_name
 from shoal.envs.multi_agent import GroupEnv, GroupSpec, MultiAgentEnv, PlainGroup
 from shoal.envs.parallel_env import ParallelEnvs, is_parallel
@@ -51,6 +53,7 @@ def make(
     backend: str = "auto",
     check: bool = True,
     seed: int | None = None,
+    handling: Handling | None = None,
     **kwargs: Any,
 ) -> BatchedEnv:
     """A batch of `num_envs` environments behind one interface; see shoal.envs.interface.
@@ -58,18 +61,26 @@ def make(
     env is an id, a gymnasium.Env class, or a callable that returns a gymnasium.Env, a VectorEnv (then it should take `num_envs`,
     and may take `autoreset_mode`), a PettingZoo-style ParallelEnv or AECEnv whose agents have equal spaces, or a TensorEnv (then it
     takes `num_envs` and `device`).
-    kwargs go to the environment. The first reset() without a seed uses `seed`. check=False leaves out the tests for NaN, inf and
-    ranges. The next call may reuse the arrays of a Step: copy what you keep.
+    `handling`: what is read from info, and whether environments that raise are restarted. kwargs go to the environment. The first
+    reset() without a seed uses `seed`. check=False leaves out the tests for NaN, inf and ranges. The next call
+    may reuse the arrays of a Step: copy what you keep.
     """
-    made = _make(env, num_envs, backend, check, seed, kwargs)
+    made = _handled(_make(env, num_envs, backend, check, seed, kwargs), handling)
     return made if not isinstance(made, AgentEnvs | CompiledGames) else _one_group(made)
 
 
 def make_multi_agent(
-    env: EnvLike, num_envs: int, *, backend: str = "auto", check: bool = True, seed: int | None = None, **kwargs: Any
+    env: EnvLike,
+    num_envs: int,
+    *,
+    backend: str = "auto",
+    check: bool = True,
+    seed: int | None = None,
+    handling: Handling | None = None,
+    **kwargs: Any,
 ) -> MultiAgentEnv:
     """The same with every agent's own spaces: see shoal.envs.multi_agent. A single-agent environment has one agent, "agent"."""
-    made = _make(env, num_envs, backend, check, seed, kwargs)
+    made = _handled(_make(env, num_envs, backend, check, seed, kwargs), handling)
     return made if isinstance(made, AgentEnvs | CompiledGames) else PlainGroup(made)
 
 
@@ -98,6 +109,29 @@ def _make(
     raise ConfigError(f"env must be an id, a gymnasium.Env class or a callable that makes one, not {type(env).__name__}")
 
 
+def _handled(
+    made: BatchedEnv | AgentEnvs | CompiledGames, handling: Handling | None
+) -> BatchedEnv | AgentEnvs | CompiledGames:
+    """Let the adapter do what `handling` says; a sentence where it cannot."""
+    if handling is None:
+        return made
+    if handling.restart_on_error:
+        if not isinstance(made, SingleEnvsAdapter | AgentEnvs):
+            raise ConfigError(
+                f"--envs.restart-on-error {handling.restart_on_error} restarts single environments, but {made.name} runs on "
+                f"back-end '{made.backend}', which steps all of them at once; add --envs.backend loop, or leave it out"
+            )
+        made.restarts.limit = handling.restart_on_error
+    if handling.info:
+        if not isinstance(made, SingleEnvsAdapter | VectorEnvAdapter | AgentEnvs):
+            raise ConfigError(
+                f"--log.info {handling.info[0]} reads info, but {made.name} runs on back-end '{made.backend}', which has none; "
+                "leave it out"
+            )
+        made.watch_info(handling.info)
+    return made
+
+
 def describe(env: EnvLike, **kwargs: Any) -> EnvSpec:
     """What make(env, ...) would give. Makes one environment and, where masks may hide in info, resets it.
 
@@ -124,6 +158,7 @@ def describe(env: EnvLike, **kwargs: Any) -> EnvSpec:
             mask_size=made.mask_size,
             has_executed_action=made.has_executed_action,
             takes_turns=made.takes_turns,
+            frame_stack=made.protocol.stack_num if isinstance(made, AtariAdapter) else 1,
         )
     finally:
         made.close()
@@ -168,7 +203,7 @@ def _from_id(
         if backend not in ("auto", "loop"):
             raise ConfigError(f"backend={backend!r} does not run PettingZoo's environments; leave it out")
         maker = pettingzoo_maker(name)
-        return _agents(name, [maker(**kwargs) for _ in range(num_envs)], check, seed)
+        return _agents(name, [maker(**kwargs) for _ in range(num_envs)], check, seed, lambda: maker(**kwargs))
     if backend == "envpool":
         pool = AtariEnvPoolAdapter if name.startswith("ALE/") else EnvPoolAdapter
         return _with_reason(pool(name, num_envs, check=check, seed=seed, **kwargs), "as asked")
@@ -188,9 +223,10 @@ def _from_id(
         raise ConfigError(f"{name!r} has no vectorised version of its own; use backend='loop'")
     if has_vector_version and backend != "loop":
         return _own_vector(spec, num_envs, check, seed, kwargs)
-    envs = [gym.make(name, disable_env_checker=True, **kwargs) for _ in range(num_envs)]
+    made = partial(gym.make, name, disable_env_checker=True, **kwargs)
+    envs = [made() for _ in range(num_envs)]
     why = "as asked" if backend == "loop" else "it has no vectorised version of its own"
-    return _with_reason(_singles(name, envs, check, seed), f"{num_envs} in one process; {why}")
+    return _with_reason(_singles(name, envs, check, seed, made), f"{num_envs} in one process; {why}")
 
 
 def _from_callable(
@@ -219,13 +255,14 @@ def _from_callable(
         return _vector(VectorEnvAdapter(name, first, check=check, seed=seed), first, "the callable returns a VectorEnv")
     if backend == "vector":
         raise ConfigError(f"{name} returns a {type(first).__name__}, not a VectorEnv; use backend='loop'")
-    envs = [first] + [env(**{**extra, **kwargs}) for _ in range(num_envs - 1)]
+    made = partial(env, **{**extra, **kwargs})
+    envs = [first] + [made() for _ in range(num_envs - 1)]
     if isinstance(first, gym.Env):
-        return _with_reason(_singles(name, envs, check, seed), f"{num_envs} in one process; it makes single environments")
-    return _agents(name, envs, check, seed)
+        return _with_reason(_singles(name, envs, check, seed, made), f"{num_envs} in one process; it makes single environments")
+    return _agents(name, envs, check, seed, made)
 
 
-def _agents(name: str, envs: list[Any], check: bool, seed: int | None) -> AgentEnvs:
+def _agents(name: str, envs: list[Any], check: bool, seed: int | None, remake: Callable[[], Any]) -> AgentEnvs:
     """Environments with several agents each. PettingZoo's are recognised by attributes: it need not be installed."""
     first, made = envs[0], f"{len(envs)} in one process with {{}} agents each"
     adapter: AgentEnvs
@@ -239,6 +276,7 @@ def _agents(name: str, envs: list[Any], check: bool, seed: int | None) -> AgentE
         raise ConfigError(
             f"{name} returned a {type(first).__name__}; return a gymnasium.Env, a VectorEnv, a ParallelEnv or an AECEnv"
         )
+    adapter.restarts = Restarts(remake, len(envs), 0)
     _with_reason(adapter, made.format(len(adapter.agents)))
     return adapter
 
@@ -302,8 +340,11 @@ def _vector(adapter: VectorEnvAdapter, env: VectorEnv[Any, Any, Any], why: str) 
     return _with_reason(adapter, f"{why}, autoreset {adapter.mode.name}{note}")
 
 
-def _singles(name: str, envs: list[gym.Env[Any, Any]], check: bool, seed: int | None) -> SingleEnvsAdapter:
+def _singles(
+    name: str, envs: list[gym.Env[Any, Any]], check: bool, seed: int | None, remake: Callable[[], Any]
+) -> SingleEnvsAdapter:
     adapter = SingleEnvsAdapter(name, envs, check=check, seed=seed)
+    adapter.restarts = Restarts(remake, len(envs), 0)
     spec = envs[0].spec
     adapter.max_episode_steps = spec.max_episode_steps if spec is not None else _limit_of(envs[0])
     adapter.frame_skip = _frame_skip_of(envs[0])

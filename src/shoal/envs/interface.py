@@ -71,6 +71,8 @@ class Step:
     episode_length: np.ndarray = field(default_factory=lambda: NO_LENGTHS)  # [N] int64, in agent decisions
     final_action_mask: np.ndarray | None = None  # [K, A] bool: legal actions for `final_observation`; None without masks or K == 0
     acts: np.ndarray | None = None  # [B] bool: seats that are asked for an action now; None: all that are alive
+    info: dict[str, np.ndarray] | None = None  # by key [B] float64: numbers of `info` (Handling.info), NaN where a row gives none
+    restarts: tuple[str, ...] = ()  # environments that raised and were made anew: which, and why
 
 
 @runtime_checkable
@@ -122,6 +124,7 @@ class EnvSpec:
     mask_size: int
     has_executed_action: bool = False
     takes_turns: bool = False
+    frame_stack: int = 1  # frames in an observation [frame_stack, ...]: within an episode each is the last one, moved by one frame
 
 
 class EpisodeTotals:

@@ -33,7 +33,7 @@ class ParallelEnvs(AgentEnvs):
         observations, rewards, terminations, truncations, infos = answer
         infos = infos or {}
         for agent in actions:
-            self._settle(e, agent, rewards.get(agent, 0.0))
+            self._settle(e, agent, rewards.get(agent, 0.0), infos.get(agent))
             died = self._end(e, agent, terminations.get(agent, False), truncations.get(agent, False), observations.get(agent),
                              infos.get(agent))
             if not died and agent not in observations:

@@ -30,3 +30,15 @@ class RandomPolicy:
         masks = np.split(mask, np.cumsum(self._sizes)[:-1], 1)
         chosen = [np.where(part, self._rng.random(part.shape), -1.0).argmax(1) for part in masks]
         return chosen[0] if isinstance(space, gym.spaces.Discrete) else np.stack(chosen, 1)
+
+    def log_prob(self, step: Step, action: np.ndarray) -> np.ndarray | None:
+        """Of these actions [B, ...]: 1 over the number of legal ones, or over the volume of a bounded Box."""
+        space, rows = self._space, len(action)
+        if isinstance(space, gym.spaces.Box):
+            bounded = bool(np.isfinite(space.low).all() and np.isfinite(space.high).all())
+            return np.full(rows, -np.log(space.high.astype(float) - space.low).sum()) if bounded else None
+        if step.action_mask is None:
+            return np.full(rows, -np.log(self._sizes).sum())
+        legal = [part.sum(1) for part in np.split(step.action_mask, np.cumsum(self._sizes)[:-1], 1)]
+        found: np.ndarray = -np.log(np.stack(legal, 1)).sum(1)
+        return found

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from shoal.envs.adapter import EnvAdapter
+from shoal.envs.handling import Restarts
 from shoal.envs.interface import Step, Tree, split_seed
 from shoal.envs.multi_agent import GameTotals, MultiAgentStep
 from shoal.envs.single_envs import as_flag, as_number
@@ -28,6 +29,10 @@ def agent_space(env: Any, kind: str, agent: Any) -> Any:
     with warnings.catch_warnings():  # PettingZoo's own default warns that it should be overridden
         warnings.simplefilter("ignore")
         return function(agent)
+
+
+class EnvRaised(BadValue):
+    """What the environment itself raised; it may be restarted."""
 
 
 class SeatRows(EnvAdapter):
@@ -70,6 +75,8 @@ class SeatRows(EnvAdapter):
         self.acts.fill(False)
         self._truncated_rows.clear()
         self._final_masks.clear()
+        for values in (self._info or {}).values():
+            values.fill(np.nan)
 
     def ask(self, row: int, observation: Any, info: Any) -> None:
         """The seat is to act on this observation next."""
@@ -101,6 +108,21 @@ class SeatRows(EnvAdapter):
             self._final_masks.append(self._final_mask(observation, info))
             self._truncated_rows.append(row)
 
+    def cut(self, row: int) -> None:
+        """The environment raised: the seat's episode is truncated, and its last observation is the one that it acted on."""
+        if not self._valid[row]:
+            self.settle(row, 0.0)
+        self._last[row] = self._truncated[row] = True
+        self.alive[row] = self.acts[row] = False
+        for final, buffer in zip(self._final, self._buffers, strict=True):
+            final[len(self._truncated_rows)] = buffer[row]
+        self._final_masks.append(None if self._mask is None else self._mask[row].copy())
+        self._truncated_rows.append(row)
+
+    def note_info(self, row: int, info: Any) -> None:
+        """The watched numbers that came with the decision just settled."""
+        self._read_info(row, info)
+
     def ended(self, row: int) -> bool:
         """Whether the seat's episode ended in this step."""
         return bool(self._last[row])
@@ -117,7 +139,7 @@ class SeatRows(EnvAdapter):
         if self.check:
             self._verify(self._buffers, self._reward)
         step = Step(self._tree, self._reward, self._discount, self._first, self._last, self._truncated, self._valid,
-                    action_mask=self._mask, acts=self.acts)
+                    action_mask=self._mask, acts=self.acts, info=self._info)
         if self._last.any():
             step.episode_return, step.episode_length = self._totals.close(np.flatnonzero(self._last))
         if self._truncated_rows:
@@ -158,6 +180,7 @@ class AgentEnvs(ABC):
         self._seats = [[(agent, numbers[rows], e * rows.seats_per_env + column) for agent, (rows, column) in self._rows.items()]
                        for e in range(len(envs))]  # agent, number of its group and row there, by environment
         self._totals = GameTotals(len(envs), len(keys))
+        self.restarts = Restarts(lambda: None, len(envs), 0)
 
     def reset(self, seed: int | None = None) -> MultiAgentStep:
         seed, self._seed = (self._seed if seed is None else seed), None
@@ -167,7 +190,7 @@ class AgentEnvs(ABC):
             rows.begin_episodes()
         for e, one in enumerate(seeds):
             with self._named(e):
-                self._reset_env(e, one)
+                self._reset_or_restart(e, one)
         return self._totals.step(tuple(rows.first_step() for rows in self.groups))
 
     def step(self, actions: Sequence[Tree]) -> MultiAgentStep:
@@ -179,8 +202,41 @@ class AgentEnvs(ABC):
             each = {agent: chosen[k][row] for agent, k, row in seats if asked[k][row]}
             self._totals.decide(e, len(each))
             with self._named(e):
-                self._step_env(e, each)
-        return self._totals.step(tuple(rows.step() for rows in self.groups))
+                try:
+                    self._step_env(e, each)
+                except EnvRaised as error:
+                    self._restart(e, error)
+                    self._cut(e)
+        steps = tuple(rows.step() for rows in self.groups)
+        steps[0].restarts = self.restarts.told()
+        return self._totals.step(steps)
+
+    def watch_info(self, keys: tuple[str, ...]) -> None:
+        for rows in self.groups:
+            rows.watch_info(keys)
+
+    def _restart(self, e: int, error: EnvRaised) -> None:
+        """Make an environment that raised anew, or raise."""
+        env = self.restarts.again(e, self._envs[e], str(error))
+        if env is None:
+            raise BadValue(f"{error}{self.restarts.hint()}") from error
+        self._envs[e] = env
+
+    def _cut(self, e: int) -> None:
+        """End the episode of an environment that was made anew, and begin its next one."""
+        for agent in self._keys:
+            rows, row = self._seat(e, agent)
+            if rows.alive[row]:
+                rows.cut(row)
+        self._totals.end(e)
+        self._reset_or_restart(e, None)
+
+    def _reset_or_restart(self, e: int, seed: int | None) -> None:
+        while True:
+            try:
+                return self._reset_env(e, seed)
+            except EnvRaised as error:
+                self._restart(e, error)
 
     @abstractmethod
     def _reset_env(self, e: int, seed: int | None) -> None: ...
@@ -195,13 +251,14 @@ class AgentEnvs(ABC):
         rows, column = self._rows[agent]
         return rows, e * rows.seats_per_env + column
 
-    def _settle(self, e: int, agent: Any, reward: Any) -> None:
+    def _settle(self, e: int, agent: Any, reward: Any, info: Any) -> None:
         """Close the last decision of an agent, if it made one."""
         rows, row = self._seat(e, agent)
         earned = as_number(reward)
         self._totals.pay(e, self._place[agent], earned)
         if rows.alive[row]:
             rows.settle(row, earned)
+            rows.note_info(row, info)
 
     def _end(self, e: int, agent: Any, terminated: Any, truncated: Any, observation: Any, info: Any) -> bool:
         """End the episode of an agent that died; returns whether it did."""
@@ -217,8 +274,9 @@ class AgentEnvs(ABC):
             rows, row = self._seat(e, agent)
             if rows.alive[row]:
                 raise BadValue(f"the episode is over, but agent {agent!r} was neither terminated nor truncated")
+        self.restarts.ended(e)
         self._totals.end(e)
-        self._reset_env(e, None)
+        self._reset_or_restart(e, None)
 
     def _chosen(self, rows: SeatRows, action: Tree) -> Any:
         try:
@@ -241,7 +299,7 @@ class AgentEnvs(ABC):
         try:
             yield
         except Exception as error:
-            raise BadValue(f"{method}() raised {type(error).__name__}: {error}") from error
+            raise EnvRaised(f"{method}() raised {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         for env in self._envs:

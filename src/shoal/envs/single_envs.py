@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from shoal.envs.adapter import EnvAdapter
+from shoal.envs.handling import Restarts
 from shoal.envs.interface import NO_LENGTHS, NO_RETURNS, NO_ROWS, Step, Tree
 from shoal.envs.space_codecs import BadValue
 from shoal.errors import ConfigError, ShoalError
@@ -57,6 +58,7 @@ class SingleEnvsAdapter(EnvAdapter):
         plain_box = leaf is not None and leaf.count is None  # written without the codec's generality
         self._box_shape = leaf.shape if leaf is not None and plain_box else None
         self._box_dtype = first.observation_space.dtype if plain_box else None
+        self.restarts = Restarts(lambda: None, len(envs), 0)
 
     def reset(self, seed: int | None = None) -> Step:
         for i, one in enumerate(self._begin_each(seed)):
@@ -75,17 +77,34 @@ class SingleEnvsAdapter(EnvAdapter):
             self._dirty = False
         ended: list[int] = []
         truncated_rows: list[int] = []
-        reward, i = self._reward, 0
-        shape, dtype, array = self._box_shape, self._box_dtype, np.ndarray
-        buffer = self._buffers[0]
         try:
             actions = self.action_codec.rows(action, self.num_envs)
-            self._begin_executed(action)
-            for i, env in enumerate(self._envs):
-                observation, r, terminated, truncated, info = env.step(actions[i])
+        except BadValue as error:
+            raise self._error(0, error) from error
+        self._begin_executed(action)
+        start = 0
+        while start < self.num_envs:
+            start = self._step_rows(start, actions, ended, truncated_rows)
+        self._totals.add(self._reward)
+        if self.check:
+            self._verify(self._buffers, self._reward)
+        if not ended:
+            return self._step(NO_ROWS, None, None, NO_RETURNS, NO_LENGTHS)
+        return self._finish(ended, truncated_rows)
+
+    def _step_rows(self, start: int, actions: Any, ended: list[int], truncated_rows: list[int]) -> int:
+        """Step the environments from `start` on; returns where to go on: after one that raised and was restarted."""
+        i, reward = start, self._reward
+        shape, dtype, array = self._box_shape, self._box_dtype, np.ndarray
+        buffer, watches = self._buffers[0], self._info is not None
+        try:
+            for i in range(start, self.num_envs):
+                observation, r, terminated, truncated, info = self._envs[i].step(actions[i])
                 reward[i] = r if type(r) in _NUMBERS else as_number(r)
                 if info and "executed_action" in info:
                     self._put_executed(i, info["executed_action"])
+                if watches:
+                    self._read_info(i, info)
                 are_flags = terminated.__class__ in _FLAGS and truncated.__class__ in _FLAGS
                 if are_flags and not (terminated or truncated):
                     if type(observation) is array and observation.shape == shape and observation.dtype is dtype:
@@ -98,20 +117,38 @@ class SingleEnvsAdapter(EnvAdapter):
                     terminated, truncated = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
                     if not terminated:
                         self._keep_final(i, observation, info, truncated_rows)
+                    self.restarts.ended(i)
                     self._end_row(i, terminated)
                     ended.append(i)
+            return self.num_envs
         except ShoalError:
             raise
         except BadValue as error:
             raise self._error(i, error) from error
         except Exception as error:
-            raise self._error(i, _in_words(error)) from error
-        self._totals.add(reward)
-        if self.check:
-            self._verify(self._buffers, reward)
-        if not ended:
-            return self._step(NO_ROWS, None, None, NO_RETURNS, NO_LENGTHS)
-        return self._finish(ended, truncated_rows)
+            self._restart(i, _in_words(error), error)
+        self._cut_row(i, truncated_rows)
+        ended.append(i)
+        return i + 1
+
+    def _restart(self, i: int, what: str, error: Exception) -> None:
+        """Make an environment that raised anew, or raise."""
+        env = self.restarts.again(i, self._envs[i], what)
+        if env is None:
+            raise self._error(i, what + self.restarts.hint()) from error
+        self._envs[i] = env
+
+    def _cut_row(self, i: int, truncated_rows: list[int]) -> None:
+        """Truncate the episode of a row whose environment raised: its last observation is the one before."""
+        if self._final is None:
+            self._final = self.observation_codec.buffers(self.num_envs)
+        for final, buffer in zip(self._final, self._buffers, strict=True):
+            final[len(truncated_rows)] = buffer[i]
+        self._final_masks.append(None if self._mask is None else self._mask[i].copy())
+        truncated_rows.append(i)
+        self._reward[i] = 0.0
+        self._read_info(i, None)
+        self._end_row(i, False)
 
     def _keep_final(self, i: int, observation: Any, info: Any, truncated_rows: list[int]) -> None:
         """A row was truncated: keep its last observation and the mask that belongs to it."""
@@ -142,7 +179,7 @@ class SingleEnvsAdapter(EnvAdapter):
     def _step(
         self, rows: np.ndarray, final: Tree | None, final_mask: np.ndarray | None, returns: np.ndarray, lengths: np.ndarray
     ) -> Step:
-        return Step(
+        step = Step(
             self._tree,
             self._reward,
             self._discount,
@@ -157,19 +194,26 @@ class SingleEnvsAdapter(EnvAdapter):
             returns,
             lengths,
             final_mask,
+            info=self._info,
         )
+        if self._dirty:  # an episode has ended or begun: only then something may have been restarted
+            step.restarts = self.restarts.told()
+        return step
 
     def _reset_row(self, i: int, seed: int | None) -> None:
+        while True:
+            try:
+                answer = self._envs[i].reset(seed=seed)
+                break
+            except Exception as error:
+                self._restart(i, "reset() " + _in_words(error), error)
         try:
-            answer = self._envs[i].reset(seed=seed)
             if not (isinstance(answer, tuple) and len(answer) == 2):
                 raise BadValue(f"reset() must return (observation, info), got {type(answer).__name__}")
             self.observation_codec.write(self._buffers, i, answer[0])
             self._read_mask(i, *answer)
         except BadValue as error:
             raise self._error(i, error) from error
-        except Exception as error:
-            raise self._error(i, "reset() " + _in_words(error)) from error
 
     def close(self) -> None:
         for env in self._envs:

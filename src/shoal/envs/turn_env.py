@@ -1,6 +1,6 @@
 """PettingZoo's AEC environments: one agent acts at a time.
 
-A step makes one decision in every environment, that of the agent that was asked, and goes on to the next agent that is alive. On
+A step makes one decision in every environment, that of the agent that was asked, and continues to the next agent that is alive. On
 the way agents that have died are closed with their last reward. `AECEnv.last()` gives an agent all that it earned since it last
 acted, which is what a row of a seat needs.
 """
@@ -41,7 +41,7 @@ class TurnEnvs(AgentEnvs):
             if not (isinstance(answer, tuple) and len(answer) == 5):
                 raise BadValue("last() must return (observation, reward, terminated, truncated, info)")
             observation, reward, terminated, truncated, info = answer
-            self._settle(e, agent, reward)
+            self._settle(e, agent, reward, info)
             if not self._end(e, agent, terminated, truncated, observation, info):
                 rows, row = self._seat(e, agent)
                 rows.ask(row, observation, info)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from shoal.envs.adapter import EnvAdapter
+from shoal.envs.adapter import EnvAdapter, info_number
 from shoal.envs.interface import Step, Tree, split_seed
 from shoal.envs.space_codecs import BadValue
 from shoal.errors import ConfigError, ShoalError
@@ -93,6 +93,8 @@ class VectorEnvAdapter(EnvAdapter):
             self._read_flags(raw_reward, terminated, truncated)
             self._read_extra(info)
             self._begin_executed(action)
+            if self._info is not None:
+                self._read_watched(info)
             if info or self._mask is not None or self.observation_codec.masked:
                 self._read_masks(raw, info)
                 self._read_executed(info)
@@ -117,7 +119,7 @@ class VectorEnvAdapter(EnvAdapter):
             self._end(step, arrays, info)
         if self.check:
             self._verify(arrays, reward)
-        step.action_mask, step.executed_action = self._mask, self._executed
+        step.action_mask, step.executed_action, step.info = self._mask, self._executed, self._info
         if self._reward_clip is not None:
             np.clip(reward, -self._reward_clip, self._reward_clip, out=reward)
         return step
@@ -132,6 +134,17 @@ class VectorEnvAdapter(EnvAdapter):
         np.logical_not(terminated, out=self._discount)
         np.greater(truncated, terminated, out=self._truncated)
         np.logical_or(terminated, truncated, out=self._last)
+
+    def _read_watched(self, info: dict[str, Any]) -> None:
+        """The watched numbers of all rows; those of an episode's last step may be in info["final_info"]."""
+        for key, values in (self._info or {}).items():
+            values.fill(np.nan)
+            for part in (info, info.get("final_info")):
+                if isinstance(part, dict) and key in part:
+                    given = np.asarray(part.get(f"_{key}", self._all), bool)
+                    column = np.asarray(part[key])
+                    for row in np.flatnonzero(given):
+                        values[row] = info_number(key, column[row])
 
     def _read_extra(self, info: dict[str, Any]) -> None:
         """For subclasses that know more about their environment than gymnasium does. Called once flags and rewards are in place."""

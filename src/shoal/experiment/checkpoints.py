@@ -27,10 +27,12 @@ import numpy as np
 
 from shoal.core import Pieces
 from shoal.errors import CheckpointError
+from shoal.files import replacing, sync
 from shoal.runtime.background_saving import in_pieces
 from shoal.runtime.checkpointing import link
 
-__all__ = ["Checkpoints", "Slices", "TensorFiles", "holds_table", "read_json", "read_meta", "saved_slices", "write_json"]
+__all__ = ["Checkpoints", "SavedSlices", "TensorFiles", "holds_table", "read_json", "read_meta", "saved_slices", "write_json",
+           "write_text"]
 
 META = "checkpoint.json"
 WRITING = ".writing-"
@@ -43,25 +45,14 @@ PART_BYTES = 1 << 20
 TABLES = ("replay", "demonstrations")  # roles whose state is a replay table
 
 
-def fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
     """Atomically: readers see the old text or the new one."""
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-        fsync(temporary)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 class TensorFiles:
@@ -77,7 +68,7 @@ class TensorFiles:
         arrays = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in state.items()}
         try:
             save_file(arrays, path)
-            fsync(path)
+            sync(path)
             path.with_name(path.name + DIGEST).write_text(_digest(path), encoding="ascii")
         except SafetensorError as error:  # it wraps "no space left on device"
             raise OSError(str(error)) from None
@@ -201,9 +192,9 @@ class Checkpoints:
         try:
             whole = {**meta, "files": files, "sha256": digests}
             write_json(folder / META, {**whole, "seal": _seal(whole)})
-            fsync(folder)
+            sync(folder)
             os.rename(folder, target)
-            fsync(self.folder)
+            sync(self.folder)
         except OSError:
             self.abandon(folder)
             raise
@@ -248,8 +239,36 @@ class Checkpoints:
                                   "with `shoal train`")
         return None
 
+    def newest_for(self, instance: str) -> tuple[Path | None, list[str]]:
+        """The newest whole checkpoint whose file of this role (or, without one, those of its replicas) is what was written; and
+        what is damaged in newer ones. Other roles' files are not read."""
+        damaged: list[str] = []
+        for folder in reversed(self._whole()):
+            digests = read_meta(folder)["sha256"]
+            own, kind = f"{instance}.safetensors", f"{instance.rpartition('-')[0]}-"
+            names = [own] if own in digests else [name for name in digests if name.startswith(kind)]
+            why = next((why for name in names if (why := _change(folder, name, digests[name]))), "")
+            if not why:
+                return folder, damaged
+            damaged.append(f"checkpoint {folder.name} is damaged ({why})")
+        if damaged:
+            raise CheckpointError(f"{instance} cannot continue: {'; '.join(damaged)}; start a new run with `shoal train`")
+        return None, []
+
+    def named(self, name: str) -> Path:
+        """A checkpoint by its name, or by its number of env steps; CheckpointError where it is not there, or damaged."""
+        folders = self._folders()
+        found = [folder for folder in folders if folder.name == name] or \
+            [folder for folder in folders if name.isdigit() and folder.name.isdigit() and int(folder.name) == int(name)]
+        if not found:
+            there = ", ".join(folder.name for folder in folders) or "none"
+            raise CheckpointError(f"{self.folder} has no checkpoint {name}; there are {there} (--checkpoint.keep N keeps more)")
+        if why := _damage(found[0], tables=False):
+            raise CheckpointError(f"checkpoint {found[0]} is damaged ({why}); take another one")
+        return found[0]
+
     def set_damaged_aside(self) -> None:
-        """Rename what `sound` passes over, so that a run which goes on does not load it."""
+        """Rename what `sound` passes over, so that a run which continues does not load it."""
         sound = self.sound()
         for folder in self._folders():
             if sound is not None and folder.name > sound.name:
@@ -302,14 +321,14 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Slices:
+class SavedSlices:
     """How many parameters each role that learns has saved, and whether each holds a slice of the whole."""
 
     sizes: tuple[int, ...] = ()
     cut: bool = False
 
 
-def saved_slices(folder: Path, scope: str = "") -> Slices:
+def saved_slices(folder: Path, scope: str = "") -> SavedSlices:
     """Of the parameters in a checkpoint, of the roles whose names begin with `scope`."""
     from safetensors import SafetensorError, safe_open
 
@@ -323,11 +342,11 @@ def saved_slices(folder: Path, scope: str = "") -> Slices:
                     cut = cut or "learn/begin" in names
         except (OSError, SafetensorError, IndexError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from None
-    return Slices(tuple(sizes), cut)
+    return SavedSlices(tuple(sizes), cut)
 
 
 def _begins_a_table(path: Path) -> bool:
-    with contextlib.suppress(CheckpointError):
+    with contextlib.suppress(CheckpointError, OSError):
         return holds_table(path)
     return False
 
@@ -380,10 +399,14 @@ def _damage(folder: Path, tables: bool) -> str:
     if "seal" in raw and raw["seal"] != _seal({name: value for name, value in raw.items() if name != "seal"}):
         return f"{META} has changed since it was written"
     for name, digest in read_meta(folder)["sha256"].items():
-        try:
-            path = folder / Path(name).name
-            if (tables or not _begins_a_table(path)) and _digest(path) != digest:
-                return f"{name} has changed since it was written"
-        except OSError as error:
-            return str(error)
+        if (tables or not _begins_a_table(folder / Path(name).name)) and (why := _change(folder, name, digest)):
+            return why
     return ""
+
+
+def _change(folder: Path, name: str, digest: str) -> str:
+    """Whether a file is not as it was written; empty where it is."""
+    try:
+        return "" if _digest(folder / Path(name).name) == digest else f"{name} has changed since it was written"
+    except OSError as error:
+        return str(error)

@@ -179,7 +179,7 @@ def _architecture_name(architecture: Architecture) -> str:
 # ---------------------------------------------------------------------------------------------- whether they are whole
 def _checked_algorithm(thing: Any, name: str) -> type[Algorithm]:
     if not (isinstance(thing, type) and issubclass(thing, Algorithm)):
-        raise ConfigError(f"{name} is no algorithm: write a subclass of shoal.learning.Algorithm")
+        raise ConfigError(f"{name} is not an algorithm: write a subclass of shoal.learning.Algorithm")
     _check_declared(thing, name, ("name", "config_class", "tolerates"))
     return thing
 
@@ -188,7 +188,7 @@ def _checked_architecture(thing: Any, name: str) -> Architecture:
     made = isinstance(thing, Architecture)
     kind = type(thing) if made else thing
     if not (isinstance(kind, type) and issubclass(kind, Architecture)):
-        raise ConfigError(f"{name} is no architecture: write a subclass of shoal.learning.Architecture")
+        raise ConfigError(f"{name} is not an architecture: write a subclass of shoal.learning.Architecture")
     _check_declared(kind, name, ("name", "config_class"))
     return thing if made else kind()
 

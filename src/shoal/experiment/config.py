@@ -42,6 +42,7 @@ __all__ = [
     "EnvsConfig",
     "EvalConfig",
     "Experiment",
+    "LogConfig",
     "Names",
     "Plan",
     "RayOptions",
@@ -65,6 +66,10 @@ class EnvsConfig(Options):
     """Which back-end steps them; auto chooses and says why."""
     kwargs: tuple[str, ...] = ()
     """Arguments of the environment, as name=value pairs: --envs.kwargs observation=pixels size=7"""
+
+    restart_on_error: int = number(0, at_least=0)
+    """Make an environment that raises anew, alone, and truncate its episode: so often in a row without an episode that ended. 0:
+    what an environment raises ends the run."""
 
     def arguments(self) -> dict[str, Any]:
         """The pairs as a dictionary; values are Python literals where they look like one."""
@@ -108,8 +113,9 @@ class EvalConfig(Options):
     def plan(self, goal: Goal | None, against: str | None = None, offline: bool = False, free_cores: int = 1,
              last_cores: int = 1) -> EvalPlan:
         updates = self.every_learner_steps if offline else None
-        return EvalPlan(self.enabled, self.episodes, self.every_env_steps, updates, self.greedy, goal, against,
-                        self.max_episode_steps, free_cores, last_cores)
+        by_value = goal is not None and goal.metric == "fqe"
+        return EvalPlan(self.enabled, self.episodes, self.every_env_steps, updates, self.greedy, None if by_value else goal,
+                        goal if by_value else None, against, self.max_episode_steps, free_cores, last_cores)
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,18 @@ class CheckpointConfig(Options):
     """Time between two checkpoints; there is always one from step 0 and one at the end."""
     keep: int = number(3, at_least=1)
     """How many of the newest are kept."""
+
+
+@dataclass(frozen=True)
+class LogConfig(Options):
+    """What is logged of environments, beyond returns and lengths."""
+
+    section = "log"
+
+    info: tuple[str, ...] = ()
+    """Keys of the environments' info whose numbers are logged: their mean is a metric, their last value is in the episode log."""
+    episodes: bool = False
+    """Write every training episode (return, length, seconds, environment) to RUN/episodes/*.monitor.csv."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +194,8 @@ class Experiment(Options, Generic[A, R]):
     """With --actors auto: how the number of actors moves during the run."""
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     """What is shown while it runs."""
+    log: LogConfig = field(default_factory=LogConfig)
+    """What is logged of environments."""
     league: LeagueOptions = field(default_factory=LeagueOptions)
     """Players, matches and snapshots of --policies league."""
     ray: RayOptions = field(default_factory=RayOptions)
@@ -193,14 +213,14 @@ class Experiment(Options, Generic[A, R]):
     cores: int | None = number(None, at_least=1)
     """How many of this machine's cores the run may use; all of them by default."""
     values: Literal["tuned", "paper"] = "tuned"
-    """Whose values a preset takes where both give one: those found by trying, or the publication's."""
+    """Which values a preset prefers: those we tuned, or the publication's."""
     seed: int = number(0, at_least=0, below=2**53)
     """Everything random derives from it."""
     until_return: float | None = number(None)
     """Stop when an evaluation's mean return reaches this, confirmed by a second one."""
     until: str | None = None
     """Stop when an evaluation's METRIC[(OPPONENT)] >= (or <=) NUMBER, confirmed by a second one: return, win_rate, loss_rate,
-    exploitability."""
+    exploitability; fqe, fitted Q of a recording that is learned from alone."""
     policies: str = "shared"
     """Environments with several agents: shared is one policy for all of them, self-play one for all sides of a game, evaluated
     against random play, independent one for each agent, league a league of players; or
@@ -223,6 +243,9 @@ class Experiment(Options, Generic[A, R]):
     """Stop after this much time, counted from the first environment step (offline: from the first update)."""
     policy: PolicyName = "best"
     """Which policy is handed back (run.policy, eval, play): the best of all evaluated versions, or the last one."""
+    init_from: str | None = None
+    """Begin with the weights of another run (its directory), whose network has the same shapes; counts, optimiser and schedules
+    begin anew."""
     demos: str | None = None
     """Folder of demonstrations to learn from as well: of `shoal data record`, or a Minari dataset."""
     offline: bool = False
@@ -263,7 +286,8 @@ class Experiment(Options, Generic[A, R]):
     def validate(self) -> None:
         super().validate()
         sections: tuple[Any, ...] = (self.algorithm, self.architecture, self.net, self.replay, self.data, self.envs, self.eval,
-                                     self.checkpoint, self.gpu, self.console, self.faults, self.autoscale, self.league, self.ray)
+                                     self.checkpoint, self.gpu, self.console, self.log, self.faults, self.autoscale, self.league,
+                                     self.ray)
         for section in sections:
             section.validate()
         if self.actors != "auto" and (
@@ -273,6 +297,11 @@ class Experiment(Options, Generic[A, R]):
         if self.offline:
             self._validate_offline()
         goal = self.goal
+        if goal is not None and goal.metric == "fqe":
+            if not self.offline:
+                raise ConfigError(f'--until "{self.until}" is estimated from a recording that is learned from alone; give a '
+                                  "recording to an offline preset, or --demos PATH --offline")
+            goal = None
         if goal is not None and not self.eval.enabled:
             words = f"--until-return {self.until_return:g}" if self.until is None else f'--until "{self.until}"'
             raise ConfigError(f"{words} needs evaluations, but --eval.enabled is false; turn it on with --eval.enabled")
@@ -328,7 +357,7 @@ class Plan:
     architecture: Architecture = field(compare=False)
     found: AutoChoice | None = None
     sizing: Sizing | None = field(default=None, compare=False)
-    """How a preset's values were chosen for this machine; None for a pair, and for a run that goes on."""
+    """How a preset's values were chosen for this machine; None for a pair, and for a run that continues."""
 
     @property
     def title(self) -> str:
@@ -370,6 +399,10 @@ class Plan:
         if experiment.actors != "auto" and experiment.actors > 1 and not self.architecture.has_actors:
             raise ConfigError(f"--actors {experiment.actors} does not fit --architecture {self.names.architecture}, whose learner "
                               "acts itself; leave it out, and raise --architecture.envs-per-actor")
+        if experiment.log != LogConfig() and not self.architecture.reports_steps:
+            option = "--log.episodes" if experiment.log.episodes else f"--log.info {experiment.log.info[0]}"
+            raise ConfigError(f"{option} does not fit --architecture {self.names.architecture}, which keeps no account of single "
+                              "episodes; leave it out")
         self._validate_evaluations()
         check_fit(self.names, self.algorithm, self.architecture, experiment.architecture, demos=experiment.demos is not None,
                   replay_options=experiment.replay != ReplayConfig())
@@ -380,7 +413,7 @@ class Plan:
         if experiment.offline and self.env.simulated and not experiment.eval.enabled:
             raise ConfigError("--offline needs evaluations to show what is learned, but --eval.enabled is false; leave it on "
                               "(a large --eval.every-learner-steps costs little)")
-        if experiment.goal is not None and not self.env.simulated:
+        if experiment.goal is not None and experiment.goal.metric != "fqe" and not self.env.simulated:
             raise ConfigError(f"the goal {experiment.goal} needs evaluations, and {self.env.name} is known from recordings alone; "
                               "give the simulator with --env ENV, or --max-learner-steps")
 
@@ -392,7 +425,7 @@ def experiment_type(plan: Plan) -> Any:
 
 
 def check_ray(experiment: Experiment[Any, Any], before: RayOptions | None = None) -> None:
-    """Refuse --ray.* (other than `before`) without --runtime ray; a run that was on a cluster may go on elsewhere."""
+    """Refuse --ray.* (other than `before`) without --runtime ray; a run that was on a cluster may continue elsewhere."""
     before = before or RayOptions()
     if experiment.runtime == "ray" or experiment.ray == before:
         return

@@ -1,4 +1,4 @@
-"""`shoal set`, `stop`, `pause`, `unpause`, `checkpoint`: letters to a run that goes on, through the mailbox in its directory."""
+"""`shoal set`, `stop`, `pause`, `unpause`, `checkpoint`: messages to a live run, through the mailbox in its directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shoal.experiment.rundir import RunDir
 
 __all__ = ["checkpoint_command", "pause_command", "set_command", "stop_command", "unpause_command"]
 
-PATIENCE_SECONDS = 120.0  # until a run that goes on has not answered
+PATIENCE_SECONDS = 120.0  # that a live run may take to answer
 LOOK_SECONDS = 0.05
 UNUSED = "CartPole-v1"  # in place of the environment, whose module need not be imported to know the values of a run
 
@@ -35,7 +35,7 @@ def set_command(arguments: list[str]) -> int:
         changed = plan_to_json(changed_plan(plan, values, running=False), int(config.get("resumed", 0)))
         with alone(rundir.path):
             rundir.save_config({**changed, "env": config["env"]})
-        sys.stdout.write(f"{rundir.path} is not running; it will go on with this when it is resumed\n")
+        sys.stdout.write(f"{rundir.path} is not running; it will continue with this when it is resumed\n")
         return 0
     changed_plan(plan, values)  # says what is wrong before anything is sent
     return _send(rundir, {"command": "set", "values": values})
@@ -88,7 +88,7 @@ def _send(rundir: RunDir, content: dict[str, Any]) -> int:
 
 def _run(arguments: list[str], usage: str) -> tuple[RunDir, list[str]]:
     if not arguments or any(word in ("-h", "--help") for word in arguments):
-        raise ConfigError(f"{usage}: give the directory of a run that goes on; `shoal runs` lists them")
+        raise ConfigError(f"{usage}: give the directory of a live run; `shoal runs` lists them")
     return RunDir.open(Path(arguments[0])), arguments[1:]
 
 

@@ -26,6 +26,7 @@ from shoal.experiment.parse import parse_options, split_positionals
 from shoal.experiment.presets import load_preset, preset_names
 from shoal.experiment.references import EnvRef, check_trust, find, modules_of
 from shoal.experiment.suggestions import closest
+from shoal.experiment.value_command import evaluate_command
 from shoal.options import Options, number
 from shoal.telemetry.outputs import say
 
@@ -50,7 +51,7 @@ class RecordOptions(Options):
     num_envs: int = number(8, at_least=1)
     """Environments that are played side by side; fewer take less memory."""
     seed: int = number(0, at_least=0, below=2**53)
-    """Of the environments and of everything random."""
+    """Seed of the environments and of everything random."""
     epsilon: float = number(0.0, at_least=0, at_most=1)
     """Share of actions that are replaced by random ones."""
     explore: bool = False
@@ -77,9 +78,10 @@ class RecordOptions(Options):
 
 
 def data_command(arguments: list[str]) -> int:
-    commands = {"record": _record, "info": _info, "convert": convert_command, "check": check_command}
+    commands = {"record": _record, "info": _info, "convert": convert_command, "check": check_command, "evaluate": evaluate_command}
     if not arguments or arguments[0] not in commands:
-        raise ConfigError(f"shoal data {' '.join(arguments)}: give `record SOURCE ENV`, `info PATH`, `check PATH` or `convert A B`")
+        raise ConfigError(f"shoal data {' '.join(arguments)}: give `record SOURCE ENV`, `info PATH`, `check PATH`, `convert A B` "
+                          "or `evaluate RUN PATH`")
     return commands[arguments[0]](arguments[1:])
 
 
@@ -205,17 +207,23 @@ class _Acting:
     def __init__(self, algorithm: Algorithm, published: Any, seats: int, explore: bool, rng: np.random.Generator) -> None:
         import torch
 
-        from shoal.learning import Progress
+        from shoal.learning import ActionLikelihood, Progress
 
         self.policy, self.viewer = algorithm.policy(), algorithm.record.viewer(seats)
         self.policy.load(published)
         self.state = self.policy.initial_state(seats)
+        self.likely = self.policy if isinstance(self.policy, ActionLikelihood) and not self.state else None
         self.rng = torch.Generator().manual_seed(int(rng.integers(2**31)))
         self.explore = algorithm.explore(0, 1, seats, Progress.of(published["progress"])) if explore else None
 
     def __call__(self, step: Any, previous: Any) -> Tree:
-        action, self.state, _ = self.policy.act(self.viewer.of(step, previous), self.state, self.explore, self.rng)
+        self.view = self.viewer.of(step, previous)
+        action, self.state, _ = self.policy.act(self.view, self.state, self.explore, self.rng)
         return action
+
+    def log_prob(self, step: Any, action: np.ndarray) -> np.ndarray | None:
+        """Of these actions at the step that it has acted on; not known where the policy has a memory."""
+        return None if self.likely is None else self.likely.log_prob(self.view, action, self.explore)
 
 
 def _function(name: str) -> Callable[..., Any]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from shoal import __version__
 from shoal.errors import ConfigError
+from shoal.experiment.parse import parse_options, split_positionals
+from shoal.options import Options
 from shoal.telemetry.outputs import say
 
 __all__ = ["check_command", "convert", "convert_command"]
+
+CHECK = "shoal data check PATH"
 
 
 def convert_command(arguments: list[str]) -> int:
@@ -46,15 +51,31 @@ def convert(source: str, target: str) -> None:
     say(f"{target}: {info.episodes:,} episodes, {info.steps:,} steps of {info.env or 'an unnamed environment'}, from {source}")
 
 
+@dataclass(frozen=True)
+class CheckOptions(Options):
+    """Look at every episode of a recording, and say what is wrong."""
+
+    picture: str | None = None
+    """Draw how returns and lengths are spread, as FILE.html (with the findings) or FILE.png."""
+
+
 def check_command(arguments: list[str]) -> int:
     """1 where something was found."""
     from shoal.offline import open_demos
+    from shoal.offline.check_picture import check_picture_name, draw_picture
     from shoal.offline.checking import check_demos, histogram
 
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise ConfigError("shoal data check PATH: give one recording")
-    demos = open_demos(arguments[0])
-    report = check_demos(demos, arguments[0])
+    if any(word in ("-h", "--help") for word in arguments):
+        parse_options(CheckOptions, CheckOptions(), ["--help"], CHECK)
+    given, rest = split_positionals(arguments, 1)
+    options = parse_options(CheckOptions, CheckOptions(), rest, CHECK)
+    if len(given) != 1:
+        raise ConfigError(f"{CHECK}: give one recording")
+    picture = None if options.picture is None else Path(options.picture)
+    if picture is not None:
+        check_picture_name(picture)
+    path = given[0]
+    report = check_demos(open_demos(path), path)
     for name, values in (("return", report.returns), ("length", report.lengths)):
         say(f"{name} of {len(values):,} episodes")
         for line in histogram(values):
@@ -62,5 +83,8 @@ def check_command(arguments: list[str]) -> int:
     for line in report.lines():
         say(line)
     count = sum(map(len, report.findings.values()))
-    say(f"{arguments[0]}: {f'{count:,} findings, see above' if count else 'nothing found'}")
+    if picture is not None:
+        draw_picture(report, picture, path)
+        say(f"picture in {picture}")
+    say(f"{path}: {f'{count:,} findings, see above' if count else 'nothing found'}")
     return 0 if report.clean else 1

@@ -22,7 +22,7 @@ from shoal.roles.episodes import EpisodePlay
 from shoal.roles.matches import match_rates, rate_interval
 from shoal.slots import leaves
 
-__all__ = ["Evaluation", "evaluate", "frames", "published_of"]
+__all__ = ["Evaluation", "evaluate", "frames", "learned_arrays", "published_of"]
 
 
 def published_of(algorithm: Algorithm, folder: Path, choice: PolicyChoice, scope: str = "") -> Tree:
@@ -35,25 +35,42 @@ def published_of(algorithm: Algorithm, folder: Path, choice: PolicyChoice, scope
 
 
 def _published(algorithm: Algorithm, folder: Path, choice: PolicyChoice, scope: str) -> Tree:
-    tensors = TensorFiles()
-    states = {path.name: tensors.load(path) for path in policy_files(folder, scope) if not holds_table(path)}
+    states = _states(folder, scope)
     published = algorithm.published_layout().empty()
-    for state in states.values():
+    for state in states:
         if choice.source != "learner" and f"{choice.source}_return" in state:
             for path, leaf in leaves(published):
                 leaf[...] = state[f"{choice.source}/{'/'.join(path)}"]
             return published
-    learned = [state for state in states.values() if "counts" in state]
+    learned = _joined(states)
     if learned:
-        learned.sort(key=lambda state: int(state.get("learn/begin", (0,))[0]))  # a parameter server's slices, in their order
-        learn, counts = algorithm.learn(0), learned[0]["counts"]
+        learn, counts = algorithm.learn(0), learned["counts"]
         with torch.no_grad():
             for name, tensor in learn.weights.items():
-                pieces = [state[f"learn/{name}"] for state in learned]
-                whole = pieces[0] if pieces[0].shape == tensor.shape else np.concatenate(pieces)
-                tensor.copy_(torch.from_numpy(whole))
+                tensor.copy_(torch.from_numpy(learned[f"learn/{name}"]))
         return learn.published(Progress(int(counts[0]), int(counts[1])))
     raise CheckpointError(f"{folder} holds no weights")
+
+
+def learned_arrays(folder: Path, scope: str = "") -> dict[str, np.ndarray]:
+    """What the learner of a policy has saved, by the names of its Learn; empty where there is none."""
+    found = _joined(_states(folder, scope))
+    return {name.removeprefix("learn/"): array for name, array in found.items() if name.startswith("learn/")}
+
+
+def _states(folder: Path, scope: str) -> list[dict[str, np.ndarray]]:
+    tensors = TensorFiles()
+    return [tensors.load(path) for path in policy_files(folder, scope) if not holds_table(path)]
+
+
+def _joined(states: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The state of a learner, or of the first of several; a parameter server's slices are put together."""
+    learned = sorted((state for state in states if "counts" in state), key=lambda state: int(state.get("learn/begin", (0,))[0]))
+    if len(learned) < 2 or "learn/begin" not in learned[0]:
+        return learned[0] if learned else {}
+    cut = len(learned[0]["learn/params"])
+    return {name: np.concatenate([state[name] for state in learned]) if array.shape == (cut,) else array
+            for name, array in learned[0].items()}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import string
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 from shoal.errors import ConfigError
 
 __all__ = ["doctor_command", "list_command", "replay_command", "runs_command", "show_command"]
+
+WIDTH = 100  # of what is printed
 
 
 def list_command(arguments: list[str]) -> int:
@@ -22,40 +26,52 @@ def list_command(arguments: list[str]) -> int:
     if arguments:
         raise ConfigError(f"shoal list takes no arguments, not {' '.join(arguments)}")
     write = sys.stdout.write
-    write("presets\n")
+    write("presets (shoal show PRESET says more)\n")
     presets = {name: load_preset(name) for name in preset_names()}
     pairs = {name: f"{preset.algorithm} x {preset.architecture}" for name, preset in presets.items()}
     widths = max(map(len, presets)), max(map(len, pairs.values()))
     for name, preset in presets.items():
-        write(f"  {name:<{widths[0]}}  {pairs[name]:<{widths[1]}}  {preset.title}; {preset.status}\n")
-    write("\nalgorithms (what they tolerate) x architectures (what they deliver)\n")
+        write(_wrapped(f"  {name:<{widths[0]}}  {pairs[name]:<{widths[1]}}  ", preset.title))
     known = {name: architectures.named(name) for name in architectures.ARCHITECTURES}
-    first, width = max(map(len, algorithms.ALGORITHMS)) + 2, max(map(len, known)) + 2
-    write(f"  {'':<{first}}{''.join(f'{name:<{width}}' for name in known)}tolerates\n")
+    letters = dict(zip(known, string.ascii_lowercase, strict=False))
+    first = max(map(len, algorithms.ALGORITHMS)) + 2
+    write("\nalgorithms, the architectures (a, b, ...) they run on, and what they tolerate (rep: replay)\n")
+    write(f"  {'':<{first}}{''.join(f'{letter:<4}' for letter in letters.values())}tolerates\n")
     for name in algorithms.ALGORITHMS:
         cls = algorithms.named(name)
-        yes = "replay" if cls.from_replay else "yes"
-        cells = "".join(f"{yes if fits(cls, one, one.config_class()) else '-':<{width}}" for one in known.values())
+        yes = "rep" if cls.from_replay else "yes"
+        cells = "".join(f"{yes if fits(cls, one, one.config_class()) else '-':<4}" for one in known.values())
         write(f"  {name:<{first}}{cells}{Tolerance.NAMES[cls.tolerates]}\n")
+    write("\narchitectures, and why what they deliver needs that tolerance\n")
     for name, one in known.items():
-        write(f"  {name}: {one.delivers(one.config_class()).why}\n")
-    write("\nyour own: --algorithm my.module:MyAlgorithm, --architecture my.module:MyArchitecture, or a preset ./my_preset.toml\n")
+        write(_wrapped(f"  {letters[name]}  {name:<{max(map(len, known))}}  ", one.delivers(one.config_class()).why))
+    write("\nyour own: --algorithm my.module:MyAlgorithm, --architecture my.module:MyOne, ./my_preset.toml\n")
     return 0
 
 
+def _wrapped(head: str, text: str) -> str:
+    """A row whose last column goes on in lines of its own where it is long."""
+    return "\n".join(textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head))) + "\n"
+
+
 def show_command(arguments: list[str]) -> int:
-    from shoal.experiment.parse import choose_names, parse_train
+    from shoal.experiment.config_file import write_config
+    from shoal.experiment.parse import parse_train, take_option
     from shoal.experiment.prepare import prepare
     from shoal.experiment.presets import load_preset
     from shoal.experiment.sizing import kept_to, sizing_lines
 
-    choice = choose_names(arguments)
-    paired = bool(choice.algorithm or choice.architecture)
-    if len(choice.positionals) == (0 if paired else 1) and not (choice.positionals and load_preset(choice.positionals[0]).offline):
-        arguments = [*choice.positionals, "CartPole-v1", *_pair(choice), *choice.rest]
+    arguments = list(arguments)
+    out = take_option(arguments, "--out", "the name of a file to write")
+    if not any(word.partition("=")[0] == "--config" for word in arguments):
+        arguments = _with_env(arguments)
     plan = parse_train(arguments)
     with kept_to(plan.experiment.cores):
         prepared = prepare(plan)
+        if out is not None:
+            write_config(plan, Path(out))
+            sys.stdout.write(f"wrote {out}; train with it: shoal train --config {out}\n")
+            return 0
         sys.stdout.write("".join(f"{line}\n" for line in sizing_lines(plan)))
         sys.stdout.write(prepared.program().describe() + "\n")
     sys.stdout.write(f"\n{prepared.spec.backend_reason}\n")
@@ -66,6 +82,18 @@ def show_command(arguments: list[str]) -> int:
             where = f"   for {override.env}" if override.env else ""
             sys.stdout.write(f"  {override.key:<32} {override.value!r:<12} {override.source}{where}\n")
     return 0
+
+
+def _with_env(arguments: list[str]) -> list[str]:
+    """With CartPole-v1 where only a preset or a pair is given."""
+    from shoal.experiment.parse import choose_names
+    from shoal.experiment.presets import load_preset
+
+    choice = choose_names(arguments)
+    paired = bool(choice.algorithm or choice.architecture)
+    if len(choice.positionals) == (0 if paired else 1) and not (choice.positionals and load_preset(choice.positionals[0]).offline):
+        return [*choice.positionals, "CartPole-v1", *_pair(choice), *choice.rest]
+    return arguments
 
 
 def _pair(choice: Any) -> list[str]:

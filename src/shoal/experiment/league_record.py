@@ -39,7 +39,7 @@ class LeagueRecord:
         newest = rundir.checkpoints().sound(tables=False)
         path = None if newest is None else newest / "coordinator-0.safetensors"
         if path is None or not path.is_file():
-            raise ConfigError(f"{rundir.path} is no league; train one with `shoal train league shoal/RockPaperScissors-v0`")
+            raise ConfigError(f"{rundir.path} is not a league; train one with `shoal train league shoal/RockPaperScissors-v0`")
         self.state: dict[str, Any] = json.loads(bytes(TensorFiles().load(path)["league"]))
         self.table, self.vault = PayoffTable.from_state(self.state["league"]["payoff"]), Vault(rundir.path / "vault")
 

@@ -1,4 +1,4 @@
-"""Values that may change while a run goes on: which there are, whether a change makes sense, and where it arrives.
+"""Values that may change during a run: which there are, whether a change makes sense, and where it arrives.
 
 A field is live if its Config declares it (`number(..., live=True)`): its users read it from the options at every use, so a
 change in place reaches an actor with its next weights and a learner with its next update, also where updates are CUDA graphs (the
@@ -40,14 +40,14 @@ def changed_plan(plan: Plan, values: Mapping[str, Any], running: bool = True) ->
     live = live_keys(plan)
     for key in values:
         if key not in live:
-            raise ConfigError(f"{key} cannot change while a run goes on: networks, wires or stored data were made with it; start "
+            raise ConfigError(f"{key} cannot change during a run: networks, wires or stored data were made with it; start "
                               f"another run. What can change: {', '.join(live)}")
         if running and key.startswith("algorithm.") and _in_group(plan):
             raise ConfigError(f"{key} cannot change while several learners make one update: one of them would use it sooner than "
                               "the others, and they would drift apart; stop the run, set it, and resume")
     if "actors" in values:
         if not isinstance(values["actors"], int):
-            raise ConfigError(f"actors={values['actors']} is not possible while a run goes on: give a number")
+            raise ConfigError(f"actors={values['actors']} is not possible during a run: give a number")
         experiment = replace(experiment, autoscale=replace(experiment.autoscale, start=None, most=None))
     changed = replace(plan, experiment=experiment)
     changed.validate()

@@ -34,6 +34,14 @@ class Run:
     directory: Path
     summary: dict[str, Any]
     prepared: Prepared
+    checkpoint: str | None = None
+    """The name of the checkpoint that is used; none: the newest."""
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks."""
+        from shoal.experiment.run_card import run_card
+
+        return run_card(f"{self.prepared.plan.title} on {self.prepared.plan.env.name}", self.directory, self.summary)
 
     def __repr__(self) -> str:
         plan, summary = self.prepared.plan, self.summary
@@ -42,6 +50,8 @@ class Run:
 
     @cached_property
     def _checkpoint(self) -> Path:
+        if self.checkpoint is not None:
+            return RunDir(self.directory).checkpoints().named(self.checkpoint)
         newest = RunDir(self.directory).checkpoints().sound(tables=False)
         if newest is None:
             raise CheckpointError(f"{self.directory} has no whole checkpoint; start the run again with `shoal train`")

@@ -1,9 +1,9 @@
-"""One driver for a run directory: `.lock` in it is locked (flock) while the run goes on, and by nobody once its driver is dead.
+"""One driver for a run directory: `.lock` in it is locked (flock) while the run lives, and by nobody once its driver is dead.
 
 The lock belongs to the open file, so a process that inherited the descriptor would hold it beyond the driver's death: it is
 closed by exec (as everything that Python opens) and in a child that is only forked. A child forked just before its driver was
 killed holds the lock until it first runs: a lock whose driver is dead is waited for. Where the file system knows no locks a run
-goes on without.
+continues without.
 """
 
 from __future__ import annotations

@@ -18,11 +18,12 @@ from shoal.experiment.suggestions import closest, translated
 from shoal.experiment.values import keys, words
 from shoal.options import flag
 
-__all__ = ["parse_options", "parse_train", "split_positionals"]
+__all__ = ["parse_options", "parse_train", "split_positionals", "take_option"]
 
 T = TypeVar("T")
 USAGE = "shoal train PRESET ENV"
 OFFLINE_USAGE = "shoal train PRESET DATA [--env ENV]"
+CONFIG_USAGE = "shoal train --config FILE"
 NUMBER = re.compile(r"-[\d.]")
 
 
@@ -45,19 +46,19 @@ def choose_names(arguments: Sequence[str]) -> ChosenNames:
     chosen: dict[str, str] = {}
     tokens = list(arguments)
     for name in ("--algorithm", "--architecture"):
-        value = _option(tokens, name)
+        value = take_option(tokens, name)
         if value is not None:
             chosen[name] = value
     positionals, rest = split_positionals(tokens, 1 if chosen else 2)
     return ChosenNames(chosen.get("--algorithm"), chosen.get("--architecture"), positionals, rest)
 
 
-def _option(tokens: list[str], name: str) -> str | None:
+def take_option(tokens: list[str], name: str, what: str = "a name; `shoal list` shows them") -> str | None:
     """Take an option and its value out of the tokens; None where it is not there."""
     for i, token in enumerate(tokens):
         if token == name:
             if i + 1 == len(tokens) or is_option(tokens[i + 1]):
-                raise ConfigError(f"{name} needs a name; `shoal list` shows them")
+                raise ConfigError(f"{name} needs {what}")
             value = tokens[i + 1]
             del tokens[i : i + 2]
             return value
@@ -85,13 +86,18 @@ def split_positionals(tokens: Sequence[str], wanted: int) -> tuple[list[str], li
 
 
 def parse_train(arguments: Sequence[str]) -> Plan:
-    """`PRESET ENV [options]`, `PRESET DATA [--env ENV] [options]` or `--algorithm A --architecture B ENV [options]`."""
-    choice = choose_names(arguments)
+    """`PRESET ENV [options]`, `PRESET DATA [--env ENV] [options]`, `--algorithm A --architecture B ENV [options]` or `--config FILE
+    [options]`."""
+    tokens = list(arguments)
+    path = take_option(tokens, "--config", "the name of a TOML file")
+    if path is not None:
+        return _parse_with_file(path, tokens)
+    choice = choose_names(tokens)
     names, word, preset = _what(choice)
     env, usage = EnvRef.named(word), USAGE
     given: dict[str, Any] = {}
     if preset is not None and preset.offline and not any(token.partition("=")[0] == "--demos" for token in choice.rest):
-        simulator, usage = _option(choice.rest, "--env"), OFFLINE_USAGE
+        simulator, usage = take_option(choice.rest, "--env"), OFFLINE_USAGE
         env, given = offline_data(word, None if simulator is None else EnvRef.named(simulator))
     plan = default_plan(names, env, preset, given)
     wished: Experiment[Any, Any] = parse_options(experiment_type(plan), plan.experiment, choice.rest, usage)
@@ -101,6 +107,21 @@ def parse_train(arguments: Sequence[str]) -> Plan:
     if sized.experiment == plan.experiment:
         return replace(sized, experiment=wished)
     return replace(sized, experiment=parse_options(experiment_type(sized), sized.experiment, choice.rest, usage))
+
+
+def _parse_with_file(path: str, tokens: list[str]) -> Plan:
+    """What a file says, and options over it."""
+    from shoal.experiment.config_file import read_config
+
+    choice = choose_names(tokens)
+    if choice.algorithm or choice.architecture or choice.positionals:
+        given = choice.positionals[:1] or [choice.algorithm or choice.architecture or ""]
+        raise ConfigError(f"--config {path} says what to train; leave {given[0]!r} out, or change it in the file")
+    plan = read_config(path).plan()
+    experiment = parse_options(experiment_type(plan), plan.experiment, choice.rest, CONFIG_USAGE)
+    check_ray(experiment)
+    check_cores(experiment)
+    return replace(plan, experiment=experiment)
 
 
 def _what(choice: ChosenNames) -> tuple[Names, str, Preset | None]:

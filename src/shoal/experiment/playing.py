@@ -6,11 +6,13 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from shoal.errors import ConfigError
 from shoal.experiment.evaluation import Frame, frames, plain_env
 from shoal.experiment.run import Run
 
-__all__ = ["show", "write_gif"]
+__all__ = ["show", "write_video"]
 
 
 def show(run: Run, episodes: int, seed: int, out: IO[str]) -> None:
@@ -33,10 +35,11 @@ def show(run: Run, episodes: int, seed: int, out: IO[str]) -> None:
         env.close()
 
 
-def write_gif(run: Run, episodes: int, seed: int, path: Path, out: IO[str]) -> None:
-    """Play and write every frame into a GIF."""
-    from PIL import Image  # comes with tensorboard
-
+def write_video(run: Run, episodes: int, seed: int, path: Path, out: IO[str]) -> None:
+    """Play and write every frame into a GIF or an MP4."""
+    write = _write_mp4 if path.suffix == ".mp4" else _write_gif
+    if path.suffix == ".mp4":
+        _ffmpeg()  # before anything is played
     env = _env(run, "rgb_array")
     modes = env.metadata.get("render_modes", [])
     if "rgb_array" not in modes:
@@ -45,15 +48,40 @@ def write_gif(run: Run, episodes: int, seed: int, path: Path, out: IO[str]) -> N
     pictures = []
     try:
         for frame in frames(run.policy, env, episodes, seed):
-            pictures.append(Image.fromarray(frame.picture))
+            pictures.append(np.asarray(frame.picture))
             if frame.ended:
                 _say(frame, out)
     finally:
         env.close()
-    rate = env.metadata.get("render_fps", 30)
     path.parent.mkdir(parents=True, exist_ok=True)
-    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=max(20, round(1000 / rate)), loop=0)
+    write(pictures, path, int(env.metadata.get("render_fps", 30)))
     out.write(f"wrote {path} ({len(pictures)} frames)\n")
+
+
+def _write_gif(pictures: list[np.ndarray], path: Path, rate: int) -> None:
+    from PIL import Image  # comes with tensorboard
+
+    first, *rest = (Image.fromarray(picture) for picture in pictures)
+    first.save(path, save_all=True, append_images=rest, duration=max(20, round(1000 / rate)), loop=0)
+
+
+def _write_mp4(pictures: list[np.ndarray], path: Path, rate: int) -> None:
+    """H.264 wants even sizes: an odd row or column is cut off."""
+    height, width = (2 * (size // 2) for size in pictures[0].shape[:2])
+    writer = _ffmpeg().write_frames(str(path), (width, height), fps=rate, quality=7, macro_block_size=1, ffmpeg_log_level="error")
+    writer.send(None)
+    for picture in pictures:
+        writer.send(np.ascontiguousarray(picture[:height, :width, :3]))
+    writer.close()
+
+
+def _ffmpeg() -> Any:
+    try:
+        import imageio_ffmpeg
+    except ImportError:
+        raise ConfigError('an MP4 needs imageio-ffmpeg, which is not installed here; pip install "shoal[render]", or write a '
+                          ".gif") from None
+    return imageio_ffmpeg
 
 
 def _env(run: Run, mode: str | None) -> Any:

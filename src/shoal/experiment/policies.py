@@ -164,7 +164,7 @@ def _learning(experiment: Experiment[Any, Any], seated: tuple[str, ...], fixed: 
                           ("each", tuple(key.partition(".")[0] for key in pairs("each", experiment.each)))):
         missing = [name for name in words if name not in (*seated, *experiment.names)]
         if missing:
-            raise ConfigError(f"--{option} names {missing[0]}, which is no policy of this run; there are {', '.join(seated)}")
+            raise ConfigError(f"--{option} names {missing[0]}, which is not a policy of this run; there are {', '.join(seated)}")
     clash = [name for name in experiment.train if name in fixed]
     if clash:
         raise ConfigError(f"--train {clash[0]} and --fixed {clash[0]}=... contradict each other; give one of them")
@@ -194,7 +194,7 @@ def _mapping(policies: Any) -> PolicyOf:
 
 def _checked(function: Any) -> PolicyOf:
     if not callable(function):
-        raise ConfigError(f"{function!r} is no mapping; give a function (agent, episode) -> name of a policy")
+        raise ConfigError(f"{function!r} is not a mapping; give a function (agent, episode) -> name of a policy")
     made: Callable[[str, int], str] = function
     return made
 

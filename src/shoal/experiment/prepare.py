@@ -17,12 +17,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import cloudpickle
 import gymnasium as gym
+import numpy as np
 
 from shoal import __version__
 from shoal.algorithms.records.spaces import leaf_tree
 from shoal.architectures.offline import draw_offline
 from shoal.device.placement import Hardware, choose_device
 from shoal.envs import EnvSpec
+from shoal.envs.handling import Handling
 from shoal.envs.opponent_env import OpponentMaker
 from shoal.errors import ConfigError, EnvironmentError_
 from shoal.experiment.checkpoints import TensorFiles
@@ -40,6 +42,7 @@ from shoal.population import ScoreRecord
 from shoal.roles.matches import quick_tree
 from shoal.roles.parts import EnvSource, EvalPlan, Parts
 from shoal.roles.policies import NamedPolicies, NamedPolicy
+from shoal.roles.step_report import info_metrics
 from shoal.runtime import Program
 from shoal.runtime.program import ScaleOptions, SideWork
 from shoal.runtime.start_checks import most_memory
@@ -74,6 +77,8 @@ class Prepared:
     """The policies that learn, where there are several."""
     name: str = "main"
     """What the one policy is called."""
+    initial: Mapping[str, Mapping[str, np.ndarray]] = dataclasses.field(default_factory=dict)
+    """By policy, the weights that it begins with (initial_weights.py); others begin with random ones."""
 
     @property
     def league(self) -> LeaguePlan | None:
@@ -112,7 +117,7 @@ class Prepared:
     def named(self, parts: Parts | None = None) -> NamedPolicies:
         """The policies of a program with several; those that learn with the parts of their roles, where these are given."""
         learning = [NamedPolicy(policy.name, policy.group, None if parts is None else dataclasses.replace(
-            parts, algorithm=policy.algorithm)) for policy in self.several]
+            parts, algorithm=policy.algorithm, initial=self.initial.get(policy.name))) for policy in self.several]
         if self.seating is None:
             return NamedPolicies(tuple(learning))
         others = [name for name in self.seating.shares if name not in self.seating.learning]
@@ -145,7 +150,7 @@ class Prepared:
         experiment = self.plan.experiment
         _check_threads(experiment)
         program = Program(self.plan.title, experiment.seed, TensorFiles(), work_counters=("env_steps", "learner_steps"),
-                          preload=PRELOAD, options=OPTIONS, metrics=self.metrics)
+                          preload=PRELOAD, options=OPTIONS, metrics=(*self.metrics, *info_metrics(experiment.log.info)))
         program.resumed, program.side_work = resumed, EVALUATING
         parts = Parts(self.algorithm, self.source, experiment.architecture.envs_per_actor, seed=experiment.seed,
                       actors=self.plan.actor_count, most_actors=experiment.autoscale.most if experiment.moving else None,
@@ -155,7 +160,8 @@ class Prepared:
                       max_learner_steps=experiment.max_learner_steps,
                       eval=self._evaluations(),
                       replay=experiment.replay, spread=experiment.runtime == "ray" and experiment.ray.joined is not None,
-                      demos=experiment.demos, data=experiment.data, offline=experiment.offline, hardware=self.hardware())
+                      demos=experiment.demos, data=experiment.data, offline=experiment.offline, hardware=self.hardware(),
+                      log_episodes=experiment.log.episodes, initial=self.initial.get(self.name))
         if self.several:
             parts = dataclasses.replace(parts, policies=self.named(parts), league=self.league)
         program.on_gpu = parts.hardware.on_gpu
@@ -194,7 +200,8 @@ def prepare(plan: Plan) -> Prepared:
             plan.experiment, net=dataclasses.replace(plan.experiment.net, module=found)))
     experiment = dataclasses.replace(plan.experiment, actors=plan.actor_count)
     plan = dataclasses.replace(plan, experiment=experiment)
-    source = EnvSource(plan.env.target, experiment.envs.backend, experiment.envs.arguments())
+    source = EnvSource(plan.env.target, experiment.envs.backend, experiment.envs.arguments(),
+                       handling=Handling(experiment.envs.restart_on_error, experiment.log.info))
     if experiment.runtime != "inline" and not isinstance(plan.env.target, str):
         try:
             cloudpickle.dumps(plan.env.target)

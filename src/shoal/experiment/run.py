@@ -18,15 +18,17 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import IO, TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 from shoal.coordination.autoscale import Autoscaler, Rule
 from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError
 from shoal.experiment.auto_layout import laid_out
-from shoal.experiment.checkpoints import Slices, read_meta, saved_slices
+from shoal.experiment.checkpoints import SavedSlices, read_meta, saved_slices
 from shoal.experiment.components import Components
 from shoal.experiment.config import Experiment, Names, Plan, check_ray, default_plan, offline_data
+from shoal.experiment.config_file import read_config
+from shoal.experiment.initial_weights import initial_weights
 from shoal.experiment.loaded_run import Run, compute_threads
 from shoal.experiment.lock import alone
 from shoal.experiment.machine_checks import drawn
@@ -36,6 +38,7 @@ from shoal.experiment.presets import load_preset
 from shoal.experiment.references import EnvRef, check_trust, modules_of
 from shoal.experiment.run_control import RunControl
 from shoal.experiment.rundir import RunDir, default_directory, numbers
+from shoal.experiment.seeds import SeedOptions, SeedRuns, train_seeds
 from shoal.experiment.session import Base, Goals, RunSession
 from shoal.experiment.sizing import kept_to, sizing_lines
 from shoal.experiment.values import with_values
@@ -43,7 +46,7 @@ from shoal.learning import Algorithm
 from shoal.offline import found_at
 from shoal.options import flag
 from shoal.telemetry.callbacks import Callback, CallbackOutput
-from shoal.telemetry.console import console
+from shoal.telemetry.console import console, counted
 from shoal.telemetry.outputs import JsonLines, Output
 from shoal.telemetry.snapshot import COUNTERS
 from shoal.telemetry.tensorboard import TensorBoard
@@ -56,9 +59,19 @@ __all__ = ["Run", "launch", "load", "plan_of", "resume", "resume_plan", "train"]
 IMPORT_SECONDS = 0.05  # between two looks whether an import is over
 
 
+@overload
+def train(preset: str | None = None, env: Any = None, *, seeds: int, **more: Any) -> SeedRuns: ...
+
+
+@overload
+def train(preset: str | None = None, env: Any = None, *, seeds: None = None, **more: Any) -> Run: ...
+
+
 def train(preset: str | None = None, env: Any = None, *, algorithm: Any = None, architecture: Any = None,
-          data: str | Path | None = None, callbacks: Sequence[Callback] = (), **overrides: Any) -> Run:
-    """Train, and return when it is done. Raises ConfigError for what makes no sense, RoleFailed for what kept failing.
+          data: str | Path | None = None, config: str | Path | None = None, callbacks: Sequence[Callback] = (),
+          seeds: int | None = None, seeds_at_once: int = 1, **overrides: Any) -> Run | SeedRuns:
+    """Train, and return the Run when it is done. Raises ConfigError for wrong arguments, RoleFailed for a role that
+    kept failing.
 
     `env` is an id, a gymnasium.Env class or a callable. Give a preset (a name, or the path of a TOML file), or an algorithm and an
     architecture: their names, import paths (module:Class), classes, instances or Configs. Everything else overrides a value:
@@ -66,14 +79,21 @@ def train(preset: str | None = None, env: Any = None, *, algorithm: Any = None, 
     `data`; `env` is the simulator then, and may be left out. Several policies:
     `policies={"walker": None, "rival": "random"}` (values of its own, None, or what acts without learning),
     `policy_of=lambda agent, episode: "walker"`, `train=["walker"]`. `callbacks` are told what happens (shoal.Callback).
+    `config` is a TOML file (`shoal show ... --out FILE`) that says what to train. `seeds=3` trains with three seeds and returns
+    SeedRuns: the runs, the mean and the interval of what came out, and the policy of the best.
     """
-    return launch(plan_of(preset, env, algorithm, architecture, overrides, data), callbacks=callbacks)
+    plan = plan_of(preset, env, algorithm, architecture, overrides, data, config)
+    if seeds is None:
+        return launch(plan, callbacks=callbacks)
+    return train_seeds(launch, plan, SeedOptions(seeds, seeds_at_once), sys.stdout, callbacks)
 
 
 def plan_of(preset: str | None, env: Any, algorithm: Any, architecture: Any, overrides: Mapping[str, Any],
-            data: str | Path | None = None) -> Plan:
+            data: str | Path | None = None, config: str | Path | None = None) -> Plan:
     """A plan from Python's arguments; with a preset, `algorithm` and `architecture` are mappings of values."""
     values = policies_given(dict(overrides))
+    if config is not None:
+        return _plan_with_file(config, preset, env, algorithm, architecture, values)
     if data is not None:
         found, given = offline_data(str(data), None if env is None else EnvRef(env))
         env, values = found.target, {**given, **values}
@@ -96,20 +116,37 @@ def plan_of(preset: str | None, env: Any, algorithm: Any, architecture: Any, ove
     return default_plan(Components.given(algorithm, architecture), EnvRef(env), None, values)
 
 
-def load(run: str | Path, *, env: Any = None, trust: bool = False, **overrides: Any) -> Run:
-    """A run by its directory, to act with or to evaluate; policy="last" or "best" chooses its policy."""
+def _plan_with_file(path: str | Path, preset: str | None, env: Any, algorithm: Any, architecture: Any,
+                    values: dict[str, Any]) -> Plan:
+    """What a file says, with what is given beside it."""
+    for name, value in (("algorithm", algorithm), ("architecture", architecture)):
+        if isinstance(value, Mapping):
+            values[name] = value
+        elif value is not None:
+            preset = preset or str(value)
+    if preset is not None:
+        raise ConfigError(f"config={str(path)!r} says what to train; leave {preset!r} out, or change it in the file")
+    return read_config(path).plan(None if env is None else EnvRef(env), values)
+
+
+def load(run: str | Path, *, env: Any = None, trust: bool = False, checkpoint: str | None = None, **overrides: Any) -> Run:
+    """A run by its directory, to act with or to evaluate; policy="last" or "best" chooses its policy. `checkpoint` names one of its
+    checkpoints, whose last policy is meant if nothing else is said."""
     rundir = RunDir.open(Path(run))
+    if checkpoint is not None:
+        rundir.checkpoints().named(checkpoint)
+        overrides = {"policy": "last", **overrides}
     config = rundir.config()
     if env is None:
         check_trust(modules_of(config), trust)
     plan = plan_from_json(config, str(rundir.config_file), env)
     acting = replace(plan.experiment, demos=None, offline=False)  # what it learned from is not needed to act
     prepared = prepare(replace(plan, experiment=with_values(acting, overrides, "")))
-    return Run(rundir.path, rundir.summary(), prepared)
+    return Run(rundir.path, rundir.summary(), prepared, checkpoint)
 
 
 def resume(run: str | Path, *, env: Any = None, trust: bool = False, callbacks: Sequence[Callback] = (), **overrides: Any) -> Run:
-    """Go on from the newest checkpoint. New stop conditions (until_return, max_env_steps, max_learner_steps, max_seconds) may
+    """Continue from the newest checkpoint. New stop conditions (until_return, max_env_steps, max_learner_steps, max_seconds) may
     be given."""
     rundir = RunDir.open(Path(run))
     return launch(resume_plan(rundir, overrides, env, trust), rundir, callbacks=callbacks)
@@ -152,14 +189,14 @@ def _going_online(rundir: RunDir, plan: Plan, experiment: Experiment[Any, Any]) 
 
 
 def _new_goals(rundir: RunDir, experiment: Experiment[Any, Any], overrides: Mapping[str, Any]) -> Experiment[Any, Any]:
-    """A new budget replaces the old ones, and a return that was reached is no goal any more."""
+    """A new budget replaces the old ones, and a return that was reached is not a goal any more."""
     budgets = ("max_env_steps", "max_learner_steps", "max_seconds")
     if any(name in overrides for name in budgets):
         experiment = replace(experiment, max_env_steps=None, max_learner_steps=None, max_seconds=None)
     if rundir.summary().get("stopped_by") in ("return", "until"):
         if not overrides.keys() & {"until_return", "until", *budgets}:
             goal = f"return of {experiment.until_return:g}" if experiment.until is None else f'goal "{experiment.until}"'
-            raise ConfigError(f"{rundir.path} has reached its {goal}; to go on, give "
+            raise ConfigError(f"{rundir.path} has reached its {goal}; to continue, give "
                               "--max-env-steps, --max-seconds or a higher --until-return")
         experiment = replace(experiment, until_return=None, until=None)
     elif "until" in overrides or "until_return" in overrides:
@@ -214,6 +251,8 @@ def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float
         say(line)
     prepared = prepare(laid_out(plan, say))
     plan, resumed = prepared.plan, 0
+    if rundir is None and plan.experiment.init_from is not None:
+        prepared = replace(prepared, initial=initial_weights(prepared, plan.experiment.init_from))
     if rundir is None:
         program = drawn(prepared)
         program.starts_paused = plan.experiment.runtime != "ray"  # until there is a checkpoint; in a cluster some may never start
@@ -284,7 +323,7 @@ def _check_slices(prepared: Prepared, rundir: RunDir) -> None:
         _check_slices_of(prepared, rundir, algorithm, saved_slices(newest, scope))
 
 
-def _check_slices_of(prepared: Prepared, rundir: RunDir, algorithm: Algorithm, saved: Slices) -> None:
+def _check_slices_of(prepared: Prepared, rundir: RunDir, algorithm: Algorithm, saved: SavedSlices) -> None:
     params = algorithm.learn(0).state.get("params")
     if not saved.sizes or params is None:
         return
@@ -319,7 +358,7 @@ def _session(prepared: Prepared, program: Program, rundir: RunDir, base: Base, s
                   experiment.until)
     found, before = prepared.plan.found, rundir.summary()
     layout = asdict(found) if found else _kept_layout(before) if before.get("actors") == experiment.actors else None
-    who = "offline" if experiment.offline else layout["chosen"] if layout else f"{experiment.actors} actors"
+    who = "offline" if experiment.offline else layout["chosen"] if layout else counted(experiment.actors, "actor")
     title = f"{prepared.plan.title} on {env.name} · {experiment.runtime} · {who} · seed {experiment.seed}"
     outputs: list[Output | None] = [
         console(experiment.console.mode, stream, title, vars(goals), experiment.console.every_seconds),

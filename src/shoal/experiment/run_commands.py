@@ -17,11 +17,12 @@ from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError, EnvironmentError_, RoleFailed, ShoalError
 from shoal.experiment.best_response import best_response
 from shoal.experiment.config import ConsoleConfig, RayOptions
-from shoal.experiment.parse import parse_options, parse_train, split_positionals
+from shoal.experiment.parse import parse_options, parse_train, split_positionals, take_option
 from shoal.experiment.policy_choice import PolicyChoice
 from shoal.experiment.references import EnvRef, check_trust, find, modules_of, outside
 from shoal.experiment.run import Run, launch, load, resume_plan
 from shoal.experiment.rundir import RunDir
+from shoal.experiment.seeds import SeedOptions, SeedRuns, sentence, train_seeds
 from shoal.experiment.values import with_values
 from shoal.options import Options, number
 from shoal.roles.policy_opponent import script_opponent
@@ -32,12 +33,40 @@ Kind = TypeVar("Kind", bound=Options)
 
 
 def train_command(arguments: list[str]) -> int:
+    arguments = list(arguments)
+    seeds, at_once = (_whole_number(arguments, name) for name in ("--seeds", "--seeds-at-once"))
+    if seeds is not None:
+        return _train_seeds(arguments, SeedOptions(seeds, at_once or 1))
+    if at_once is not None:
+        raise ConfigError(f"--seeds-at-once {at_once} says how many seeds train at the same time; give --seeds N too")
     return _go(lambda: launch(parse_train(arguments)))
+
+
+def _whole_number(arguments: list[str], name: str) -> int | None:
+    word = take_option(arguments, name, "a whole number")
+    if word is not None and not word.isdigit():
+        raise ConfigError(f"{name} {word} is not possible: give a whole number")
+    return None if word is None else int(word)
+
+
+def _train_seeds(arguments: list[str], options: SeedOptions) -> int:
+    """Train with several seeds, then say what came out of all of them."""
+    found: list[SeedRuns] = []
+
+    def start() -> Run:
+        found.append(train_seeds(launch, parse_train(arguments), options, sys.stdout))
+        return found[0].best
+
+    code = _go(start, farewell=False)
+    where = shlex.quote(str(found[0].directory))
+    sys.stdout.write(f"\n{sentence(found[0].summary)}\n  runs    {found[0].directory}\n  best    {found[0].best.directory}\n"
+                     f"  plot    shoal plot {where} --out curves.png\n")
+    return code
 
 
 @dataclass(frozen=True)
 class Resume(Options):
-    """Go on from the newest checkpoint."""
+    """Continue from the newest checkpoint."""
 
     until_return: float | None = number(None)
     """Stop when an evaluation's mean return reaches this; unchanged by default."""
@@ -54,7 +83,7 @@ class Resume(Options):
     actors: int | Literal["auto"] | None = number(None, at_least=1)
     """How many actors from now on (another machine may hold more), or auto to measure again; unchanged by default."""
     online: bool = False
-    """Let actors act from now on, in a run that has learned from --demos alone (--offline); it goes on learning from them too."""
+    """Let actors act from now on, in a run that has learned from --demos alone (--offline); it keeps learning from them too."""
     env: str | None = None
     """The simulator of a run that had none: for --online, or for evaluations from now on."""
     learner_threads: int | None = number(None, at_least=1)
@@ -85,8 +114,8 @@ def resume_command(arguments: list[str]) -> int:
     return _go(lambda: launch(resume_plan(rundir, overrides, env, options.trust), rundir))
 
 
-def _go(start: Callable[[], Run]) -> int:
-    """Run, then say where it is, what came out, and how to go on."""
+def _go(start: Callable[[], Run], farewell: bool = True) -> int:
+    """Run, then say where it is, what came out, and how to continue."""
     try:
         run = start()
     except EnvironmentError_ as error:
@@ -102,7 +131,8 @@ def _go(start: Callable[[], Run]) -> int:
         if _while_running(error):
             raise RoleFailed(f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}") from None
         raise
-    _farewell(run, sys.stdout)
+    if farewell:
+        _farewell(run, sys.stdout)
     return 130 if run.summary.get("stopped_by") == "interrupt" else 0
 
 
@@ -164,7 +194,7 @@ class Eval(Options):
     episodes: int = number(100, at_least=1)
     """How many episodes."""
     seed: int = number(1_000_000, at_least=0, below=2**53)
-    """Of the environments."""
+    """Seed of the environments."""
     against: str | None = None
     """Play matches on every side against random, perfect, another run's policy (RUN or RUN:POLICY) or module:function (observation
     -> action); by default as the run was evaluated."""
@@ -174,6 +204,9 @@ class Eval(Options):
     policy: str | None = None
     """best of all evaluated versions, or last; by default the run's own --policy. With several policies NAME, or NAME:last; by
     default the first."""
+    checkpoint: str | None = None
+    """A checkpoint by its name or its number of env steps, such as 000000120000 or 120000; the newest by default. Its last policy
+    is taken, unless --policy says best."""
     trust: bool = False
     """Import modules that the run names, also from outside the installed environment."""
 
@@ -214,7 +247,7 @@ def _opponent(home: Run, options: Eval | Play) -> str | OpponentMaker | None:
         return load(RunDir.open(Path(path)).path, trust=options.trust).as_opponent(home, policy or None)
     if policy and path:
         return script_opponent(find(word), word)
-    raise ConfigError(f"--against {word} is no opponent; use one of {', '.join(OPPONENTS)}, or give the directory of a run "
+    raise ConfigError(f"--against {word} is not an opponent; use one of {', '.join(OPPONENTS)}, or give the directory of a run "
                       "or module:function (or human, to play yourself: `shoal play`)")
 
 
@@ -227,26 +260,29 @@ class Play(Options):
     episodes: int = number(1, at_least=1)
     """How many episodes."""
     seed: int = number(0, at_least=0, below=2**53)
-    """Of the environment."""
+    """Seed of the environment."""
     against: str | None = None
     """In games: on every side in turn against random, perfect, human (you), RUN, RUN:POLICY or module:function; without it the
     run's policies play for all agents."""
     policy: str | None = None
     """best of all evaluated versions, or last; by default the run's own --policy. Of several policies NAME, or NAME:last; the first
     by default."""
+    checkpoint: str | None = None
+    """A checkpoint by its name or its number of env steps; the newest by default. Its last policy is taken, unless --policy says
+    best."""
     video: str | None = None
-    """Write a GIF instead of showing it."""
+    """Write a film instead of showing it: FILE.gif or FILE.mp4."""
     trust: bool = False
     """Import modules that the run names, also from outside the installed environment."""
 
 
 def play_command(arguments: list[str]) -> int:
     from shoal.experiment.match_play import has_several_agents, show_matches
-    from shoal.experiment.playing import show, write_gif
+    from shoal.experiment.playing import show, write_video
 
     rundir, options = _run_and_options(arguments, Play, "shoal play RUN")
-    if options.video is not None and not options.video.endswith(".gif"):
-        raise ConfigError(f"--video is {options.video}; it must end in .gif")
+    if options.video is not None and not options.video.endswith((".gif", ".mp4")):
+        raise ConfigError(f"--video is {options.video}; it must end in .gif or .mp4")
     _say_modules(rundir, options.trust)
     run, name = _load_and_say(rundir, options)
     if isinstance(run.prepared.plan.env.target, RecordedEnv):
@@ -259,7 +295,7 @@ def play_command(arguments: list[str]) -> int:
     elif options.against is not None:
         raise ConfigError(f"--against {options.against} needs a game, and {run.prepared.plan.env.name} has one agent; leave it out")
     elif options.video is not None:
-        write_gif(run, options.episodes, options.seed, Path(options.video), sys.stdout)
+        write_video(run, options.episodes, options.seed, Path(options.video), sys.stdout)
     else:
         show(run, options.episodes, options.seed, sys.stdout)
     return 0
@@ -273,7 +309,8 @@ def _load_and_say(rundir: RunDir, options: Eval | Play) -> tuple[Run, str | None
     if len(versions) > 1 or len(names) > 1:
         raise ConfigError(f"--policy {options.policy} is not possible: give best, last, the name of a policy, or NAME:last")
     env = None if options.env is None else EnvRef.named(options.env).target
-    run = load(rundir.path, env=env, trust=options.trust, **({"policy": versions[0]} if versions else {}))
+    version = {"policy": versions[0]} if versions else {}
+    run = load(rundir.path, env=env, trust=options.trust, checkpoint=options.checkpoint, **version)
     name = names[0] if names else None
     sys.stdout.write(f"{f'{name}: ' if name else ''}{run.choice_of(name).sentence()}\n")
     return run, name

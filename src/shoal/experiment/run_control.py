@@ -25,7 +25,7 @@ __all__ = ["RunControl"]
 
 
 class RunControl:
-    """The hands of a user on a run that goes on."""
+    """What a user does to a live run."""
 
     def __init__(self, rundir: RunDir, plan: Plan, resumed: int) -> None:
         self.rundir, self.plan, self.resumed = rundir, plan, resumed
@@ -113,7 +113,7 @@ class RunControl:
         for role in control.program.nodes:
             (control.pause if wanted else control.resume)(role)
         session.note_change("paused" if wanted else "unpaused", {})
-        return "no other step begins; --max-seconds goes on counting" if wanted else "it goes on"
+        return "no other step begins; --max-seconds keeps counting" if wanted else "it continues"
 
 
 def _value(plan: Plan, key: str) -> Any:

@@ -18,15 +18,17 @@ from shoal.experiment.checkpoints import Checkpoints, read_json, write_json
 from shoal.experiment.lock import alone, holder
 from shoal.telemetry.outputs import jsonable, read_lines
 
-__all__ = ["RunDir", "default_directory", "list_runs", "numbers"]
+__all__ = ["RUNS", "SEEDS", "RunDir", "default_directory", "find_runs", "list_runs", "numbers", "runs_at"]
 
 RUNS = Path("runs")
+SEEDS = "seeds.json"  # in a folder with runs of several seeds
 TAIL_BYTES = 1 << 18
 NAMING = {"env": ("name", "id", "import"), "algorithm": ("name",), "architecture": ("name",), "net": ("module",)}
 """Sections of config.json, and what is imported by their names."""
+SEVERAL = ("names", "train", "fixed", "each")  # what config.json says of several policies: lists of text
 
 
-def default_directory(name: str, env: str, seed: int) -> Path:
+def default_directory(name: str, env: str, seed: int | str) -> Path:
     """runs/<time>-<preset>-<env>-<seed>."""
     words = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{name}-{env}-{seed}").strip("-")
     return RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{words}"
@@ -123,6 +125,9 @@ class RunDir:
             there = [run.path for run in find_runs()]
             hint = f"the newest run is {there[-1]}" if there else "start a run with `shoal train`"
             what = "has no run in it (no config.json)" if path.exists() else "does not exist"
+            if (path / SEEDS).is_file():
+                inside = sorted(run.path for run in find_runs(path))
+                what, hint = "holds runs of several seeds", f"give one of them, such as {inside[0] if inside else path / 'seed-0'}"
             raise ConfigError(f"{path} {what}; {hint}")
         return cls(path)
 
@@ -133,8 +138,17 @@ class RunDir:
             inside = config.get(section, {})
             if not isinstance(inside, dict) or any(not isinstance(inside.get(name, ""), str | None) for name in names) \
                     or inside.get("name", "") is None:
-                raise CheckpointError(f"{self.config_file} is damaged: {section} is {str(inside)[:60]}; restore it, or train again")
+                raise self._damaged(section, inside)
+        if not isinstance(config.get("policies", ""), str):
+            raise self._damaged("policies", config["policies"])
+        for name in SEVERAL:
+            words = config.get(name, [])
+            if not isinstance(words, list) or any(not isinstance(word, str) for word in words):
+                raise self._damaged(name, words)
         return config
+
+    def _damaged(self, what: str, value: Any) -> CheckpointError:
+        return CheckpointError(f"{self.config_file} is damaged: {what} is {str(value)[:60]}; restore it, or train again")
 
     def save_config(self, config: Mapping[str, Any]) -> None:
         write_json(self.config_file, config)
@@ -180,8 +194,17 @@ def find_runs(root: Path = RUNS) -> list[RunDir]:
     """All runs under a folder, oldest first."""
     if not root.is_dir():
         return []
-    found = [path for path in root.iterdir() if (path / "config.json").is_file()]
+    inside = [path for path in root.iterdir() if path.is_dir()]
+    inside += [path for folder in inside if (folder / SEEDS).is_file() for path in folder.iterdir()]
+    found = [path for path in inside if (path / "config.json").is_file()]
     return [RunDir(path) for path in sorted(found, key=lambda path: (path / "config.json").stat().st_mtime)]
+
+
+def runs_at(path: Path) -> list[RunDir]:
+    """A run, or all runs of a folder."""
+    if (path / "config.json").is_file():
+        return [RunDir(path)]
+    return find_runs(path) or [RunDir.open(path)]
 
 
 def list_runs(root: Path = RUNS) -> list[dict[str, Any]]:

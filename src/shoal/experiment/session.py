@@ -40,7 +40,7 @@ GLANCE_SECONDS = 0.1    # stop conditions, events, how full the streams are
 SNAPSHOT_SECONDS = 1.0
 RETRY_SECONDS = 5.0     # after a checkpoint that failed
 LAST_CHECKPOINT_SECONDS = 30.0
-PAUSED_SECONDS = 2.0    # of these, until actors go on because a role may need them to end its step
+PAUSED_SECONDS = 2.0    # of these, until actors continue because a role may need them to end its step
 EVALUATED = ("eval_return", "eval_std", "eval_episodes", "eval_version", "best_return", "lowest_return", "win_rate", "loss_rate",
              "exploitability")
 LEARNED = ("env_steps", "learner_steps", "train_return")
@@ -160,8 +160,13 @@ class RunSession:
         except OSError as error:
             self._failed(str(error))
 
-    def newest(self) -> Path | None:
-        return self.checkpoints.newest()
+    def newest(self, instance: str | None = None) -> Path | None:
+        if instance is None:
+            return self.checkpoints.newest()
+        found, damaged = self.checkpoints.newest_for(instance)
+        if damaged and found is not None and self._control is not None:
+            self._control.event("checkpoint", instance, f"{'; '.join(damaged)}; {found.name} is used instead")
+        return found
 
     def end(self, control: Supervisor, reason: str, error: str | None) -> None:
         self._control = control  # where a role could not be made it ends before it has begun
@@ -389,7 +394,7 @@ class RunSession:
     def _failed(self, why: str) -> None:
         """The previous checkpoint, if there is one, is still whole; try again soon."""
         assert self._control is not None
-        self._control.start_steps()  # training goes on without
+        self._control.start_steps()  # training continues without
         self._checkpoint_at = time.monotonic() + min(RETRY_SECONDS, self._checkpoint_seconds)
         self._checkpoint_failed = why
         if self._commands is not None:

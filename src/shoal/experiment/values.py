@@ -83,6 +83,8 @@ def _fits(hint: Any, value: Any) -> tuple[bool, Any]:
         return _fits_tuple(arguments, value)
     if hint is Any or not isinstance(hint, type):
         return True, value
+    if hint is type(None) and value == "none":  # TOML knows no null
+        return True, None
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return True, float(value)
     if hint is int:

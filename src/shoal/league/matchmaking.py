@@ -16,13 +16,15 @@ main agent that it beats less often than the ones before them.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from shoal.errors import ConfigError
+from shoal.errors import CheckpointError, ConfigError
 from shoal.league.opponents import Weighting, pfsp
 from shoal.league.payoff import PayoffTable
 from shoal.options import Options, number
@@ -45,7 +47,7 @@ class LeagueOptions(Options):
     league_exploiters: int = number(2, at_least=0, at_most=100)
     """Players that learn to beat every snapshot."""
     decay: float = number(0.99, above=0, at_most=1)
-    """What older results in the payoff table are multiplied with at each new one."""
+    """What older results in the payoff table are multiplied by at each new one."""
     snapshot_share: float = number(0.5, at_least=0, at_most=1)
     """Share of a main agent's matches against all snapshots."""
     verification_share: float = number(0.15, at_least=0, at_most=1)
@@ -69,7 +71,7 @@ class LeagueOptions(Options):
     most_steps: int = number(40_000, at_least=1)
     """Env steps of a player between two snapshots, at most."""
     reset_share: float = number(0.25, at_least=0, at_most=1)
-    """How often a league exploiter begins anew after a snapshot."""
+    """Probability that a league exploiter starts over after a snapshot."""
 
     def validate(self) -> None:
         super().validate()
@@ -235,8 +237,9 @@ class League:
     def save(self, name: str, weights: Mapping[str, np.ndarray], vault: Snapshots, rng: np.random.Generator,
              reset: Callable[[], None] = lambda: None) -> str:
         """Put a snapshot of a player into the vault; then, where its kind begins anew, call `reset`. Returns its name."""
-        player = self.players[name]
-        snapshot = f"{name}-{len(player.snapshots):04d}"
+        player, taken = self.players[name], set(vault.names())
+        names = (f"{name}-{number:04d}" for number in itertools.count(len(player.snapshots)))
+        snapshot = next(one for one in names if one not in taken)  # a damaged one keeps its name
         vault.put(snapshot, weights, {"player": name, "kind": player.kind, "steps": player.steps,
                                       "parent": player.snapshots[-1] if player.snapshots else None})
         self._enter(snapshot, player, player.steps)
@@ -247,11 +250,22 @@ class League:
 
     def adopt(self, vault: Snapshots) -> list[str]:
         """Enter snapshots that lie in the vault and are not known here: those since the checkpoint that `load` was given."""
-        unknown = [name for name in vault.names() if name not in self.parent]
-        for name in unknown:
-            about = vault.about(name)
-            self._enter(name, self.players[about["player"]], int(about["steps"]))
-        return unknown
+        entered = []
+        for name in vault.names():
+            with contextlib.suppress(CheckpointError, KeyError, TypeError, ValueError):  # one that is damaged is not played
+                if name not in self.parent:
+                    about = vault.about(name)
+                    self._enter(name, self.players[about["player"]], int(about["steps"]))
+                    entered.append(name)
+        return entered
+
+    def retire(self, snapshot: str) -> bool:
+        """Play it no more; results of matches against it that are under way will not be entered. False if it is not played."""
+        if snapshot not in self.parent:
+            return False
+        self.players[self.parent.pop(snapshot)].snapshots.remove(snapshot)
+        self._open = {number: match for number, match in self._open.items() if match.away != snapshot}
+        return True
 
     def _enter(self, snapshot: str, player: LeaguePlayer, steps: int) -> None:
         player.snapshots.append(snapshot)

@@ -24,6 +24,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from shoal.errors import CheckpointError
+from shoal.files import sync
 
 __all__ = ["Vault"]
 
@@ -42,7 +43,7 @@ class Vault:
     def put(self, name: str, weights: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> str:
         """Keep a snapshot; returns the hash of its weights. The same one again changes nothing, another one of this name raises."""
         if not NAME.fullmatch(name):
-            raise CheckpointError(f"{name!r} is no name of a snapshot; use letters, digits, '_', '-' and '.'")
+            raise CheckpointError(f"{name!r} cannot be the name of a snapshot; use letters, digits, '_', '-' and '.'")
         data = save({key: np.ascontiguousarray(array) for key, array in sorted(weights.items())})
         found = hashlib.sha256(data).hexdigest()
         record = json.dumps({"weights": found, "about": dict(about)}, sort_keys=True).encode()
@@ -76,12 +77,14 @@ class Vault:
     def _record(self, name: str) -> dict[str, Any]:
         path = self._snapshots / f"{name}.json"
         try:
-            record: dict[str, Any] = json.loads(path.read_bytes())
+            record = json.loads(path.read_bytes())
         except FileNotFoundError:
             known = ", ".join(self.names()) or "none"
             raise CheckpointError(f"there is no snapshot {name} in {self.folder}; there are {known}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
+        if not (isinstance(record, dict) and isinstance(record.get("weights"), str) and isinstance(record.get("about"), dict)):
+            raise CheckpointError(f"{path} is damaged: it does not say whose weights it is about")
         return record
 
 
@@ -91,16 +94,10 @@ def _write_new(path: Path, data: bytes) -> None:
         return
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        draft.write_bytes(data)
+        sync(draft)
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
     finally:
         draft.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(path.parent)

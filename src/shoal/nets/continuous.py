@@ -28,7 +28,7 @@ from shoal.nets.net_config import NetConfig
 from shoal.nets.stacked import StackedValues
 from shoal.nets.torsos import orthogonal
 from shoal.nets.trunk import seeded
-from shoal.ops.distributions import gaussian_log_prob, tanh_gaussian_action, tanh_gaussian_from_noise
+from shoal.ops.distributions import gaussian_log_prob, tanh_gaussian_action, tanh_gaussian_from_noise, tanh_gaussian_log_prob
 
 LOG_STD = (-20.0, 2.0)  # of the squashed Gaussian; gradients vanish only outside of it
 PLAIN_LOG_STD = (-5.0, 2.0)  # of the Gaussian that is not squashed
@@ -160,6 +160,11 @@ class SquashedGaussianActor(PolicyNetwork):
         mean, log_std = super().forward(observation).chunk(2, -1)
         return tanh_gaussian_action(mean, log_std.clamp(*LOG_STD), noise)
 
+    def unit_log_prob(self, observation: Observation, unit: Tensor) -> Tensor:
+        """[N] of actions in [-1, 1], flat [N, D]; less exact where tanh is flat."""
+        mean, log_std = super().forward(observation).chunk(2, -1)
+        return tanh_gaussian_log_prob(mean, log_std.clamp(*LOG_STD), unit)
+
     def unit(self, observation: Observation) -> Tensor:
         """The median action."""
         return torch.tanh(super().forward(observation).chunk(2, -1)[0])
@@ -187,7 +192,11 @@ class GaussianActor(PolicyNetwork):
 
     def log_prob(self, observation: Observation, action: Tensor) -> Tensor:
         """[N] of actions [N, *shape] within the bounds of the space."""
-        return gaussian_log_prob(self.unit(observation), self.log_std.clamp(*PLAIN_LOG_STD), self.recorded(action))
+        return self.unit_log_prob(observation, self.recorded(action))
+
+    def unit_log_prob(self, observation: Observation, unit: Tensor) -> Tensor:
+        """[N] of actions in [-1, 1], flat [N, D]."""
+        return gaussian_log_prob(self.unit(observation), self.log_std.clamp(*PLAIN_LOG_STD), unit)
 
     def recorded(self, action: Tensor) -> Tensor:
         """Actions [N, *shape] of the environment as they lie in [-1, 1], flat [N, D]."""

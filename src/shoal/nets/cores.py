@@ -3,7 +3,7 @@
 State is a dict of tensors ``[B, H]`` ({} for none). Where ``first`` is set an episode starts, and the state is put to 0
 BEFORE that step is processed. ``states`` is the state after every step, ``[T, B, H]``: what is needed to evaluate the
 true final observation of a truncated episode, which is not part of the sequence. Under autocast the recurrence stays in
-float32: errors of one step would go on into all others.
+float32: the errors of one step would enter all later ones.
 
 The LSTM's input projection is one matrix product over all T x B; only the recurrence is a loop. Its gradient is written
 out by hand (`_Recurrence`): the local derivatives of all steps are computed at once, and the gradient of the recurrent

@@ -18,7 +18,7 @@ from shoal.errors import ConfigError
 from shoal.offline.recorded_episodes import Demos, Episode, RecordingInfo
 from shoal.slots import leaves
 
-__all__ = ["RecordingReport", "check_demos", "histogram"]
+__all__ = ["BARS", "RecordingReport", "check_demos", "histogram"]
 
 MOST = 5  # findings of one kind that are told one by one
 BARS = 10
@@ -87,7 +87,7 @@ def _faults(episode: Episode, info: RecordingInfo) -> list[tuple[str, int | None
     if not (episode.terminated[-1] or episode.truncated[-1]):
         found.append(("no end", len(episode) - 1, "the last step is neither terminated nor truncated"))
     if episode.truncated[:-1].any():
-        found.append(("end in the middle", int(episode.truncated[:-1].argmax()), "truncated, and the episode goes on"))
+        found.append(("end in the middle", int(episode.truncated[:-1].argmax()), "truncated, and the episode continues"))
     return found
 
 

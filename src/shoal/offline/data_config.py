@@ -16,4 +16,7 @@ class DataConfig(Options):
     section = "data"
 
     memory_mb: float = number(1024.0, above=0)
-    """Memory for the items of a recording. A larger one is read again and again from disk, a part at a time."""
+    """Memory for the items of a recording, of all readers together. A larger one is read again and again from disk, a part at a
+    time."""
+    readers: int = number(1, at_least=1, at_most=64)
+    """How many readers share the files of a recording. Each shuffles its own; every batch has something of all of them."""

@@ -3,7 +3,7 @@
     demos.json                    what is in it: environment, spaces, counts, returns, how it was made, and the list of files with
                                   the episodes, steps, bytes and checksum (CRC-32) of each
     episodes-000000.safetensors   observation[/path] [sum(T + 1), ...], action, reward, terminated, truncated, mask [sum(T), ...],
-    episodes-000001.safetensors   length [E], final_mask [E, M]: many episodes one behind the other
+    episodes-000001.safetensors   log_prob [sum(T)], length [E], final_mask [E, M]: many episodes one behind the other
 
 demos.json decides what counts: a file that it does not name is ignored. A file is written under another name, synced to disk and
 renamed; only then is demos.json replaced, in one step too. So the folder always holds whole episodes, and a kill -9 loses at most
@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +28,17 @@ import numpy as np
 
 from shoal.envs.space_codecs import ObservationCodec
 from shoal.errors import ConfigError
-from shoal.offline.recorded_episodes import Episode, EpisodeStatistics, RecordingInfo, check_episode, json_arguments
+from shoal.files import replacing
+from shoal.offline.episode_index import episode_index
+from shoal.offline.recorded_episodes import (
+    Episode,
+    EpisodeStatistics,
+    RecordingInfo,
+    check_episode,
+    joined_log_probs,
+    json_arguments,
+    known_log_prob,
+)
 from shoal.offline.space_json import difference, space_from_json, space_to_json
 from shoal.slots import leaves
 
@@ -44,18 +53,10 @@ FLUSH_BYTES = 32 << 20
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """Replace a file in one step: it is written whole or not at all."""
-    draft = path.with_name(f".{path.name}.new")
     try:
-        write(draft)
-        descriptor = os.open(draft, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(draft, path)
+        with replacing(path) as draft:
+            write(draft)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
         raise ConfigError(f"cannot write {path}: {error.strerror or error}; what was there before is unharmed") from None
 
 
@@ -103,12 +104,10 @@ class DemoFolder:
         if not rest or not found.is_file() or found.stat().st_size >= last["bytes"]:
             return
         self.files = rest
-        kept = list(self.episodes())
-        self.info = replace(self.info, episodes=len(kept), steps=sum(len(one) for one in kept),
-                            terminated=sum(bool(one.terminated[-1]) for one in kept),
-                            returns=EpisodeStatistics.of(np.array([one.total for one in kept])),
-                            lengths=EpisodeStatistics.of(np.array([len(one) for one in kept])),
-                            nbytes=sum(file["bytes"] for file in rest))
+        kept = self.index()
+        self.info = replace(self.info, episodes=len(kept), steps=int(kept["length"].sum()),
+                            terminated=int(kept["terminated"].sum()), returns=EpisodeStatistics.of(kept["return"]),
+                            lengths=EpisodeStatistics.of(kept["length"]), nbytes=sum(file["bytes"] for file in rest))
         LOG.warning("%s has %s of %s bytes, so its %s episodes are left out; the %s episodes before it are whole", found,
                     f"{found.stat().st_size:,}", f"{last['bytes']:,}", f"{last['episodes']:,}", f"{len(kept):,}")
 
@@ -120,6 +119,10 @@ class DemoFolder:
             inside = self._read(self.files[at], int(first[at]), checked)
             for number in range(len(inside)) if order is None else order.permutation(len(inside)).tolist():
                 yield inside[number]
+
+    def index(self) -> np.ndarray:
+        """Where each episode lies and how it went (`episode_index.ENTRY`); observations and actions are not read."""
+        return episode_index([self.path / file["name"] for file in self.files])
 
     def episode(self, number: int) -> Episode:
         """One of them; only the file that it lies in is read."""
@@ -164,7 +167,8 @@ def _fault(arrays: Mapping[str, np.ndarray], file: Mapping[str, Any], paths: lis
     found, steps = len(length), int(length.sum())
     if (found, steps) != (file["episodes"], file["steps"]):
         return f"has {found:,} episodes with {steps:,} steps, but {META} says {file['episodes']:,} with {file['steps']:,}"
-    rows = dict.fromkeys(("action", "reward", "terminated", "truncated", "mask"), steps) | dict.fromkeys(paths, steps + found)
+    rows = dict.fromkeys(("action", "reward", "terminated", "truncated", "mask", "log_prob"), steps)
+    rows |= dict.fromkeys(paths, steps + found)
     rows["final_mask"] = found
     wrong = [name for name, count in rows.items() if name in arrays and arrays[name].shape[:1] != (count,)]
     return f"has {wrong[0]} of shape {arrays[wrong[0]].shape} instead of {rows[wrong[0]]:,} rows" if wrong else None
@@ -193,7 +197,8 @@ def _episodes(arrays: Mapping[str, np.ndarray], paths: list[str]) -> Iterator[Ep
         action, reward, terminated, truncated = (arrays[name][rows] for name in ("action", "reward", "terminated", "truncated"))
         yield Episode(_tree({path: arrays[path][seen] for path in paths}), action, reward, terminated, truncated,
                       arrays["mask"][rows] if "mask" in arrays else None,
-                      arrays["final_mask"][number] if "final_mask" in arrays and truncated[-1] else None)
+                      arrays["final_mask"][number] if "final_mask" in arrays and truncated[-1] else None,
+                      known_log_prob(arrays["log_prob"][rows] if "log_prob" in arrays else None))
         begin += length
 
 
@@ -220,6 +225,8 @@ def _joined(episodes: list[Episode]) -> dict[str, np.ndarray]:
         arrays["mask"] = np.concatenate([one.mask for one in episodes if one.mask is not None])
         anything = np.ones(arrays["mask"].shape[1], bool)
         arrays["final_mask"] = np.stack([anything if one.final_mask is None else one.final_mask for one in episodes])
+    if any(one.log_prob is not None for one in episodes):
+        arrays["log_prob"] = joined_log_probs(episodes)
     return {**arrays, "length": np.array([len(one) for one in episodes], np.int64)}
 
 
@@ -266,19 +273,16 @@ class DemoWriter:
         return writer
 
     def _take_over(self, before: DemoFolder) -> None:
-        self._files = list(before.files)
-        for episode in before.episodes():
-            self._note(episode)
-
-    def _note(self, episode: Episode) -> None:
-        self._returns.append(episode.total)
-        self._lengths.append(len(episode))
-        self._terminated += bool(episode.terminated[-1])
+        self._files, known = list(before.files), before.index()
+        self._returns, self._lengths = known["return"].tolist(), known["length"].tolist()
+        self._terminated = int(known["terminated"].sum())
 
     def add(self, episode: Episode) -> None:
         """Keep an episode; every few seconds a file of them is written."""
         check_episode(episode, self.info, f"episode {len(self._returns)}")
-        self._note(episode)
+        self._returns.append(episode.total)
+        self._lengths.append(len(episode))
+        self._terminated += bool(episode.terminated[-1])
         self._waiting.append(episode)
         self._bytes += episode.nbytes
         if self._bytes >= FLUSH_BYTES:

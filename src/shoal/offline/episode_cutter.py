@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 
 from shoal.envs.interface import Step, Tree
-from shoal.offline.recorded_episodes import Episode, action_dtype
+from shoal.offline.recorded_episodes import Episode, action_dtype, known_log_prob
 from shoal.slots import map_tree
 
 __all__ = ["EpisodeCutter"]
@@ -30,6 +30,7 @@ class _Transition:
     action: np.ndarray
     reward: np.ndarray
     terminated: np.ndarray
+    log_prob: np.ndarray | None
 
 
 class EpisodeCutter:
@@ -47,10 +48,14 @@ class EpisodeCutter:
         self._seen = map_tree(np.copy, step.observation), None if step.action_mask is None else step.action_mask.copy()
 
     def add(self, action: np.ndarray, now: Step, finished: np.ndarray | None = None,
-            wanted: np.ndarray | None = None) -> Iterator[Episode]:
-        """The episodes that have ended; `finished` are their rows, if not all count. Only `wanted` rows, a mask, go on."""
+            wanted: np.ndarray | None = None, log_prob: np.ndarray | None = None) -> Iterator[Episode]:
+        """The episodes that have ended; `finished` are their rows, if not all count. Only `wanted` rows, a mask, continue.
+        `log_prob` [B] is that of the actions; it is forgotten where the environment did something else."""
         executed = action if now.executed_action is None else now.executed_action
-        self._past.append(_Transition(*self._seen, np.array(executed), now.reward.copy(), now.discount == 0))
+        if log_prob is not None and now.executed_action is not None:
+            same = (np.asarray(executed) == action).reshape(len(log_prob), -1).all(1)
+            log_prob = np.where(same, log_prob, np.nan)
+        self._past.append(_Transition(*self._seen, np.array(executed), now.reward.copy(), now.discount == 0, log_prob))
         for row in np.flatnonzero(now.last & now.valid) if finished is None else finished:
             yield self._episode(int(row), now)
         self._begun[now.first] = self._dropped + len(self._past)
@@ -73,6 +78,7 @@ class EpisodeCutter:
         action = np.stack([one.action[row] for one in transitions]).astype(self._dtype, copy=False)
         masks = [one.mask[row] for one in transitions if one.mask is not None]
         final_mask = None if now.final_action_mask is None or not len(final) else now.final_action_mask[final[0]].copy()
+        likely = [np.nan if one.log_prob is None else one.log_prob[row] for one in transitions]
         return Episode(observation, action, np.array([one.reward[row] for one in transitions], np.float32),
                        np.array([one.terminated[row] for one in transitions]), truncated, np.stack(masks) if masks else None,
-                       final_mask)
+                       final_mask, known_log_prob(np.array(likely, np.float32)))

@@ -14,6 +14,7 @@ import numpy as np
 
 from shoal.errors import ConfigError
 from shoal.offline.demo_folder import META, DemoFolder
+from shoal.offline.episode_index import episode_index
 from shoal.offline.recorded_episodes import Episode, EpisodeStatistics, RecordingInfo, json_arguments
 from shoal.offline.space_json import difference
 
@@ -50,6 +51,10 @@ class JoinedRecordings:
         places = [(part, at) for part in self.parts for at in range(len(part.files))]
         part, at = places[number]
         return part.read_shard(at)
+
+    def index(self) -> np.ndarray:
+        """Where each episode lies and how it went; files are numbered from one recording to the next."""
+        return episode_index([part.path / file["name"] for part in self.parts for file in part.files])
 
     def episode(self, number: int) -> Episode:
         """One of them; only the file that it lies in is read."""

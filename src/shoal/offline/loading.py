@@ -51,9 +51,9 @@ def open_demos(place: str | Path) -> Demos:
 
 
 def open_shards(place: str | Path) -> ShardedDemos:
-    """The same, to be read in pieces: the files of a folder, or all of it."""
+    """The same, to be read in pieces: the files of a folder, rows of a table, or all of a Minari dataset."""
     demos = open_demos(place)
-    return demos if isinstance(demos, DemoFolder | JoinedRecordings) else OneShard(demos)
+    return demos if isinstance(demos, DemoFolder | JoinedRecordings | StepTable) else OneShard(demos)
 
 
 def check_recording(info: RecordingInfo, path: str, spec: EnvSpec, env: str, kwargs: Mapping[str, Any],

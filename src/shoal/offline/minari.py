@@ -22,11 +22,13 @@ from gymnasium import spaces
 
 from shoal.envs.space_codecs import ActionCodec, BadValue, ObservationCodec
 from shoal.errors import ConfigError
-from shoal.offline.recorded_episodes import Episode, EpisodeStatistics, RecordingInfo, action_dtype, check_episode
+from shoal.offline.recorded_episodes import Episode, EpisodeStatistics, RecordingInfo, action_dtype, check_episode, known_log_prob
 
-__all__ = ["MINARI", "MinariDataset", "is_minari", "minari_folder", "minari_root"]
+__all__ = ["LOG_PROB", "MINARI", "MinariDataset", "is_minari", "minari_folder", "minari_root"]
 
 DATA, META = "main_data.hdf5", "metadata.json"
+LOG_PROB = "action_log_prob"
+"""An info of every step: log-probability of the action that led to it."""
 MINARI = "minari:"
 """Before the id of a dataset that Minari has installed."""
 
@@ -130,10 +132,11 @@ class MinariDataset:
         action = action.astype(action_dtype(self._action_codec.space), copy=False)
         observation = self._observation_codec.tree(self._observation_codec.batch(raw, T + 1))
         reward = np.asarray(group["rewards"], np.float32)
+        log_prob = known_log_prob(np.asarray(group["infos"][LOG_PROB])[-T:] if T and LOG_PROB in group.get("infos", {}) else None)
         if masks is None:
-            return Episode(observation, action, reward, terminated, truncated)
+            return Episode(observation, action, reward, terminated, truncated, log_prob=log_prob)
         final_mask = self._action_codec.open_dead_rows(masks[T:])[0] if T and truncated[-1] else None
-        return Episode(observation, action, reward, terminated, truncated, masks[:T], final_mask)
+        return Episode(observation, action, reward, terminated, truncated, masks[:T], final_mask, log_prob)
 
 
 def _read(node: Any, space: gym.Space[Any]) -> Any:

@@ -10,8 +10,8 @@ import gymnasium as gym
 import numpy as np
 
 from shoal.errors import ConfigError
-from shoal.offline.minari import minari_root
-from shoal.offline.recorded_episodes import Demos
+from shoal.offline.minari import LOG_PROB, minari_root
+from shoal.offline.recorded_episodes import Demos, Episode
 
 __all__ = ["write_minari"]
 
@@ -27,11 +27,12 @@ def write_minari(demos: Demos, name: str) -> None:
     if info.mask_size:
         raise ConfigError("a Minari dataset has no room for action masks, which this recording has; convert it to a folder")
     if not re.fullmatch(r"(?:[\w-]+/)*[\w-]+-v\d+", name):
-        raise ConfigError(f"{name} is no id of a Minari dataset; write it like my/dataset-v0")
+        raise ConfigError(f"{name} is not the id of a Minari dataset; write it like my/dataset-v0")
     if (minari_root() / name).exists():
         raise ConfigError(f"there is a Minari dataset {name} already; give another id, or remove it with `minari delete {name}`")
     buffers = [EpisodeBuffer(id=number, observations=_listed(one.observation), actions=list(one.action),
-                             rewards=one.reward.tolist(), terminations=one.terminated.tolist(), truncations=one.truncated.tolist())
+                             rewards=one.reward.tolist(), terminations=one.terminated.tolist(), truncations=one.truncated.tolist(),
+                             infos=_likely(one))
                for number, one in enumerate(demos.episodes())]
     registered = info.env is not None and info.env in gym.registry and not info.kwargs
     with warnings.catch_warnings():
@@ -43,6 +44,13 @@ def write_minari(demos: Demos, name: str) -> None:
                                                data_format="hdf5", description="recorded by shoal")
         except (ValueError, TypeError, AssertionError, OSError) as error:
             raise ConfigError(f"minari cannot write {name}: {error}; ids look like my/dataset-v0") from None
+
+
+def _likely(episode: Episode) -> dict[str, Any] | None:
+    """How likely actions were, as infos of steps: the first, which is that of a reset, has none."""
+    if episode.log_prob is None:
+        return None
+    return {LOG_PROB: [np.float32(np.nan), *episode.log_prob]}
 
 
 def _listed(tree: Any) -> Any:

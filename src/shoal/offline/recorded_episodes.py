@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from shoal.errors import ConfigError
 from shoal.slots import leaves
 
 __all__ = ["Demos", "Episode", "EpisodeStatistics", "OneShard", "RecordingInfo", "ShardedDemos", "action_dtype", "check_episode",
-           "json_arguments"]
+           "joined_log_probs", "json_arguments", "known_log_prob"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Episode:
     """[T, M] bool: which actions were legal, if the environment reports masks."""
     final_mask: np.ndarray | None = None
     """[M] bool: which actions were legal at the last observation of a truncated episode; None where that is not known."""
+    log_prob: np.ndarray | None = None
+    """[T] float32: log-probability of each action as it was chosen (Box: log-density); None where that is not known."""
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -49,8 +51,8 @@ class Episode:
     @property
     def nbytes(self) -> int:
         arrays = [leaf for _, leaf in leaves(self.observation)] + [self.action, self.reward, self.terminated, self.truncated]
-        masks = [mask for mask in (self.mask, self.final_mask) if mask is not None]
-        return sum(int(array.nbytes) for array in (*arrays, *masks))
+        known = [array for array in (self.mask, self.final_mask, self.log_prob) if array is not None]
+        return sum(int(array.nbytes) for array in (*arrays, *known))
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,16 @@ class OneShard:
         return self._demos.episodes(order, checked)
 
 
+def joined_log_probs(episodes: Iterable[Episode]) -> np.ndarray:
+    """Of all their steps, one behind the other; NaN where it is not known."""
+    return np.concatenate([np.full(len(one), np.nan, np.float32) if one.log_prob is None else one.log_prob for one in episodes])
+
+
+def known_log_prob(rows: np.ndarray | None) -> np.ndarray | None:
+    """Of one episode, from what `joined_log_probs` gave."""
+    return None if rows is None or np.isnan(rows).any() else rows.astype(np.float32, copy=False)
+
+
 def json_arguments(kwargs: Mapping[str, Any] | None) -> Any:
     """Arguments of an environment as JSON returns them: a tuple becomes a list."""
     return json.loads(json.dumps(dict(kwargs or {}), default=str))
@@ -159,13 +171,14 @@ def check_episode(episode: Episode, info: RecordingInfo, where: str) -> None:
 def _check_types(episode: Episode, info: RecordingInfo, where: str) -> None:
     arrays = {"action": (episode.action, action_dtype(info.action_space)), "reward": (episode.reward, np.dtype(np.float32)),
               "terminated": (episode.terminated, np.dtype(bool)), "truncated": (episode.truncated, np.dtype(bool)),
-              "mask": (episode.mask, np.dtype(bool)), "final_mask": (episode.final_mask, np.dtype(bool))}
+              "mask": (episode.mask, np.dtype(bool)), "final_mask": (episode.final_mask, np.dtype(bool)),
+              "log_prob": (episode.log_prob, np.dtype(np.float32))}
     for name, (array, dtype) in arrays.items():
         if array is None:
             continue
         if array.dtype != dtype:
             raise ConfigError(f"{where}: its {name} has dtype {array.dtype} instead of {dtype}; record it again")
-        if name in ("reward", "terminated", "truncated") and array.ndim != 1:
+        if name in ("reward", "terminated", "truncated", "log_prob") and array.ndim != 1:
             raise ConfigError(f"{where}: its {name} has shape {array.shape} instead of one value per step; record it again")
     masked = None if episode.mask is None else episode.mask.shape[1:]
     if masked != ((info.mask_size,) if info.mask_size else None):
@@ -179,8 +192,7 @@ def _check_types(episode: Episode, info: RecordingInfo, where: str) -> None:
 def _check_lengths(episode: Episode, where: str) -> None:
     T = len(episode)
     lengths = {"action": len(episode.action), "terminated": len(episode.terminated), "truncated": len(episode.truncated)}
-    if episode.mask is not None:
-        lengths["mask"] = len(episode.mask)
+    lengths |= {name: len(array) for name, array in (("mask", episode.mask), ("log_prob", episode.log_prob)) if array is not None}
     wrong = [f"{name} has {length} rows" for name, length in lengths.items() if length != T]
     wrong += [f"{'.'.join(('observation', *path))} has {len(leaf)} rows instead of {T + 1}"
               for path, leaf in leaves(episode.observation) if len(leaf) != T + 1]

@@ -11,7 +11,7 @@ import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -73,7 +73,15 @@ class ScriptPolicy:
         self._wants = [name for name in self.OFFERS if takes_any or name in [one.name for one in parameters[1:]]]
 
     def __call__(self, step: Step, previous: Any = None) -> np.ndarray:
-        return self.of_rows(step, np.arange(len(step.first)))
+        self._chosen = self.of_rows(step, np.arange(len(step.first)))
+        return self._chosen
+
+    def log_prob(self, step: Step, action: np.ndarray) -> np.ndarray | None:
+        """Of these actions, at the step that it has acted on: one of discrete actions is taken for sure."""
+        if self._action_codec.kind == "box":
+            return None
+        same = (self._chosen == action).reshape(len(action), -1).all(1)
+        return np.where(same, 0.0, -np.inf)
 
     def of_rows(self, step: Step, rows: np.ndarray) -> np.ndarray:
         """The actions of these seats alone, [K, ...]."""
@@ -100,6 +108,13 @@ class ScriptPolicy:
         return canonical if codec.kind == "box" else canonical.astype(np.int64)
 
 
+@runtime_checkable
+class LikelyActor(Protocol):
+    """An actor that knows how likely actions were, at the step that it has acted on last."""
+
+    def log_prob(self, step: Step, action: np.ndarray) -> np.ndarray | None: ...  # [B]; None where there is no density
+
+
 def record(env: BatchedEnv, first: Step, act: ActFunction, writer: DemoWriter, options: RecordingOptions,
            say: Callable[[str], None], stop: Callable[[], bool]) -> int:
     """Play until all episodes are written, or until `stop()`; returns how many were written.
@@ -113,9 +128,11 @@ class _Recording:
     def __init__(self, env: BatchedEnv, first: Step, act: ActFunction, writer: DemoWriter, options: RecordingOptions,
                  say: Callable[[str], None]) -> None:
         self.env, self.act, self.writer, self.options, self.say = env, act, writer, options, say
+        self.likely = act if isinstance(act, LikelyActor) else None
         self.rollout = Rollout(env, first, self._choose, options.episodes)
         self.cutter = EpisodeCutter(env.num_seats, env.action_space)
         self.done = self.steps = 0
+        self.log_prob: np.ndarray | None = None
         self.rng = np.random.default_rng((options.seed, 0xE95))
         self.random = RandomPolicy(env.action_space, self.rng)
 
@@ -144,11 +161,25 @@ class _Recording:
         if self.options.epsilon:
             replaced = self.rng.random(len(action)) < self.options.epsilon
             action = np.where(replaced.reshape(-1, *(1,) * (action.ndim - 1)), self.random(step), action)
+        self.log_prob = self._log_prob(step, action)
         self.cutter.see(step)
         return action
 
+    def _log_prob(self, step: Step, action: np.ndarray) -> np.ndarray | None:
+        """Of the actions, those that were replaced by random ones included; None where it is not known."""
+        own = None if self.likely is None else self.likely.log_prob(step, action)
+        epsilon = self.options.epsilon
+        if own is None or not epsilon:
+            return own
+        uniform = self.random.log_prob(step, action)
+        if uniform is None:
+            return None
+        with np.errstate(divide="ignore"):
+            return np.logaddexp(np.log1p(-epsilon) + own, np.log(epsilon) + uniform)
+
     def _add(self, played: Played) -> None:
-        for episode in self.cutter.add(played.action, played.step, played.finished, self.rollout.remaining > 0):
+        remaining = self.rollout.remaining > 0
+        for episode in self.cutter.add(played.action, played.step, played.finished, remaining, self.log_prob):
             self.writer.add(episode)
             self.done += 1
             self.steps += len(episode)

@@ -1,7 +1,7 @@
 """Contrastive learning: crops of images, and how well one view of an image is found again among others (CURL, 2004.04136).
 
-    logits[i, j] = q_i^T W k_j          q: views of B images; k: other views of the same images, encoded apart
-    loss[i]      = -log softmax(logits[i])[i]
+    logits[i, j] = q_i^T W k_j          q: views of B images; k: other views of K images, encoded apart: the same and perhaps more
+    loss[i]      = -log softmax(logits[i])[first + i]
 
 Images are arrays ``[B, C, H, W]``, or with their channels last ``[B, H, W, C]``. The frames of a stack are channels, so one offset
 moves all of them alike.
@@ -41,16 +41,16 @@ def centre_crop(images: Tensor, size: int) -> Tensor:
 
 
 def bilinear_logits(queries: Tensor, weight: Tensor, keys: Tensor) -> Tensor:
-    """``[B, Z]``, ``[Z, Z]`` and ``[B, Z]`` -> ``[B, B]``, less the largest of each row: the softmax does not notice."""
+    """``[B, Z]``, ``[Z, Z]`` and ``[K, Z]`` -> ``[B, K]``, less the largest of each row: the softmax does not notice."""
     logits = queries @ (weight @ keys.T)
     return logits - logits.detach().amax(1, keepdim=True)
 
 
-def info_nce(logits: Tensor) -> Tensor:
-    """Loss of each row [B]; row i belongs to column i."""
-    return -logits.log_softmax(1).diagonal()
+def info_nce(logits: Tensor, first: int = 0) -> Tensor:
+    """Loss of each row [B]; row i belongs to column first + i."""
+    return -logits.log_softmax(1).diagonal(first)[: len(logits)]
 
 
-def retrieved(logits: Tensor) -> Tensor:
+def retrieved(logits: Tensor, first: int = 0) -> Tensor:
     """Whether each row's own column is the largest, [B] of 0 and 1."""
-    return (logits.argmax(1) == torch.arange(len(logits), device=logits.device)).float()
+    return (logits.argmax(1) == torch.arange(first, first + len(logits), device=logits.device)).float()

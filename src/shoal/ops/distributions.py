@@ -29,6 +29,7 @@ __all__ = [
     "gaussian_kl",
     "gaussian_log_prob",
     "gaussian_sample",
+    "greedy_log_prob",
     "log_softmax",
     "mask_logits",
     "mix_uniform",
@@ -120,6 +121,11 @@ def mix_uniform(logits: Tensor, mix: Tensor | float, mask: Tensor | None = None)
     # In log space, so that a probability too small for float32 does not become -inf when the rate is 0.
     mixed = torch.logaddexp(torch.log1p(-rate) + log_p, rate.log() + log_uniform)
     return torch.where(legal, mixed, MASKED)
+
+
+def greedy_log_prob(mode: Tensor, action: Tensor, mix: Tensor, legal: Tensor | int) -> Tensor:
+    """Log-probability of actions where ``mode`` is taken, but for a share ``mix`` of uniform ones among ``legal`` many."""
+    return torch.log((1 - mix) * (action == mode) + mix / legal)
 
 
 # --- several categoricals side by side (MultiDiscrete) ---------------------------------------------------------------

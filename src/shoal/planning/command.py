@@ -44,7 +44,7 @@ class PlanOptions(Options):
     nodes: int | None = number(None, at_least=1)
     """How many machines; by default enough for every actor and every learner to have a core."""
     gigabits: float = number(10.0, above=0)
-    """Of each machine's link, per second and direction."""
+    """Bandwidth of each machine's link, in gigabits per second and direction."""
     seconds: float = number(5.0, above=0)
     """How long each of the two runs is measured."""
 

@@ -22,7 +22,7 @@ class Cores:
         self.cores, self.full_speed, self.turn = cores, full_speed, min(turn, SLICE / 2)  # or no job would make progress
         self.running: list[tuple[float, int]] = []  # (virtual time at which it ends, or has to look up, who)
         self.ready: list[tuple[float, int, int]] = []  # (what it has computed so far, order of coming, who): least first
-        self.left: dict[int, float] = {}            # work, when it went on
+        self.left: dict[int, float] = {}            # work, when it continued
         self.since: dict[int, float] = {}           # virtual time of that
         self.began: dict[int, float] = {}           # virtual time at the beginning of its slice
         self.holder: int | None = None              # has a core and has just done its work

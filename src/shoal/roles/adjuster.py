@@ -18,7 +18,7 @@ __all__ = ["Adjuster", "NumberAdjuster"]
 
 
 class Adjuster:
-    """The rule alone: tell it the rate that the present numbers give, and it says which numbers to go on with."""
+    """The rule alone: tell it the rate that the present numbers give, and it says which numbers to continue with."""
 
     def __init__(self, numbers: Mapping[str, int], limits: Mapping[str, tuple[int, int]], rng: np.random.Generator) -> None:
         self.kept, self.limits, self.rng = dict(numbers), limits, rng

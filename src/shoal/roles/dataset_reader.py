@@ -5,7 +5,10 @@
 
 A recording that fits into the memory is one window and is cut only once. Of a larger one two windows are in memory: each batch
 that is drawn from the one also cuts its share of the other, so nobody waits at a window's end. What comes when depends on the
-seed, the epoch and the window alone. A checkpoint holds a few numbers, and a resumed run goes on with the very next item.
+seed, the epoch and the window alone. A checkpoint holds a few numbers, and a resumed run continues with the very next item.
+
+Several readers (--data.readers) share the files: each has its own, and is to a learner what a shard of a replay table is. Every
+batch has items of all of them, in proportion to what they have. One that was killed begins its files anew.
 
 Only items that are made of recorded steps alone can be read like this. Others need a net (recurrent states, first priorities) or
 are drawn by priorities: they lie in a table (demonstrations.py).
@@ -14,6 +17,7 @@ are drawn by priorities: they lie in a table (demonstrations.py).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -75,9 +79,10 @@ class DatasetReader:
         assert parts.demos is not None
         self.me, self.parts, self.samples, self.record = me, parts, samples, parts.item_record
         self.demos: ShardedDemos = open_shards(parts.demos)
-        self.sizes = self.demos.shard_steps
-        self.total, self.batch = sum(self.sizes), parts.replay.batch_size
-        self.layout = items_layout(self.record.layout, self.batch)
+        self.mine = np.arange(len(self.demos.shard_steps))[me.index :: me.replicas]
+        self.sizes: list[int] = [self.demos.shard_steps[file] for file in self.mine]
+        self.total, self.config = sum(self.sizes), replace(parts.replay, shards=me.replicas)
+        self.layout = items_layout(self.record.layout, self.config.most_drawn)
         self.most = self._window_items()
         self.moments = MomentRelay(self.record.observation_moments)
         self.measured = 0  # windows of the first epoch whose observations have been counted
@@ -91,27 +96,34 @@ class DatasetReader:
     def _window_items(self) -> int:
         """Items in a window: all of them, or half of what the memory holds beside one file."""
         each, largest = self.record.layout.joined(SOME).nbytes / SOME, max(self.sizes)
-        held = int(self.parts.data.memory_mb * 1e6 / each)
+        readers = self.me.replicas
+        held = int(self.parts.data.memory_mb * 1e6 / each / readers)
         if self.total <= held:
             return self.total
         if held < 3 * largest:
             self.me.fail(f"--data.memory-mb {self.parts.data.memory_mb:g} is too small for {self.parts.demos}: the largest of its "
-                         f"files takes {largest * each / 1e6:.3g} MB, and three times as much is needed; give --data.memory-mb "
-                         f"{3 * largest * each / 1e6:.3g} or more, or convert it to a folder, which has smaller files")
+                         f"files takes {largest * each / 1e6:.3g} MB, and three times as much is needed"
+                         f"{' for each reader' if readers > 1 else ''}; give --data.memory-mb "
+                         f"{3 * readers * largest * each / 1e6:.3g} or more, or convert it to a folder, which has smaller files")
         return max(largest, (held - largest) // 2)
 
     # ------------------------------------------------------------------ what comes when
     def windows(self, epoch: int) -> list[list[int]]:
         """The files of each window; a recording that is one window stays as it is."""
         if epoch not in self._plans:
-            order = np.random.default_rng((self.parts.seed, ORDER, epoch)).permutation(len(self.sizes))
+            order = np.random.default_rng((self.parts.seed, ORDER, epoch, *self._salt)).permutation(len(self.sizes))
             whole = self.most >= self.total
             self._plans = {key: plan for key, plan in self._plans.items() if key >= epoch - 1}
             self._plans[epoch] = windows_of(self.sizes, np.arange(len(self.sizes)) if whole else order, self.most)
         return self._plans[epoch]
 
     def order(self, epoch: int, number: int, size: int) -> np.ndarray:
-        return np.random.default_rng((self.parts.seed, WITHIN, epoch, number)).permutation(size)
+        return np.random.default_rng((self.parts.seed, WITHIN, epoch, number, *self._salt)).permutation(size)
+
+    @property
+    def _salt(self) -> tuple[int, ...]:
+        """Which of several readers it is."""
+        return (self.me.index,) if self.me.replicas > 1 else ()
 
     def cut(self, shards: list[int], number: int | None) -> Iterator[tuple[Tree, np.ndarray]]:
         """The items of these files. Observations count once for the statistics: in the first epoch, whose windows have a number."""
@@ -123,7 +135,7 @@ class DatasetReader:
 
     def _episodes(self, shards: list[int]) -> Iterator[Episode]:
         for shard in shards:
-            yield from self.demos.read_shard(shard)
+            yield from self.demos.read_shard(int(self.mine[shard]))
             self.me.beat()
 
     def _window(self, epoch: int, number: int) -> Window:
@@ -141,30 +153,31 @@ class DatasetReader:
         try:
             for request in requests:
                 with self.me.stats.phase("gather"):
-                    self._answer(request.answer)
+                    self._answer(request.answer, int(request.data["wanted"][0]))
                 request.reply(request.answer)
         except ConfigError as error:  # a file is gone or is another one: nobody else can read it either
             self.me.fail(str(error))
 
-    def _answer(self, answer: Tree) -> None:
+    def _answer(self, answer: Tree, count: int) -> None:
+        """The next `count` items."""
         views, done = self.layout.views(answer["items"]), 0
-        while done < self.batch:
+        while done < count:
             window = self.current
             window.fill(window.size)
-            rows = window.order[window.drawn : window.drawn + self.batch - done]
+            rows = window.order[window.drawn : window.drawn + count - done]
             here = slice(done, done + len(rows))
             map_tree(lambda into, items: into.__setitem__(here, items[rows]), views, window.items)  # noqa: B023
             window.drawn += len(rows)
             done += len(rows)
             self._prepare_next()
-        self.me.stats.add("demo_samples", self.batch)
+        self.me.stats.add("demo_samples", count)
         self.me.stats.set("epochs", self.epoch + self._done() / self.total)
         answer["key"][:], answer["probability"][:], answer["table_size"][:] = 0, 1 / self.total, self.total
-        answer["fresh"][0] = 0
+        answer["fresh"][0], answer["mass"][0] = 0, self.total
         self.moments.take(answer)
 
     def _prepare_next(self) -> None:
-        """Go on to the next window where this one is empty, and cut the next one's share of items."""
+        """Continue to the next window where this one is empty, and cut the next one's share of items."""
         window, (epoch, number) = self.current, self._next()
         if len(self.windows(epoch)) == 1:
             if window.drawn == window.size:  # all is here already: only the order is new
@@ -186,7 +199,7 @@ class DatasetReader:
         return {"place": np.array([self.epoch, self.number, self.current.drawn, self.measured, self.total], np.int64)}
 
     def load(self, state: dict[str, np.ndarray]) -> None:
-        """Go on with the next item. A recording that has changed is begun anew."""
+        """Continue with the next item. A recording that has changed is begun anew."""
         epoch, number, drawn, measured, total = state["place"].tolist()
         if total != self.total:
             self.me.note(f"the recording has changed since the checkpoint ({total:,} items then, {self.total:,} now): it is read "

@@ -13,6 +13,7 @@ import torch
 from shoal.algorithms.records.unroll import Unroll
 from shoal.core import Me, Publisher, any_of
 from shoal.device.cuda_graph import capturing
+from shoal.envs.device import CompilableTensorEnv
 from shoal.learning import DeviceLearn, DevicePolicy, Progress
 from shoal.roles.device_unroll import DeviceUnroll
 from shoal.roles.learner_state import SKIPS_IN_A_ROW, LearnerState
@@ -31,7 +32,7 @@ class DeviceLearner:
     def __init__(self, me: Me, parts: Parts, weights: Publisher | None, updates: int) -> None:
         self.me, self.weights, self.updates, self.hardware = me, weights, updates, parts.hardware
         algorithm, device = parts.algorithm, parts.hardware.device
-        learn = algorithm.learn(parts.seed)
+        learn = parts.new_learn()
         assert isinstance(learn, DeviceLearn)  # the architecture refuses algorithms that do not run on a GPU
         learn.to(parts.hardware)
         self.learner_state, self.learn = LearnerState(me, parts, learn), learn
@@ -41,7 +42,7 @@ class DeviceLearner:
         policy.bind(learn.policy_tensors())
         self.generator = torch.Generator(device).manual_seed(int(me.rng("device").integers(2**31)))
         env = parts.env.tensors(parts.envs_per_actor, device)
-        if self.hardware.on_gpu and self.hardware.gpu.compile:
+        if self.hardware.on_gpu and self.hardware.gpu.compile and isinstance(env, CompilableTensorEnv):
             env.compile()
         explore = algorithm.explore(0, 1, parts.envs_per_actor, Progress())
         assert isinstance(algorithm.record, Unroll)

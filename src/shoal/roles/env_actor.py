@@ -9,6 +9,7 @@ from shoal.envs import Step
 from shoal.learning import UnrollRecord
 from shoal.roles.parts import Parts
 from shoal.roles.player import note_step
+from shoal.roles.step_report import StepReport
 from shoal.slots import Field, Layout, map_tree
 
 __all__ = ["EnvActor", "read_step", "step_layouts", "write_step"]
@@ -42,6 +43,7 @@ class EnvActor:
         seeds = me.rng("environments").integers(2**31, size=groups)
         self.now = [env.reset(int(seed)) for env, seed in zip(self.envs, seeds, strict=True)]
         self.pending: list[Pending | None] = [None] * groups
+        self.reports = [StepReport(me, parts, env.env_id, group * parts.envs_per_actor) for group, env in enumerate(self.envs)]
 
     async def step(self) -> None:
         """One round: every group in turn takes its actions and steps, while the other groups' requests are under way."""
@@ -53,15 +55,16 @@ class EnvActor:
                 await self.me.permit(env.num_seats)
                 with stats.phase("env"):
                     now = self.now[group] = env.step(reply["action"])
-                note_step(stats, now, env.frame_skip)
+                note_step(self.reports[group], now, env.frame_skip)
             draft = await self.steps.slot()
             with stats.phase("write"):
                 write_step(draft.data, group, self.run_id, self.now[group])
             self.pending[group] = draft.send()
 
     def close(self) -> None:
-        for env in self.envs:
+        for env, report in zip(self.envs, self.reports, strict=True):
             env.close()
+            report.close()
 
 
 def write_step(data: Tree, group: int, run_id: int, now: Step) -> None:

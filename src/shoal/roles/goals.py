@@ -2,7 +2,8 @@
 
     METRIC[(OPPONENT)] >= NUMBER, or <=       return >= 475      win_rate(random) >= 0.95      exploitability <= 0.05
 
-METRIC is return, win_rate, loss_rate or exploitability; OPPONENT is whom evaluations are played against.
+METRIC is return, win_rate, loss_rate or exploitability; OPPONENT is whom evaluations are played against. fqe is fitted Q of a
+recording that is learned from alone, and needs no evaluation (value_estimator.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from shoal.errors import ConfigError
 
 __all__ = ["METRICS", "Goal"]
 
-METRICS = ("return", "win_rate", "loss_rate", "exploitability")
+METRICS = ("return", "win_rate", "loss_rate", "exploitability", "fqe")
 GRAMMAR = re.compile(r"\s*(\w+)\s*(?:\(\s*([^()]*?)\s*\))?\s*(>=|<=)\s*(\S+)\s*")
 
 
@@ -46,6 +47,8 @@ class Goal:
             raise ConfigError(f'--until "{text}": {metric} is not measured; use one of {", ".join(METRICS)}')
         if opponent is not None and opponent not in OPPONENTS:
             raise ConfigError(f'--until "{text}": there is no opponent {opponent}; use one of {", ".join(OPPONENTS)}')
+        if metric == "fqe" and opponent is not None:
+            raise ConfigError(f'--until "{text}": fqe is estimated from the recording, without matches; leave ({opponent}) out')
         if metric == "exploitability" and opponent is not None:
             raise ConfigError(f'--until "{text}": exploitability is that against a best response; leave ({opponent}) out')
         return cls(metric, bound, found[3] == ">=", opponent)

@@ -90,7 +90,7 @@ class GossipLink:
                 self.params.publish(self._message())
 
     async def _hear(self) -> None:
-        """Average if all in-peers have spoken since the last time; if not, go on alone, but not for ever."""
+        """Average if all in-peers have spoken since the last time; if not, continue alone, but not for ever."""
         if not self.peers:
             return
         spoken = [peer.version > version for peer, version in zip(self.peers, self.heard, strict=True)]

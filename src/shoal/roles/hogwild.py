@@ -27,7 +27,7 @@ class HogwildLink:
     def __init__(self, me: Me, parts: Parts, model: Shared, weights: Publisher, begun: Reader) -> None:
         self.me, self.weights, self.begun = me, weights, begun
         self.model = SharedModel(me, parts, model)
-        self.learn: Learn = parts.algorithm.learn(parts.seed)
+        self.learn: Learn = parts.new_learn()
         self.version, self.fresh = 0, False
 
     @property

@@ -19,7 +19,7 @@ from shoal.core import Call, Group, GroupMember, Me, Publisher, Shared, Source, 
 from shoal.device.transfer import DeviceEvent
 from shoal.device.weight_handoff import DeviceWeights, WeightHandoff
 from shoal.errors import GroupChanged
-from shoal.learning import DeviceLearn, Learn, phases_due
+from shoal.learning import ComparingLearn, DeviceLearn, Learn, phases_due
 from shoal.roles import random_state
 from shoal.roles.batches import Intake
 from shoal.roles.data_path import consumer_end
@@ -61,6 +61,7 @@ class Learner:
         self.model = SharedModel(me, parts, model) if model is not None else None
         self.learner_state: LearnerState[Learn] = self.model or LearnerState(me, parts, parts.learn())
         self.learn = self.learner_state.learn
+        self.compares = self.learn if isinstance(self.learn, ComparingLearn) and self.group is not None else None
         self.device = self.learn if parts.hardware.on_gpu and isinstance(self.learn, DeviceLearn) else None
         self.running: UnfinishedUpdate | None = None
         self.metrics: list[Mapping[str, float]] = []  # of the last minibatch, by phase
@@ -177,12 +178,21 @@ class Learner:
 
     async def _phase(self, minibatch: object, phase: str) -> Mapping[str, float]:
         with self.me.stats.phase("learn"):
+            if self.compares is not None:
+                minibatch = await self._compared(self.compares, minibatch, phase)
             gradient, metrics = self.learn.gradients(minibatch, phase)
             if self.group is not None:
                 gradient = await self.group.mean(gradient)
             self.learner_state.apply(gradient, phase)
         self.me.beat()  # a long update is not one that hangs
         return metrics
+
+    async def _compared(self, learn: ComparingLearn, minibatch: object, phase: str) -> object:
+        """With what the others tell of theirs."""
+        told = learn.told(minibatch, phase, self.me.index, self.me.replicas)
+        if not told.size or self.group is None:
+            return minibatch
+        return learn.with_told(minibatch, await self.group.sum(told), self.me.index, self.me.replicas)
 
     # ------------------------------------------------------------------ what follows an update
     def _report(self, before: int) -> None:
@@ -238,12 +248,13 @@ class Learner:
 
     # ------------------------------------------------------------------ beginning anew
     def set(self, *, resets: int) -> None:
-        """Begin with untrained parameters, for the `resets`-th time; what it has counted stays. Told again, it changes nothing."""
+        """Begin with the first parameters again, for the `resets`-th time; what it has counted stays. Told again, it changes
+        nothing."""
         if resets <= self.resets:
             return
         self.resets = resets
         counts = self.learner_state.counts.sum(0)
-        self.learner_state.load(learner_arrays(self.parts.algorithm.learn(self.parts.seed), counts))
+        self.learner_state.load(learner_arrays(self.parts.new_learn(), counts))
         if self.greeted:
             self._publish()
 

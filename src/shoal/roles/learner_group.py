@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 
 from shoal.core import Group, GroupMember, Me
-from shoal.learning import Updater
+from shoal.learning import ComparingLearn, Updater
 from shoal.roles.learner_state import LearnerState, learner_arrays
 from shoal.roles.parts import Parts
 from shoal.runtime import Program
@@ -24,7 +24,9 @@ def learner_group(program: Program, parts: Parts) -> Port | None:
     """The port through which several learners share gradients, and their whole state when one has died; None for one."""
     if parts.learners == 1:
         return None
-    return program.group("gradients", state_bytes(parts.algorithm.learn(parts.seed))).port("member")
+    learn = parts.algorithm.learn(parts.seed)
+    told = learn.told_bytes(parts.replay.batch_size, parts.learners) if isinstance(learn, ComparingLearn) else 0
+    return program.group("gradients", max(state_bytes(learn), told)).port("member")
 
 
 def group_on(me: Me, parts: Parts, group: GroupMember | None) -> Group | None:

@@ -139,7 +139,7 @@ class SharedModel(LearnerState[Learn]):
 
     def __init__(self, me: Me, parts: Parts, shared: Shared) -> None:
         self.memory: Tree = shared.data
-        learn = parts.algorithm.learn(parts.seed)
+        learn = parts.new_learn()
         self.first = {name: array.copy() for name, array in learner_arrays(learn, np.zeros(2, np.int64)).items()}
         learn.bind(self.memory["learn"])
         super().__init__(me, parts, learn, self.memory["counts"])

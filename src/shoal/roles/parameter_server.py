@@ -72,7 +72,7 @@ class ServerLink:
         self.learner_state = LearnerState(me, parts, parts.learn())
         self.learn = self.learner_state.learn
         self.gate = LossGate()
-        self.owed = 0  # decisions that the server has not been told of
+        self.owed = 0  # decisions that the server has not been told about
         replayed = parts.algorithm.from_replay
         self.sums = MomentRelay(parts.stored.observation_moments) if replayed else None  # of observations, likewise
         self.version, self.life, self.fresh = 0, 0, False
@@ -100,7 +100,7 @@ class ServerLink:
         await self._exchange(gradient, phase, origin)
 
     def _usual(self, loss: float) -> bool:
-        """Whether this loss is no outlier among those of this worker (GORILA)."""
+        """Whether this loss is not an outlier among those of this worker (GORILA)."""
         assert self.width is not None
         if not math.isfinite(loss):
             return True  # the server leaves it out, and gives up when there are many

@@ -4,9 +4,9 @@
             ──▶ shard_1: the second slice ─────────────────────────────────────────────▶ weights_1 (broadcast) ──▶ evaluator
             ──▶ ...
 
-Shards know nothing of each other: a reader may get slices of neighbouring versions, as in GORILA. A shard that died goes on from
-its slice in the newest checkpoint, while the others go on from where they are. The first shard's counts travel with every gradient,
-so all shards refresh their slices of the target with the same gradient, also after one of them has died.
+Shards know nothing of each other: a reader may get slices of neighbouring versions, as in GORILA. A shard that died continues from
+its slice in the newest checkpoint, while the others continue from where they are. The first shard's counts travel with every
+gradient, so all shards refresh their slices of the target with the same gradient, also after one of them has died.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def draw_server(program: Program, parts: Parts, shards: int,
 
 def slice_of(parts: Parts, cut: slice) -> UpdaterSlice:
     """What a server needs that owns this slice of the parameters."""
-    learn = parts.algorithm.learn(parts.seed)
+    learn = parts.new_learn()
     if not isinstance(learn, SlicedLearn):
         raise ConfigError(f"--algorithm {parts.algorithm.name} with --architecture parameter_server does not fit: its parameters "
-                          "cannot be cut into slices (its Learn is no SlicedLearn); use --architecture actor_learner")
+                          "cannot be cut into slices (its Learn is not a SlicedLearn); use --architecture actor_learner")
     return learn.cut(cut)
 
 

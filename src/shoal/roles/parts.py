@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
 
 from shoal import envs
 from shoal.device.placement import Hardware
+from shoal.envs.handling import Handling
 from shoal.envs.multi_agent import GroupSpec
 from shoal.envs.opponent_env import OpponentEnv, OpponentMaker, built_in_opponent
 from shoal.errors import ConfigError
@@ -20,6 +24,9 @@ from shoal.population import ScoreRecord
 from shoal.roles.goals import Goal
 from shoal.roles.policies import NamedPolicies
 from shoal.roles.replay_config import ReplayConfig
+
+if TYPE_CHECKING:
+    from shoal.envs.device import TensorEnv
 
 __all__ = ["EnvSource", "EvalPlan", "Parts", "learner_places"]
 
@@ -33,6 +40,8 @@ class EnvSource:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     varied: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Arguments that differ from actor to actor: a value for each, in turns. Who evaluates has none of them."""
+    handling: Handling = field(default_factory=Handling)
+    """Which numbers of `info` are read, and whether environments that raise are restarted."""
     opponent: OpponentMaker | None = None
     """Who sits on all seats but one (`against`)."""
 
@@ -44,7 +53,7 @@ class EnvSource:
         return replace(self, kwargs={**self.kwargs, **own}, varied={})
 
     def make(self, num_envs: int) -> envs.BatchedEnv:
-        made = envs.make(self.env, num_envs, backend=self.backend, **self.kwargs)
+        made = envs.make(self.env, num_envs, backend=self.backend, handling=self.handling, **self.kwargs)
         return made if self.opponent is None else OpponentEnv(made, self.opponent)
 
     def against(self, opponent: str | OpponentMaker | None) -> EnvSource:
@@ -55,19 +64,19 @@ class EnvSource:
 
     def make_multi_agent(self, num_envs: int) -> envs.MultiAgentEnv:
         """The same with every agent's own spaces."""
-        return envs.make_multi_agent(self.env, num_envs, backend=self.backend, **self.kwargs)
+        return envs.make_multi_agent(self.env, num_envs, backend=self.backend, handling=self.handling, **self.kwargs)
 
     def describe_multi_agent(self) -> tuple[GroupSpec, ...]:
-        return envs.describe_multi_agent(self.env, backend=self.backend, **self.kwargs)
+        return envs.describe_multi_agent(self.env, backend=self.backend, handling=self.handling, **self.kwargs)
 
-    def tensors(self, num_envs: int, device: Any) -> Any:
-        """The same environments as tensor code on a device: a shoal.envs.device.TensorEnv."""
+    def tensors(self, num_envs: int, device: Any) -> TensorEnv:
+        """The same environments as tensor code on a device."""
         from shoal.envs.device import make_tensor_env
 
         return make_tensor_env(self.env, num_envs, device, **self.kwargs)
 
     def describe(self) -> envs.EnvSpec:
-        return envs.describe(self.env, backend=self.backend, **self.kwargs)
+        return envs.describe(self.env, backend=self.backend, handling=self.handling, **self.kwargs)
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,8 @@ class EvalPlan:
     greedy: bool = True
     goal: Goal | None = None
     """Where the run may stop."""
+    fitted: Goal | None = None
+    """The same by fitted Q on the recording that is learned from."""
     against: str | None = None
     """Whom it plays against; none: the policy sits on all seats itself."""
     max_episode_steps: int = 10_000
@@ -130,6 +141,10 @@ class Parts:
     """Several policies, each with Parts of its own; none: `algorithm` plays for all agents."""
     league: LeaguePlan | None = None
     """Who takes part in a league; its players are `policies`."""
+    log_episodes: bool = False
+    """Whether actors write their episodes to a file each (roles/step_report.py)."""
+    initial: Mapping[str, np.ndarray] | None = None
+    """The weights that learning begins with, by their names in `Learn.weights`; none: random ones."""
     hardware: Hardware = field(default_factory=Hardware)
     """Where learners and inference servers compute; actors and evaluators use the CPU."""
 
@@ -197,9 +212,18 @@ class Parts:
                               f"{type(record).__name__}, not an UnrollRecord")
         return record
 
-    def learn(self) -> Learn:
-        """A new learning side, where it is to compute."""
+    def new_learn(self) -> Learn:
+        """A new learning side on the CPU, with the weights that the run begins with."""
         learn = self.algorithm.learn(self.seed)
+        if self.initial is not None:
+            with torch.no_grad():
+                for name, array in self.initial.items():
+                    learn.weights[name].copy_(torch.from_numpy(array))
+        return learn
+
+    def learn(self) -> Learn:
+        """The same where it is to compute."""
+        learn = self.new_learn()
         if self.hardware.on_gpu and isinstance(learn, DeviceLearn):
             learn.to(self.hardware)
             if self.hardware.gpu.graphs:

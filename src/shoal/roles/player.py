@@ -16,7 +16,7 @@ from shoal.errors import ConfigError
 from shoal.learning import DevicePolicy, ItemRecord, ItemRecorder, Progress, SeatRecord, SeatRecorder, UnrollRecord, UnrollRecorder
 from shoal.roles.asked_seats import AskedSeats
 from shoal.roles.parts import Parts
-from shoal.telemetry import Stats
+from shoal.roles.step_report import StepReport
 
 __all__ = ["Player", "note_step", "take_items"]
 
@@ -38,6 +38,7 @@ class Player:
             from shoal.roles.recording_env import RecordingEnv  # only now: most runs record nothing
 
             self.env = cast(BatchedEnv, RecordingEnv(self.env, me, logs, source))
+        self._steps = StepReport(me, parts, self.env.env_id)
         self.policy = self.algorithm.policy()
         record, turns = parts.record, self.env.takes_turns
         self.recorder: UnrollRecorder | ItemRecorder | SeatRecorder
@@ -78,7 +79,7 @@ class Player:
 
     def report(self, now: Step) -> int:
         """Report one step of all environments; returns how many decisions it was."""
-        note_episodes(self.me.stats, now)
+        self._steps.note(now)
         self.me.beat()  # a slow environment is not one that hangs
         return int(np.count_nonzero(now.valid))
 
@@ -88,6 +89,7 @@ class Player:
         return decisions
 
     def close(self) -> None:
+        self._steps.close()
         self.env.close()
 
 
@@ -221,17 +223,9 @@ def take_items(recorder: ItemRecorder, data: Tree, decisions: int) -> None:
         recorder.take_moments(data["observation_moments"])
 
 
-def note_step(stats: Stats, now: Step, frame_skip: int) -> None:
+def note_step(report: StepReport, now: Step, frame_skip: int) -> None:
     """Report one step of environments that are acted in from elsewhere."""
-    decisions = int(np.count_nonzero(now.valid))
+    decisions, stats = int(np.count_nonzero(now.valid)), report.me.stats
     stats.add("env_steps", decisions)
     stats.add("env_frames", decisions * frame_skip)
-    note_episodes(stats, now)
-
-
-def note_episodes(stats: Stats, now: Step) -> None:
-    """Report the episodes that ended with this step."""
-    if len(now.episode_return):
-        stats.add("episodes", len(now.episode_return))
-        stats.observe("episode_return", now.episode_return)
-        stats.observe("episode_length", now.episode_length)
+    report.note(now)

@@ -25,9 +25,10 @@ from shoal.envs.opponent_env import Opponent
 from shoal.learning import Progress
 from shoal.roles.asked_seats import AskedSeats
 from shoal.roles.parts import Parts
-from shoal.roles.player import asked, note_episodes, seat_record
+from shoal.roles.player import asked, seat_record
 from shoal.roles.policies import NamedPolicies
 from shoal.roles.policy_opponent import no_actions
+from shoal.roles.step_report import StepReport
 
 __all__ = ["PolicyActor", "episode_return_of"]
 
@@ -169,6 +170,7 @@ class PolicyActor:
         self.group_of = {place: policy.group for place, policy in enumerate(policies.policies)}
         self.tables = [GroupSeats(group, np.zeros(group.num_seats, np.int64), np.zeros(group.num_seats, bool), no_actions(group))
                        for group in groups]
+        self.reports = [StepReport(me, parts, group.env_id, group=k if len(groups) > 1 else None) for k, group in enumerate(groups)]
         self.seating = self._seating(policies)
         self.seated = False
         records = [policy.unroll_record for policy in policies.learning.values()]
@@ -223,8 +225,8 @@ class PolicyActor:
                 learner.recorder.settle(now.groups[group], tables[group].actions)
         self.now = now
         decisions = 0
-        for table, step in zip(tables, now.groups, strict=True):
-            note_episodes(stats, step)
+        for table, report, step in zip(tables, self.reports, now.groups, strict=True):
+            report.note(step)
             decisions += int(np.count_nonzero(step.valid))
             if len(step.episode_return):
                 self._note_returns(table, step)
@@ -248,4 +250,6 @@ class PolicyActor:
                 self.me.stats.observe(episode_return_of(learner.name), step.episode_return[mine])
 
     def close(self) -> None:
+        for report in self.reports:
+            report.close()
         self.env.close()

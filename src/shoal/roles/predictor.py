@@ -11,6 +11,7 @@ from shoal.roles.learner_state import SharedModel
 from shoal.roles.parts import Parts
 from shoal.roles.player import note_step
 from shoal.roles.rows import join_rows, join_views, rows_of
+from shoal.roles.step_report import StepReport
 from shoal.slots import Field, Layout, map_tree
 
 __all__ = ["Agent", "Predictor", "prediction_layouts"]
@@ -34,6 +35,7 @@ class Agent:
     def __init__(self, me: Me, parts: Parts, predictions: Call, experience: Sink) -> None:
         self.me, self.predictions, self.unrolls = me, predictions, experience
         self.env = parts.env.of(me.index).make(parts.envs_per_actor)
+        self.report = StepReport(me, parts, self.env.env_id)
         record = parts.unroll_record
         self.recorder, self.length = record.recorder(self.env.num_seats), record.length
         self.now = self.env.reset(int(me.rng("environments").integers(2**31)))
@@ -54,7 +56,7 @@ class Agent:
             with stats.phase("write"):
                 recorder.write(t, reply["action"], reply["extras"], self.now, int(reply["version"][0]))
             self.hidden = reply["state"]
-            note_step(stats, self.now, self.env.frame_skip)
+            note_step(self.report, self.now, self.env.frame_skip)
         slot.send()
 
     async def _ask(self) -> Tree:
@@ -67,6 +69,7 @@ class Agent:
         return await draft.send().result()
 
     def close(self) -> None:
+        self.report.close()
         self.env.close()
 
 

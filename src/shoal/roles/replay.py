@@ -19,8 +19,8 @@ A graph may have several Replays with tables of different names (`Parts.of_table
 learner's news of env_steps nor its share of the rate limiter.
 
 With `turns` (lock step) an insert is answered only when the learner has asked again after its due updates: it has then
-published them, and the actor goes on with the newest weights. So the learner may have been told of an insert that the successor of
-a killed Replay is asked to put in once more. It says with every question which inserts it was told of, and none is counted twice.
+published them, and the actor continues with the newest weights. So the learner may know of an insert that the successor of a
+killed Replay is asked to put in once more. It says with every request which inserts it knows, and none is counted twice.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from shoal.roles.demonstrations import Demonstrations
 from shoal.roles.observation_moments import NAME as MOMENTS
 from shoal.roles.observation_moments import MomentRelay
 from shoal.roles.parts import Parts
-from shoal.roles.replay_memory import MemoryForecast, codecs
+from shoal.roles.replay_frames import FrameTable, frame_stacks, kept_columns
+from shoal.roles.replay_memory import MemoryForecast, chosen_compression, codecs
 from shoal.roles.replay_wires import MEASURED, Block, insert_records, items_layout, of_table, store, stored_columns, tell
 from shoal.runtime.start_checks import free_memory
 from shoal.slots import leaves, map_tree
@@ -73,12 +74,13 @@ class Replay:
         self.me, self.inserts, self.samples, self.config, self.turns = me, inserts, samples, parts.replay, turns
         self.uncounted, self.metrics = uncounted, {name: of_table(parts.table, name) for name in MEASURED}
         self.limiter, exponent = make_limiter(parts, turns), self.config.exponent
-        self.columns = stored_columns(parts.stored.layout)
+        self.columns, stacks = stored_columns(parts.stored.layout), frame_stacks(parts.stored)
+        self.frames = None if stacks is None else FrameTable(stacks, self.columns, self.config.insert_batch)
         self.index_sizes = parts.stored.index_sizes if isinstance(parts.stored, IndexedItems) else {}
         self.core = Core([replay.Table(
             parts.table, replay.Prioritized(exponent) if exponent else replay.Uniform(), self._remover(),
             max_size=self.config.part(self.config.capacity), limiter=self.limiter, soft=self.config.trim_updates > 0)],
-            compression=codecs(self.columns, self.config.compression), seed=int(me.rng("draws").integers(2**62)))
+            compression=self._codecs(parts), seed=int(me.rng("draws").integers(2**62)))
         self.table = self.core.table(parts.table)
         together = 1 if parts.spread else me.replicas  # on one machine, one of them speaks for all
         self.forecast: MemoryForecast | None = None
@@ -91,17 +93,21 @@ class Replay:
         self.looking: deque[Request] = deque()   # of readers that do not count, while the table is not filled
         self.added: list[Request] = []           # in turns: those that are in, but not answered
         self.demos = Demonstrations(me, parts) if parts.demos is not None else None
-        self.moments = MomentRelay(parts.stored.observation_moments)  # of observations that no learner was told of
+        self.moments = MomentRelay(parts.stored.observation_moments)  # of observations that no learner was told about
         self.saved: set[bytes] = set()           # digests of those in `added` when the table was saved that was loaded
         self.counts = np.zeros(2, np.int64)      # env_steps that were inserted, lives
-        self.fresh = 0                           # of these env_steps, those that no learner was told of
+        self.fresh = 0                           # of these env_steps, those that no learner was told about
         self.items = 0                           # that were inserted, and that telemetry does not know of
         self.newest = np.zeros(parts.actors, np.int64)  # in turns: the number of every actor's newest insert in this life
-        self.doubtful: list[Arrival] = []        # inserts that the learner may have been told of by a predecessor
+        self.doubtful: list[Arrival] = []        # inserts that the learner may have been told about by a predecessor
         self._begin_life(0)
         self.blocked = {"insert": False, "sample": False}
         self.told = {"insert": 0.0, "sample": 0.0}  # seconds that telemetry knows of
         self.noted, self.settled = 0, False
+
+    def _codecs(self, parts: Parts) -> dict[str, str]:
+        columns = kept_columns(parts.stored, self.columns, self.config.insert_batch)
+        return codecs(columns, chosen_compression(columns, self.config, parts.max_env_steps, free_memory()))
 
     def _remover(self) -> replay.Fifo | replay.Prioritized:
         exponent = self.config.evict_exponent
@@ -128,7 +134,7 @@ class Replay:
         self._count()
 
     def _serve(self) -> None:
-        """Let in and hand out, each in the order of asking, while either lets the other go on."""
+        """Let in and hand out, each in the order of asking, while either lets the other continue."""
         some, size, moved = self.config.insert_batch, self.config.batch_size, True
         while moved:
             moved = False
@@ -163,7 +169,10 @@ class Replay:
     def _store(self, data: Tree) -> int:
         """Put it into the table; returns how many items that were: the table refuses priorities that are not finite."""
         before = self.limiter.inserts
-        store(self.core, self.table, self.columns, data["items"], data["priority"], self.rows)
+        if self.frames is not None:
+            self.frames.put(self.core, self.table, data["items"], data["priority"])
+        else:
+            store(self.core, self.table, self.columns, data["items"], data["priority"], self.rows)
         self.counts[0] += data["decisions"][0]
         return self.limiter.inserts - before
 
@@ -191,7 +200,7 @@ class Replay:
         self._count_inserts()
 
     def _count_inserts(self) -> None:
-        """Count only inserts that cannot be retried, or that a learner was told of."""
+        """Count only inserts that cannot be retried, or that a learner was told about."""
         self.me.stats.add(self.metrics["replay_inserts"], self.items)
         self.items = 0
 
@@ -248,7 +257,7 @@ class Replay:
         tell(answer, slice(0, count), batch.info)
 
     def _resolve(self, heard: np.ndarray) -> None:
-        """Count those of the doubtful inserts that the learner was not told of."""
+        """Count those of the doubtful inserts that the learner was not told about."""
         for one in self.doubtful:
             if heard[one.client] != one.number:
                 self._add(one.decisions, one.items, one.moments)
@@ -273,7 +282,7 @@ class Replay:
     # ------------------------------------------------------------------ what a checkpoint holds
     def state(self) -> dict[str, np.ndarray | Pieces] | None:
         """The whole table, where it is wanted: chunks one after the other, and the index that says what they are. They are written
-        from the store while it goes on: rows that items refer to never change, and none are reused before all are written."""
+        from the store while it stays in use: rows that items refer to never change, and none are reused before all are written."""
         if not self.config.checkpoint:
             return None
         index, blocks = checkpoint.snapshot(self.core)

@@ -99,8 +99,8 @@ class ReplaySampler:
         self._staging: Tree = None  # of a batch that is put together of several
         self._keys, self._priorities = np.zeros(0, np.int64), np.zeros(0)  # new ones, to be told
         self._batches = 0
-        self._heard = np.zeros(parts.actors, np.int64)  # the newest insert of every actor that a table in turns has told of
-        self.fresh = 0  # env_steps that have come into the table, and that no batch before those taken last has told of
+        self._heard = np.zeros(parts.actors, np.int64)  # the newest insert of every actor that a table in turns has reported
+        self.fresh = 0  # env_steps that have come into the table, and that no batch before those taken last has reported
 
     async def take(self) -> tuple[np.ndarray, Tree]:
         """The keys of the next batch, and the batch: its items side by side, how likely each was, how many there are.

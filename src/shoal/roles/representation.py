@@ -6,10 +6,10 @@
 
 Detached, it draws batches of its own, and the learner takes its codes as they are. Shared, the learner sends what its own loss has
 for the encoder and the crops it came from; one step is made with the sum of both gradients. In lock step the learner waits for that
-step and goes on with its result: then the two are one learner, bit for bit.
+step and continues with its result: then the two are one learner, bit for bit.
 
-The newest encoder lies on the wire. A RepresentationLearner that was killed goes on from there, with the optimiser's moments of
-the newest checkpoint, and the learner goes on meanwhile with the encoder that it has.
+The newest encoder lies on the wire. A RepresentationLearner that was killed continues from there, with the optimiser's moments of
+the newest checkpoint, and the learner continues meanwhile with the encoder that it has.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class RepresentationLearner:
         self._publish()
 
     def _greet(self) -> None:
-        """Go on from what a predecessor has published, if that is newer than what was saved."""
+        """Continue from what a predecessor has published, if that is newer than what was saved."""
         stored: Tree = {"params": np.zeros_like(self.learn.state["params"]), "target": np.zeros_like(self.learn.state["target"]),
                         "updates": np.zeros(1, np.int64), "applied": np.zeros(1, np.int64)}
         if self.newest.pull(stored) and stored["updates"][0] >= self.counts[0]:

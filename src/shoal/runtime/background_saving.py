@@ -1,4 +1,4 @@
-"""Writes a large state to disk in a thread of its own, while its role goes on."""
+"""Writes a large state to disk in a thread of its own, while its role continues."""
 
 from __future__ import annotations
 

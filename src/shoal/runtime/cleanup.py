@@ -5,7 +5,7 @@ Two small processes, each of which runs this file alone:
     guard     the parent of a fork server, and the sub-reaper of all that it leaves behind. When the fork server has ended, however
               it did, whatever it or an environment had started is a child of the guard, and is killed
     watcher   beside a Ray cluster that the driver started. Twice a second it records the processes below the cluster's servers. At
-              the end of a pipe that only the driver holds it kills them, and removes the folders that it was told of
+              the end of a pipe that only the driver holds it kills them, and removes the folders that it was told about
 
 A process cannot escape by a session, a process group, an empty environment or another name: the guard asks the kernel for its
 children, and the watcher knows a process by its pid and the time at which it was started. What is started below a Ray worker stays

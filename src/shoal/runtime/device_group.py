@@ -142,7 +142,7 @@ class DeviceGroup:
 
     def _check(self) -> None:
         if self._group.changed():
-            raise GroupChanged(f"{self._group.name}: the members changed; call sync() and go on")
+            raise GroupChanged(f"{self._group.name}: the members changed; call sync() and continue")
 
 
 def identity(device: torch.device) -> bytes:

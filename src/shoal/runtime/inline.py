@@ -74,7 +74,7 @@ class InlineSupervisor(Supervisor):
         self._starting = True
 
     def _look(self) -> bool:
-        """Between two steps of a role that keeps its turn: see to stop conditions and checkpoints; whether it may go on."""
+        """Between two steps of a role that keeps its turn: see to stop conditions and checkpoints; whether it may continue."""
         self.session.tick(self)
         for instance in list(self.instances.values()):
             if instance.commands:

@@ -215,7 +215,7 @@ class Instance:
         return time.monotonic() >= until
 
     def _do_checkpoint(self, folder: str) -> str | Saving | None:
-        """Write the role's state, if there is any; returns the file's name, or what goes on writing it."""
+        """Write the role's state, if there is any; returns the file's name, or what is still writing it."""
         if self._saving is not None:
             self._end_saving()
         state = self.role.state() if isinstance(self.role, Stateful) else None
@@ -249,8 +249,8 @@ class Instance:
         try:
             self.role.load(state)
         except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
-            raise CheckpointError(f"{path} is not what {self.name} had saved: {type(error).__name__}: {error}; go on from an older "
-                                  "checkpoint, or start a new run") from error
+            raise CheckpointError(f"{path} is not what {self.name} had saved: {type(error).__name__}: {error}; continue from an "
+                                  "older checkpoint, or start a new run") from error
 
     def _store(self) -> Store:
         if self._program.store is None:

@@ -48,5 +48,5 @@ def cut_log(path: Path, keep: int, before: int = 0) -> int:
         text = f"[shoal] {before + dropped:,} bytes of this log were dropped here: it had become too long\n".encode() + kept
         file.seek(0)
         file.write(text)
-        os.ftruncate(file.fileno(), len(text))  # roles go on behind it: they append
+        os.ftruncate(file.fileno(), len(text))  # roles continue behind it: they append
     return dropped

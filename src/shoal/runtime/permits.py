@@ -1,4 +1,4 @@
-"""Permits: roles that count towards a limit of the whole program (max_env_steps) ask how far they may count before they go on.
+"""Permits: roles that count towards a limit of the whole program (max_env_steps) ask how far they may count before they continue.
 
     role        await me.permit(units)       before it does work that adds `units` to the counter
     supervisor  Permits.ask(...)             answers at once while the limit leaves anything, later or never when it does not
@@ -38,7 +38,7 @@ class Ask(NamedTuple):
     counted: float          # that it has counted so far
     round: int              # of a role in lock step: which one it is about to begin; -1 for others
     replicas: int           # how many of its kind there are now
-    answer: Callable[[float], None]   # takes the count, or in lock step the last round, up to which it may go on
+    answer: Callable[[float], None]   # takes the count, or in lock step the last round, up to which it may continue
 
 
 @dataclass

@@ -175,7 +175,7 @@ class Program:
         return self._wire(StreamWire(name, layout, depth, full, paired))
 
     def broadcast(self, name: str, layout: Layout, least_readers: int = 1) -> BroadcastWire:
-        """With `least_readers` 0 it is no mistake if nobody reads it."""
+        """With `least_readers` 0 it need not have a reader."""
         return self._wire(BroadcastWire(name, layout, least_readers))
 
     def go_on_above(self, version: int) -> None:

@@ -29,7 +29,7 @@ class Session(Protocol):
     def begin(self, control: Supervisor) -> None: ...
     def tick(self, control: Supervisor) -> None: ...
     def saved(self, folder: Path, ok: bool) -> None: ...
-    def newest(self) -> Path | None: ...
+    def newest(self, instance: str | None = None) -> Path | None: ...  # of an instance: one whose file of it is not damaged
     def end(self, control: Supervisor, reason: str, error: str | None) -> None: ...
 
 
@@ -183,7 +183,7 @@ class Supervisor(ABC):
     def pause(self, role: str, done: OnReply | None = None) -> None:
         """Begin no other step until `resume`. Like `set`, it also applies to later incarnations."""
         names = self._named(role)
-        self._kept_back.difference_update(names)  # only `resume` lets them go on
+        self._kept_back.difference_update(names)  # only `resume` lets them continue
         self._tell(names, "pause", done, self._paused.add)
 
     def resume(self, role: str, done: OnReply | None = None) -> None:

@@ -115,7 +115,7 @@ class CallbackOutput:
             method: Callable[..., None] = getattr(self._callback, due.method)
             try:
                 method(*due.arguments)
-            except Exception as error:  # whatever a user's code raises
+            except BaseException as error:  # whatever a user's code raises, sys.exit() too
                 self._complaints.append(f"{self._name}.{due.method} raised {type(error).__name__}: {error}")
 
     def _next(self) -> Due | None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import IO, Any
 
-__all__ = ["Live", "Plain", "console", "progress"]
+__all__ = ["Live", "Plain", "console", "counted", "progress"]
 
 PLAIN_WIDTH = 30  # of a plain line, for the algorithm's metrics: two of them
 FRAME_WIDTH = 20  # of the live table: its border, its names, and the space between
@@ -48,6 +48,11 @@ def progress(shot: Mapping[str, Any], goals: Mapping[str, Any]) -> tuple[float, 
 
 def number(value: float | None, digits: int = 1) -> str:
     return "-" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
+
+
+def counted(number: Any, what: str) -> str:
+    """1 actor, 2 actors."""
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def percent(value: float | None) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from html import escape
 
-__all__ = ["document"]
+__all__ = ["document", "figures", "grid"]
 
 STYLE = """
 :root{--ink:#1b1e23;--paper:#fff;--grid:#dfe3e8;--bad:#c9242b;--dim:#667}
@@ -21,3 +22,16 @@ def document(title: str, body: str) -> str:
     """The whole file."""
     return (f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title>"
             f"<style>{STYLE}</style>{body}</html>\n")
+
+
+def grid(head: Sequence[str], body: Sequence[Sequence[tuple[str, bool]]]) -> str:
+    """A table whose cells may be bad, which is red."""
+    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    rows = "".join("<tr>" + "".join(f"<td{' class=bad' if bad else ''}>{escape(text)}</td>" for text, bad in row) + "</tr>"
+                   for row in body)
+    return f"<div class=wide><table><tr>{top}</tr>{rows}</table></div>"
+
+
+def figures(title: str, plots: Mapping[str, str]) -> str:
+    shown = "".join(f"<figure><figcaption>{escape(name)}</figcaption>{plot}</figure>" for name, plot in plots.items() if plot)
+    return f"<h2>{escape(title)}</h2><div class=plots>{shown}</div>" if shown else ""

@@ -62,6 +62,9 @@ class Metric:
         return [self.name]
 
 
+INFO = "info"
+"""What measures the numbers of environments' info; their metrics are called info.KEY."""
+
 REGISTRY: tuple[Metric, ...] = (
     # every role
     Metric("steps", "counter", "steps", "Completed steps of the role: one step is one unit of its work."),
@@ -76,6 +79,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("episodes", "counter", "episodes", "Training episodes that ended, by termination or truncation."),
     Metric("episode_return", "mean", "reward", "Undiscounted return of training episodes, with exploration."),
     Metric("episode_length", "mean", "decisions", "Length of training episodes."),
+    Metric("env_restarts", "counter", "count", "Environments that raised and were made anew (--envs.restart-on-error)."),
     Metric("publish_to_use_seconds", "histogram", "s", "From publication of weights to their first use by an actor.",
            SECONDS),
     Metric("inference_batch", "histogram", "seats", "Seats in one forward pass of an inference server.", COUNTS),
@@ -83,6 +87,8 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("learner_steps", "counter", "updates", "Optimiser steps; of a group of learners only the first one counts."),
     Metric("updates_skipped", "counter", "updates", "Updates left out because a loss or a gradient was not finite."),
     Metric("group_discarded", "counter", "updates", "Updates discarded because the group of learners changed."),
+    Metric("results_refused", "counter", "results", "Results that a master left out: of an older task, or of a "
+           "chunk that it knew already."),
     Metric("replicas_resynchronised", "counter", "times", "Workers that had drifted from the first one, and "
            "took over its state."),
     Metric("samples_consumed", "counter", "decisions", "Decisions that entered a batch, counted once per batch."),
@@ -130,6 +136,8 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("demo_size", "gauge", "items", "Items in the table of demonstrations.", summed=True, measured_by="demonstrations"),
     Metric("demo_bytes", "gauge", "bytes", "Bytes of their data.", summed=True, measured_by="demonstrations"),
     Metric("epochs", "gauge", "epochs", "How often a recording that is learned from alone was read.", measured_by="readers"),
+    Metric("fqe", "gauge", "reward", "Fitted Q of the greedy policy where episodes begin, discounted by 0.99, on the recording "
+           "that is learned from; with --until fqe.", measured_by="value estimator"),
     Metric("demo_samples", "counter", "items", "Items drawn from the demonstrations."),
     Metric("demo_priority_updates", "counter", "items", "Priorities of demonstrations that a learner changed."),
     Metric("log_episodes", "counter", "episodes", "Recorded episodes that log readers have put into a table; each again and "

@@ -1,16 +1,17 @@
-"""Where snapshots go. An output may fail (disk full, closed pipe): the run drops it with a note and goes on."""
+"""Where snapshots go. An output may fail (disk full, closed pipe): the run drops it with a note and continues."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol, runtime_checkable
 
-__all__ = ["JsonLines", "Output", "Thinning", "Watcher", "jsonable", "read_lines", "say"]
+__all__ = ["JsonLines", "Output", "Thinning", "Watcher", "follow_lines", "jsonable", "read_lines", "say"]
 
 
 FULL_RATE_SECONDS = 300.0
@@ -116,6 +117,24 @@ def read_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]
         if isinstance(row, dict):
             rows.append(row)
     return rows
+
+
+def follow_lines(path: Path) -> Iterator[dict[str, Any] | None]:
+    """The whole lines of a metrics.jsonl, also those that are added later; None whenever there are no more for now."""
+    position, rest = 0, b""
+    while True:
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(position)
+                added = file.read()
+            position += len(added)
+            *lines, rest = (rest + added).split(b"\n")
+            for line in lines:
+                with contextlib.suppress(ValueError, RecursionError):  # torn by a kill
+                    row = json.loads(line)
+                    if isinstance(row, dict):
+                        yield row
+        yield None
 
 
 def say(line: str) -> None:

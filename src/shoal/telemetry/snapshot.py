@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.telemetry.metrics import PHASES, REGISTRY, Metric, distribution, mean
+from shoal.telemetry.metrics import INFO, PHASES, REGISTRY, Metric, distribution, mean
 
 __all__ = ["COUNTERS", "SHOWN_AS", "Reading", "ReadingWindow", "group_of"]
 
@@ -184,8 +184,12 @@ class ReadingWindow:
             own = [metric for metric in self._algorithm_metrics if metric.measured_by == part]
             together = tuple(metric.name for metric in own if metric.kind == "gauge")
             shot["losses"] |= self._values(now, since, own, together)
-        if self._role_metrics:
-            shot["role_metrics"] = self._values(now, since, self._role_metrics)
+        own = [metric for metric in self._role_metrics if metric.measured_by != INFO]
+        logged = [metric for metric in self._role_metrics if metric.measured_by == INFO]
+        if own:
+            shot["role_metrics"] = self._values(now, since, own)
+        if logged:
+            shot["info"] = {name.removeprefix(f"{INFO}."): value for name, value in self._values(now, since, logged).items()}
         return shot
 
     def _values(self, now: Reading, since: Mapping[str, float] | None, metrics: Iterable[Metric],
@@ -297,7 +301,7 @@ def _role(now: Reading, before: Reading, elapsed: float, names: list[str]) -> di
         "instances": len(names),
         "steps_per_second": sum(now.roles[n].get("steps", 0.0) - before.roles.get(n, {}).get("steps", 0.0)
                                 for n in names) / elapsed if elapsed > 0 else math.nan,
-        "busy": _share(now, before, elapsed, "busy_seconds", names),
+        "busy": min(1.0, _share(now, before, elapsed, "busy_seconds", names)),  # a step counts when it ends: it may be longer
         "phases": {phase: share for phase, share in phases.items() if share > 0},
         "waits": {wire: share for wire, share in waits.items() if share > 0},
     }

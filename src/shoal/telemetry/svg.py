@@ -96,32 +96,34 @@ def _svg(width: float, height: float, parts: Sequence[str], title: str) -> str:
 
 
 def lines(title: str, chart: Sequence[Polyline], x_name: str, y_name: str, threshold: float | None = None,
-          x_ticks: Sequence[float] = (), x_log: bool = False) -> str:
-    """A line chart; `threshold` is a red rule across it, `x_ticks` are the numbers below it where round ones will not do. `x_log`:
-    the axis is logarithmic, and all x are above 0."""
+          x_ticks: Sequence[float] = (), x_log: bool = False, y_log: bool = False) -> str:
+    """A line chart; `threshold` is a red rule across it, `x_ticks` are the numbers below it where round ones will not do. `x_log`
+    and `y_log`: the axis is logarithmic, and all its values are above 0."""
     chart = [line for line in chart if line.points]  # who has nothing to show is not in the legend either
-    scale = math.log10 if x_log else float
+    scale, y_scale = math.log10 if x_log else float, math.log10 if y_log else float
     xs = [scale(x) for line in chart for x, _ in line.points]
-    ys = [y for line in chart for _, y in line.points] + ([] if threshold is None else [threshold])
+    ys = [y_scale(y) for line in chart for _, y in line.points] + ([] if threshold is None else [y_scale(threshold)])
     if not xs:
         return ""
     x_axis = Axis(min(xs) if x_log else min(0.0, *xs), max(xs), LEFT, WIDTH - RIGHT)
+    parts: list[str] = []
     if x_log:
         x_ticks = log_ticks(x_axis.low, x_axis.high)
-    y_axis = Axis(min(0.0, *ys), max(ys) * 1.05 if max(ys) > 0 else 0.0, HEIGHT - BOTTOM, TOP)
-    parts = [_rule(LEFT, y_axis(tick), WIDTH - RIGHT, y_axis(tick)) for tick in y_axis.ticks]
-    parts += [_text(LEFT - 6, y_axis(tick) + 4, _number(tick), "end") for tick in y_axis.ticks]
+    low, high = (min(ys), max(ys)) if y_log else (min(0.0, *ys), max(ys) * 1.05 if max(ys) > 0 else 0.0)
+    y_axis = Axis(low, high, HEIGHT - BOTTOM, TOP)
+    for tick in log_ticks(low, y_axis.high) if y_log else y_axis.ticks:
+        parts = [*parts, _rule(LEFT, y := y_axis(y_scale(tick)), WIDTH - RIGHT, y), _text(LEFT - 6, y + 4, _number(tick), "end")]
     parts += [_text(x_axis(scale(tick)), HEIGHT - BOTTOM + 16, _number(tick)) for tick in x_ticks or x_axis.ticks]
     parts += [_text((LEFT + WIDTH) / 2, HEIGHT - 6, x_name), _text(LEFT, 12, y_name, "start")]
     if threshold is not None:
-        parts.append(_rule(LEFT, y_axis(threshold), WIDTH - RIGHT, y_axis(threshold), "var(--bad)", 'stroke-dasharray="3 3"'))
+        parts.append(_rule(LEFT, y := y_axis(y_scale(threshold)), WIDTH - RIGHT, y, "var(--bad)", 'stroke-dasharray="3 3"'))
     for line in chart:
-        way = " ".join(f"{x_axis(scale(x)):.1f},{y_axis(y):.1f}" for x, y in line.points)
+        way = " ".join(f"{x_axis(scale(x)):.1f},{y_axis(y_scale(y)):.1f}" for x, y in line.points)
         dash = ' stroke-dasharray="6 4"' if line.dashed else ""
         parts.append(f'<polyline points="{way}" fill="none" stroke="{line.colour}" stroke-width="1.8"{dash}>'
                      f"<title>{escape(line.name)}</title></polyline>")
         if line.dots:
-            parts += [f'<circle cx="{x_axis(scale(x)):.1f}" cy="{y_axis(y):.1f}" r="3" fill="{line.colour}"/>'
+            parts += [f'<circle cx="{x_axis(scale(x)):.1f}" cy="{y_axis(y_scale(y)):.1f}" r="3" fill="{line.colour}"/>'
                       for x, y in line.points]
     right = float(WIDTH - RIGHT)
     for name, colour in reversed(list(dict.fromkeys((line.name, line.colour) for line in chart))):

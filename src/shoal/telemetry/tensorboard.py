@@ -71,6 +71,7 @@ def scalars(shot: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """The finite numbers of a snapshot, with TensorBoard tags."""
     named = {tag: shot.get(name) for name, tag in GROUPS.items()}
     named |= {f"loss/{name}": value for name, value in shot.get("losses", {}).items()}
+    named |= {f"info/{name}": value for name, value in shot.get("info", {}).items()}
     named |= {f"role/{name}": value for name, value in shot.get("role_metrics", {}).items()}
     for policy, numbers in shot.get("policies", {}).items():
         named |= {f"{policy}/{name}": numbers[name] for name in ("eval_return", "train_return", "learner_steps")}

@@ -68,7 +68,7 @@ def verdict(shot: Mapping[str, Any], seconds: float, runtime: str = "local", cor
                     f"{_percent(idle)}; more environments per actor")
         if weights >= BLOCKED and not _lock_step(shot):
             return (f"weight-bound: actors waited {_percent(weights)} {span} for new weights while the learner idled "
-                    f"{_percent(idle)}; let actors go on with older weights, or publish more often")
+                    f"{_percent(idle)}; let actors continue with older weights, or publish more often")
         if pulling >= BLOCKED:
             return (f"weight-bound: actors spent {_percent(pulling)} {span} pulling weights while the learner idled "
                     f"{_percent(idle)}; longer unrolls pull less often, or a smaller network")

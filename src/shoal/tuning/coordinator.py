@@ -10,26 +10,28 @@ an old policy are in flight at a copy. Learning rates are read from the configur
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from shoal.bench.parent_death import tied_to_parent
 from shoal.coordination.population.exploit import to_copy
 from shoal.coordination.population.priors import explored
 from shoal.errors import RoleFailed
 from shoal.experiment.checkpoints import read_meta
+from shoal.tuning.member_run import slice_words
+from shoal.tuning.report import write_report
+from shoal.tuning.searches import first_values, next_member, until_env_steps
+from shoal.tuning.slices import LocalSlices, RunningSlice, Slices
 from shoal.tuning.study import Member, Study
 
 __all__ = ["StudyCoordinator"]
 
 LOOK_SECONDS = 0.1
+END_SECONDS = 60.0  # for the last checkpoints of members
 
 
 @dataclass
@@ -37,12 +39,12 @@ class Slice:
     """A member that trains."""
 
     member: Member
-    process: subprocess.Popen[bytes]
+    process: RunningSlice
     values: dict[str, Any]
 
 
 class StudyCoordinator:
-    """Runs a study to its end; made anew it goes on where another one was killed."""
+    """Runs a study to its end; made anew it continues where another one was killed."""
 
     def __init__(self, study: Study, say: Callable[[str], None]) -> None:
         self.study, self.settings, self.say = study, study.settings, say
@@ -51,74 +53,77 @@ class StudyCoordinator:
         self.reached: int | None = None  # the member that has reached the return
 
     def run(self) -> None:
+        slices = self._slices()
+        workers = self.settings.workers or slices.workers
         try:
             self._begin()
-            while self.reached is None and (self.training or self._waiting()):
-                while len(self.training) < self.settings.workers and (waiting := self._waiting()):
-                    self._train(waiting[0])
+            while self.reached is None:
+                while len(self.training) < workers and (member := self._next()) is not None:
+                    self._train(member, slices)
+                if not self.training:
+                    break
                 time.sleep(LOOK_SECONDS)
-                for number in [one for one, found in self.training.items() if found.process.poll() is not None]:
-                    self._ended(self.training.pop(number))
+                ended = {number: code for number, found in self.training.items() if (code := found.process.poll()) is not None}
+                for number, code in ended.items():
+                    self._ended(self.training.pop(number), code)
         finally:
             self._end_all()
+            slices.close()
+
+    def _slices(self) -> Slices:
+        if self.settings.cluster is None:
+            return LocalSlices()
+        from shoal.tuning.ray_slices import RaySlices  # Ray may be missing, and takes a second to import
+
+        return RaySlices(self.settings.cluster)
 
     def _begin(self) -> None:
-        """First records of all members, and copies that a predecessor had begun."""
+        """First records of all members, and what a predecessor had begun."""
         known = {member.number: member for member in self.study.members()}
         for number in range(self.settings.population):
+            self.study.restore(number)
             if number not in known:
-                rng = np.random.default_rng([self.settings.seed, number])
-                values = {name: prior.draw(rng) for name, prior in self.priors.items()}
+                values = first_values(self.settings, number)
                 self.study.log("start", number, values=values)
                 self.study.save(Member(number, values, ancestor=number))
             elif known[number].copying:
                 self.study.finish_copy(known[number])
 
-    def _waiting(self) -> list[Member]:
-        """Members with something left to do, the one that is least far first."""
-        left = [member for member in self.study.members() if member.number not in self.training
-                and member.env_steps < self.settings.max_env_steps and member.stopped_by != "return"]
-        return sorted(left, key=lambda member: (member.env_steps, member.number))
+    def _next(self) -> Member | None:
+        return next_member(self.settings, self.study.members(), self.training)
 
     # ------------------------------------------------------------------ one interval
-    def _train(self, member: Member) -> None:
+    def _train(self, member: Member, slices: Slices) -> None:
         settings, run = self.settings, self.study.run(member.number)
-        newest = run.checkpoints().newest()
+        newest = run.checkpoints().sound(tables=False)
+        if newest is None and run.path.exists():
+            run.remove()  # it was ended before its first checkpoint: nothing of it is worth keeping
         done = member.env_steps if newest is None else max(member.env_steps, int(read_meta(newest).get("env_steps", 0)))
-        alone = settings.population == 1  # nobody to be compared with: one run without a break
-        until = settings.max_env_steps if alone else min(settings.max_env_steps, done + settings.every_env_steps)
-        goal = [] if settings.until_return is None else ["--until-return", str(settings.until_return)]
-        if newest is None:
-            if run.path.exists():
-                run.remove()  # it was ended before its first checkpoint: nothing of it is worth keeping
-            values = [word for name, value in member.values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-            words = ["train", settings.preset, settings.env, *settings.options, *values, "--run-dir", str(run.path), "--seed",
-                     str(settings.seed + member.number), "--policy", "last", *goal]
-        else:
-            words = ["resume", str(run.path), *goal]
-        words += ["--max-env-steps", str(until), "--console.mode", "none"]
-        log = (self.study.path / "members" / f"{member.number:02d}.log").open("ab")
-        with log:
-            process = subprocess.Popen(tied_to_parent([sys.executable, "-m", "shoal.cli", *words]), stdout=log, stderr=log,
-                                       stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        words = partial(slice_words, (settings.preset, settings.env, *settings.options), member.values,
+                        settings.seed + member.number, until=until_env_steps(settings, member, done), goal=settings.until_return)
+        process = slices.start(words, run.path, self.study.log_file(member.number))
         self.training[member.number] = Slice(member, process, member.values)
 
-    def _ended(self, done: Slice) -> None:
-        number, code = done.member.number, done.process.returncode
-        if code in (2, 3):
-            log = self.study.path / "members" / f"{number:02d}.log"
+    def _ended(self, done: Slice, code: int) -> None:
+        number = done.member.number
+        if code in (1, 2, 3):
+            log = self.study.log_file(number)
             tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
             raise RoleFailed(f"member {number} of {self.study.path} failed: {' '.join(tail)}; see {log}")
-        if code != 0:  # killed from outside: it goes on from its newest checkpoint
-            self.say(f"member {number} was ended from outside (exit code {code}); it goes on from its newest checkpoint")
+        if code != 0:  # killed from outside: it continues from its newest checkpoint
+            self.say(f"member {number} was ended from outside (exit code {code}); it continues from its newest checkpoint")
             return
-        member = self.study.save(self.study.measured(done.member))
+        member = self.study.measured(done.member)
+        if self.settings.search == "halving":
+            member = replace(member, rungs=[*member.rungs, member.fitness])
+        self.study.save(member)
         self.study.log("slice", number, values=done.values, env_steps=member.env_steps, fitness=member.fitness)
         self.say(f"member {number}: {member.env_steps:,} env steps, fitness {member.fitness}, {_words(member.values)}")
         if member.stopped_by == "return":
             self.reached = number
-        elif member.env_steps < self.settings.max_env_steps:
+        elif self.settings.search == "population" and member.env_steps < self.settings.max_env_steps:
             self._exploit(member)
+        write_report(self.study)
 
     def _exploit(self, member: Member) -> None:
         """Copy a better member, where the rule says so, and explore around its values."""
@@ -131,14 +136,16 @@ class StudyCoordinator:
             return
         values = explored(members[parent].values, self.priors, self.settings.resample, rng)
         self.study.finish_copy(self.study.begin_copy(member, members[parent], values))
-        self.say(f"member {member.number} copies member {parent}, and goes on with {_words(values)}")
+        self.say(f"member {member.number} copies member {parent}, and continues with {_words(values)}")
 
     def _end_all(self) -> None:
-        """Members that still train write a checkpoint and end."""
+        """Members that still train write a checkpoint and end. One that does not continues from its newest one: it ends with its
+        server."""
         for found in self.training.values():
             found.process.terminate()
-        for found in self.training.values():
-            found.process.wait()
+        left, deadline = list(self.training.values()), time.monotonic() + END_SECONDS
+        while (left := [found for found in left if found.process.poll() is None]) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
 
 
 def _words(values: dict[str, Any]) -> str:

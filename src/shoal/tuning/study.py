@@ -11,25 +11,40 @@ half a copy: when the study is resumed, the copy is done again.
 
 from __future__ import annotations
 
+import itertools
 import json
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 from shoal.coordination.population.exploit import ExploitRule, Fitness
 from shoal.coordination.population.priors import Prior, parse_prior
 from shoal.errors import CheckpointError, ConfigError
-from shoal.experiment.checkpoints import read_json, read_meta, write_json
+from shoal.experiment.checkpoints import read_json, write_json
 from shoal.experiment.run import Run, load
 from shoal.experiment.rundir import RunDir
+from shoal.experiment.values import fit_type
 from shoal.telemetry.outputs import read_lines
+from shoal.tuning.member_run import copy_checkpoint, set_values
+from shoal.tuning.searches import SearchRule
 
-__all__ = ["Member", "Study", "StudySettings"]
+__all__ = ["MOST_MEMBERS", "Member", "Study", "StudySettings", "check_bounds"]
 
-TRIES = 5  # to copy a checkpoint whose run goes on and may drop it meanwhile
+MOST_MEMBERS = 10_000
+BOUNDS = {"population": (1, MOST_MEMBERS), "workers": (1, MOST_MEMBERS), "resample": (0, 1), "points": (1, 1000),
+          "reduction": (2, 1000), "seed": (0, 2**53), "every_env_steps": (1, 10**15), "max_env_steps": (1, 10**15)}
+START_AGAIN = "restore it, or start the study again"
+
+Record = TypeVar("Record", "StudySettings", "Member")
+
+
+def check_bounds(values: Mapping[str, Any]) -> None:
+    """Refuse numbers with which a study would not begin, or not end."""
+    for name, (least, most) in BOUNDS.items():
+        if (value := values.get(name)) is not None and not least <= value <= most:
+            raise ConfigError(f"--{name.replace('_', '-')} {value:g} is not possible; give a number from {least} to {most:,}")
 
 
 @dataclass(frozen=True)
@@ -38,18 +53,25 @@ class StudySettings:
 
     preset: str
     env: str
-    vary: Mapping[str, str]
+    vary: dict[str, str]
     """By the name of a value the range that it is searched in."""
     population: int
     every_env_steps: int
     max_env_steps: int
     until_return: float | None = None
+    search: SearchRule = "population"
     exploit: ExploitRule = "truncation"
     resample: float = 0.0
     """Probability that exploring draws a value anew instead of perturbing it."""
+    points: int = 3
+    """Grid search: values of each range."""
+    reduction: int = 3
+    """Halving: one of this many continues to the next rung, which is this much longer."""
     seed: int = 0
-    workers: int = 1
-    """Members that train at the same time."""
+    workers: int | None = None
+    """Members that train at the same time; none: as many as there are cores."""
+    cluster: str | None = None
+    """The Ray cluster that members train on: an address, auto, or local; none: processes of this machine."""
     options: tuple[str, ...] = ()
     """Of every member's `shoal train`."""
 
@@ -71,6 +93,8 @@ class Member:
     ancestor: int = -1
     """Whose parameters it began with, through all copies."""
     stopped_by: str = ""
+    rungs: list[float | None] = field(default_factory=list)
+    """Halving: its fitness at the end of each rung."""
     copying: dict[str, Any] = field(default_factory=dict)
     """The parent and the values of a copy that is under way."""
 
@@ -88,7 +112,23 @@ class Study:
     @classmethod
     def create(cls, path: Path, settings: StudySettings) -> Study:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ConfigError(f"--study {path} is not empty; go on with it by `shoal tune resume {path}`, or give another folder")
+            raise ConfigError(f"--study {path} is not empty; continue it with `shoal tune resume {path}`, or give another folder")
+        return cls._made(path, settings)
+
+    @classmethod
+    def create_default(cls, path: Path, settings: StudySettings) -> Study:
+        """At `path`, or with -2, -3, ... behind it where another study has begun in the same second."""
+        first = path
+        for number in itertools.count(2):
+            try:
+                path.mkdir(parents=True)  # only one of two that try at once
+                break
+            except FileExistsError:
+                path = first.with_name(f"{first.name}-{number}")
+        return cls._made(path, settings)
+
+    @classmethod
+    def _made(cls, path: Path, settings: StudySettings) -> Study:
         (path / "members").mkdir(parents=True)
         write_json(path / "study.json", asdict(settings))
         return cls(path)
@@ -101,20 +141,32 @@ class Study:
 
     @property
     def settings(self) -> StudySettings:
-        found = read_json(self.path / "study.json")
-        try:
-            return StudySettings(**{**found, "options": tuple(found["options"])})
-        except (TypeError, KeyError) as error:
-            raise CheckpointError(f"{self.path / 'study.json'} is damaged: {error}; start the study again") from None
+        path = self.path / "study.json"
+        settings = typed(StudySettings, path)
+        if any(not isinstance(text, str) for text in settings.vary.values()):
+            raise CheckpointError(f"{path} is damaged: a range is not text; {START_AGAIN}")
+        check_bounds(asdict(settings))
+        return settings
 
     # ------------------------------------------------------------------ members
     def run(self, number: int) -> RunDir:
         return RunDir(self.path / "members" / f"{number:02d}")
 
+    def log_file(self, number: int) -> Path:
+        """What a member has printed."""
+        return self.path / "members" / f"{number:02d}.log"
+
+    def restore(self, number: int) -> None:
+        """Undo the arrival of a run directory that was cut short between two renames."""
+        run = self.run(number).path
+        old = run.with_name(f"{run.name}.old")
+        if old.exists() and not run.exists():
+            old.rename(run)
+
     def members(self) -> list[Member]:
         """Those that have begun, by number."""
-        paths = sorted((self.path / "members").glob("*.json"))
-        return [Member(**read_json(path)) for path in paths]
+        names = set(self.settings.vary)
+        return [_checked(typed(Member, path), names, path) for path in sorted((self.path / "members").glob("[0-9]*.json"))]
 
     def save(self, member: Member) -> Member:
         write_json(self.path / "members" / f"{member.number:02d}.json", asdict(member))
@@ -134,7 +186,7 @@ class Study:
         """The run of the fittest member."""
         known = [member for member in self.members() if member.fitness is not None]
         if not known:
-            raise CheckpointError(f"{self.path} has no member whose fitness is known yet; go on: `shoal tune resume {self.path}`")
+            raise CheckpointError(f"{self.path} has no member with a known fitness yet; continue: `shoal tune resume {self.path}`")
         return load(self.run(max(known, key=lambda member: member.fitness or 0.0).number).path)
 
     # ------------------------------------------------------------------ copies
@@ -145,43 +197,12 @@ class Study:
     def finish_copy(self, member: Member) -> Member:
         """Do what `begin_copy` has written down: take over all that is in the parent's newest checkpoint, optimiser state too."""
         parent, values = int(member.copying["parent"]), dict(member.copying["values"])
-        self._copy_checkpoint(parent, member.number)
-        self.set_values(member.number, values)
+        copy_checkpoint(self.run(parent), self.run(member.number))
+        set_values(self.run(member.number), values)
         self.log("copy", member.number, parent=parent, before=member.values, after=values, fitness=member.fitness,
                  env_steps=member.env_steps)
         return self.save(replace(member, values=values, copying={}, fitness=None, std=0.0, episodes=0,
                                  ancestor=int(member.copying["ancestor"])))
-
-    def _copy_checkpoint(self, parent: int, child: int) -> None:
-        source, target = self.run(parent).checkpoints(), self.run(child).checkpoints()
-        target.clear_torn()
-        for left in reversed(range(TRIES)):
-            newest = source.newest()
-            if newest is None:
-                raise CheckpointError(f"member {parent} has no checkpoint that member {child} could copy; resume the study")
-            folder = target.begin(0)
-            try:
-                meta = read_meta(newest)
-                for name in meta["files"]:
-                    shutil.copyfile(newest / name, folder / name)
-                target.commit(folder, {key: value for key, value in meta.items() if key not in ("files", "sha256", "seal")})
-                return
-            except (FileNotFoundError, CheckpointError):  # the parent goes on, and has dropped it
-                target.abandon(folder)
-                if not left:
-                    raise
-
-    def set_values(self, number: int, values: Mapping[str, Any]) -> None:
-        """Let a run go on with other values when it is resumed; those that only a restart can change too."""
-        run = self.run(number)
-        config = run.config()
-        for key, value in values.items():
-            *path, name = key.split(".")
-            inside = config
-            for part in path:
-                inside = inside[part]
-            inside[name] = value
-        run.save_config(config)
 
     # ------------------------------------------------------------------ lineage
     def log(self, event: str, member: int, **more: Any) -> None:
@@ -189,7 +210,9 @@ class Study:
             file.write(json.dumps({"time": time.time(), "event": event, "member": member, **more}) + "\n")
 
     def lineage(self) -> list[dict[str, Any]]:
-        return read_lines(self.path / "lineage.jsonl")
+        """Lines that cannot be used are passed over."""
+        settings = self.settings
+        return [row for row in read_lines(self.path / "lineage.jsonl") if _usable(row, settings)]
 
     def schedule(self, number: int) -> list[dict[str, Any]]:
         """What this member's parameters were trained with, from the first step on: its own slices since its last copy, before them
@@ -203,3 +226,46 @@ class Study:
             elif row["event"] == "slice":
                 found.append({"member": who, "env_steps": row["env_steps"], "values": row["values"]})
         return list(reversed(found))
+
+
+def typed(kind: type[Record], path: Path) -> Record:
+    """A record of the study's folder; CheckpointError for anything else."""
+    found, hints = read_json(path), get_type_hints(kind)
+    try:
+        for name, value in found.items():
+            if get_origin(hints.get(name)) in (dict, list) and not isinstance(value, get_origin(hints[name])):
+                raise TypeError(f"{name} is {value!r}")
+        return kind(**{name: fit_type(hints.get(name, Any), value, name) for name, value in found.items()})
+    except (ConfigError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; {START_AGAIN}") from None
+
+
+def _checked(member: Member, names: set[str], path: Path) -> Member:
+    """The record of a member, if it is one of this study."""
+    copying = member.copying
+    if f"{member.number:02d}" != path.stem or set(member.values) != names or not all(map(_known, member.rungs)) or (
+            copying and not (isinstance(copying.get("parent"), int) and isinstance(copying.get("ancestor"), int)
+                             and isinstance(copying.get("values"), dict) and set(copying["values"]) == names)):
+        raise CheckpointError(f"{path} is damaged: it is not the record of this member; {START_AGAIN}")
+    return member
+
+
+def _usable(row: Mapping[str, Any], settings: StudySettings) -> bool:
+    """Whether a line of lineage.jsonl is one."""
+    who = range(settings.population)
+    if row.get("event") == "copy":
+        return row.get("member") in who and row.get("parent") in who and isinstance(row.get("env_steps"), int)
+    values = row.get("values")
+    if row.get("member") not in who or not isinstance(values, dict) or set(values) != set(settings.vary):
+        return False
+    try:
+        fitted = all(prior.holds(values[name]) for name, prior in settings.priors.items())
+    except ConfigError:  # a range of study.json is damaged
+        return False
+    return fitted and (row.get("event") == "start" or (row.get("event") == "slice" and isinstance(row.get("env_steps"), int)
+                                                       and _known(row.get("fitness"))))
+
+
+def _known(fitness: object) -> bool:
+    """A number, or none."""
+    return fitness is None or isinstance(fitness, int | float)

@@ -50,7 +50,7 @@ class ActorCriticConfig(Options):
     optimiser_epsilon: float = number(1e-5, above=0)
     """Epsilon of adam and rmsprop."""
     grad_norm: float = number(0.5, at_least=0)
-    """Longest gradient; longer ones are scaled down. 0 does not clip."""
+    """Largest norm of a gradient; larger ones are scaled down. 0 does not clip."""
     value_weight: float = number(0.5, at_least=0)
     """Weight of the value loss."""
     entropy: float = number(0.01, at_least=0, live=True)

@@ -47,6 +47,20 @@ class ActorCriticPolicy(ModelPolicy[ActorCriticModel]):
             each = [head.log_prob(params, action.expand(len(params)), mask).exp() for action in actions]
             return np.asarray(torch.stack(each, 1).cpu().numpy())
 
+    def log_prob(self, view: StepView, action: np.ndarray, explore: np.ndarray | None) -> np.ndarray | None:
+        """Of what it samples, mixed with uniform actions; greedily it takes the likeliest of discrete actions."""
+        with torch.inference_mode():
+            head, params = self.model.net.head, self.model.step(view, {}).params
+            taken = self.model.tensor(action)
+            mask = None if view.action_mask is None else self.model.tensor(view.action_mask)
+            if explore is not None:
+                mix = self.model.tensor(explore) if explore.any() else None
+                return np.asarray(head.log_prob(params, taken, mask, mix).cpu().numpy())
+            if not head.mask_size:
+                return None
+            same = (head.mode(params, mask) == taken).reshape(len(taken), -1).all(1)
+            return np.asarray(same.float().log().cpu().numpy())
+
     def _chosen(self, params: torch.Tensor, view: StepView, explore: np.ndarray | None,
                 rng: torch.Generator) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         head = self.model.net.head

@@ -5,8 +5,8 @@
       encoder                 InfoNCE(f(query) W f'(key))   ──> gradient, added to that one: one step with the sum
                               f' <- m f' + (1 - m) f            f' is the encoder of the target net
 
-Crops are made once, with an offset for each image that all its frames share; policies see the centre. Of several learners each
-contrasts its own part of the joined batch.
+Crops are made once, with an offset for each image that all its frames share; policies see the centre. Several learners tell each
+other their keys, so that each finds its own queries among the keys of the joined batch.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ ENCODER = "encoder"
 """The phase of the representation."""
 VIEWS = ("query", "key_view")
 """What is compared: two crops of each observation."""
+KEYS, FIRST_KEY = "contrast_keys", "first_contrast_key"  # of all learners, in a minibatch's items; which are its own
 SEED = 2  # added to the learner's: its nets have that one and the next
 
 
@@ -43,7 +44,7 @@ class Contrast:
 
     config: RepresentationConfig
     weight: float = 1.0
-    """What the contrastive loss is multiplied with."""
+    """What the contrastive loss is multiplied by."""
     momentum: float = 0.95
     """Share of the key encoder that stays, m."""
     logit_scale: float = 1.0
@@ -105,12 +106,42 @@ class Contrast:
 
     def loss(self, model: Model[Any], target: Model[Any], minibatch: ItemMinibatch) -> Loss:
         """InfoNCE of a minibatch whose items have `views`."""
-        items = self.compared(minibatch.items)
-        learned, follows = model.representation, target.representation
-        assert learned is not None and learned.comparison is not None and follows is not None
-        with torch.no_grad():
-            keys = follows.projected(items["key_view"])
+        items, first = self.compared(minibatch.items), minibatch.items.get(FIRST_KEY, 0)
+        learned, absent = model.representation, None
+        assert learned is not None and learned.comparison is not None
+        if KEYS in minibatch.items:
+            everyone = minibatch.items[KEYS]
+            keys, absent = everyone[:, 1:], everyone[:, 0] == 0
+        else:
+            keys = self.keys(target, minibatch)
         logits = learned.comparison(learned.projected(items["query"]), keys) * self.logit_scale
-        rows = ops.info_nce(logits)
-        metrics = {"contrast_accuracy": ops.retrieved(logits.detach()).mean(), "contrast_loss": rows.detach().mean()}
+        if absent is not None:
+            logits = logits.masked_fill(absent, -torch.inf)
+        rows = ops.info_nce(logits, first)
+        metrics = {"contrast_accuracy": ops.retrieved(logits.detach(), first).mean(), "contrast_loss": rows.detach().mean()}
         return Loss((minibatch.weight * rows).sum() * (minibatch.scale * self.weight), metrics)
+
+    @torch.no_grad()
+    def keys(self, target: Model[Any], minibatch: ItemMinibatch) -> torch.Tensor:
+        """[B, P]."""
+        assert target.representation is not None
+        return target.representation.projected(self.compared(minibatch.items)["key_view"].to(target.params.device))
+
+    @property
+    def key_size(self) -> int:
+        """Numbers in a key, P."""
+        return self.config.projection[-1] if self.config.projection else self.config.code_size
+
+    def told(self, target: Model[Any], minibatch: ItemMinibatch, index: int, learners: int) -> np.ndarray:
+        """The keys of this learner, in its own of `learners` places [learners, B, 1 + P]: learners add them up. The first number of
+        a row says that there is a key."""
+        keys = self.keys(target, minibatch).cpu().numpy()
+        places = np.zeros((learners, len(keys), 1 + keys.shape[1]), np.float32)
+        places[index, :, 0], places[index, :, 1:] = 1, keys
+        return places.ravel()
+
+    def with_keys(self, minibatch: ItemMinibatch, told: np.ndarray, index: int, learners: int) -> ItemMinibatch:
+        """The minibatch with what all learners have `told`, together."""
+        size = len(minibatch.weight)
+        everyone = torch.from_numpy(told.reshape(learners * size, -1)).to(minibatch.weight.device)
+        return replace(minibatch, items={**minibatch.items, KEYS: everyone, FIRST_KEY: index * size})

@@ -28,7 +28,7 @@ class ItemMinibatch:
     weight: torch.Tensor
     """Of each item [B]: makes up for how often it is drawn."""
     scale: float
-    """What the sum of this learner's losses is multiplied with, so that the learners' mean is that of the joined batch."""
+    """What the sum of this learner's losses is multiplied by, so that the learners' mean is that of the joined batch."""
 
 
 def item_sums(batch: Tree, index: int, learners: int) -> np.ndarray:

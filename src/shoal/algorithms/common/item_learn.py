@@ -22,8 +22,8 @@ M = TypeVar("M", bound=Model[Any])
 
 
 class ItemLearn(PhasedLearn[M]):
-    """A learning.Learn and ReplayLearn. With a `contrast` the first phase also teaches the encoder, which has a phase of its own
-    after all others, or is learned elsewhere: then this is a learning.EncodedLearn."""
+    """A learning.Learn, ReplayLearn and ComparingLearn. With a `contrast` the first phase also teaches the encoder, which has a
+    phase of its own after all others, or is learned elsewhere: then this is a learning.EncodedLearn."""
 
     records = stages = True
 
@@ -50,6 +50,20 @@ class ItemLearn(PhasedLearn[M]):
             return super().loss_of(minibatch, phase)
         assert self.target is not None
         return self._contrast.loss(self.model, self.target, minibatch)
+
+    # -------------------------------------------------------------------------------- several learners
+    def told(self, minibatch: ItemMinibatch, phase: str, index: int, learners: int) -> np.ndarray:
+        if self._contrast is None or phase != ENCODER:
+            return np.zeros(0, np.float32)
+        assert self.target is not None
+        return self._contrast.told(self.target, minibatch, index, learners)
+
+    def with_told(self, minibatch: ItemMinibatch, told: np.ndarray, index: int, learners: int) -> ItemMinibatch:
+        assert self._contrast is not None
+        return self._contrast.with_keys(minibatch, told, index, learners)
+
+    def told_bytes(self, batch: int, learners: int) -> int:
+        return 0 if self._contrast is None else 4 * learners * batch * (1 + self._contrast.key_size)
 
     # -------------------------------------------------------------------------------- an encoder that is learned elsewhere
     @property

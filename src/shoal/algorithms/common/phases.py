@@ -53,7 +53,7 @@ class Phase:
     """Of a part of the network, where there are several phases."""
     optimiser: OptimiserName | ValueOptimiserName
     lr: float | Callable[[], float]
-    """A number, or what gives it at every update: then it may change while a run goes on."""
+    """A number, or what gives it at every update: then it may change during a run."""
     lr_final: float | Callable[[], float | None] | None = None
     """At the end of the env_steps budget; None keeps it constant."""
     epsilon: float = 1e-8

@@ -45,7 +45,7 @@ class CloningOptions(Options):
     optimiser_epsilon: float = number(1e-8, above=0)
     """Epsilon of Adam."""
     grad_norm: float = number(0.0, at_least=0)
-    """Longest gradient; longer ones are scaled down. 0 does not clip."""
+    """Largest norm of a gradient; larger ones are scaled down. 0 does not clip."""
     normalise_observations: bool = False
     """Scale floating-point observations by the mean and deviation of those in the data; pixels are scaled anyway."""
 

@@ -37,7 +37,7 @@ class GaussianNoise:
 
 @dataclass(frozen=True)
 class OrnsteinUhlenbeck:
-    """Goes on from step to step and returns to 0."""
+    """Continues from step to step and returns to 0."""
 
     theta: float
 

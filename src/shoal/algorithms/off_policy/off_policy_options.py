@@ -21,9 +21,9 @@ class OffPolicyOptions(Options):
     n_step: int = number(1, at_least=1)
     """Rewards in a return before it bootstraps."""
     reward_scale: float = number(1.0, above=0)
-    """What rewards are multiplied with before anything is learned from them; evaluations see them as they are."""
+    """What rewards are multiplied by before anything is learned from them; evaluations see them as they are."""
     reward_shift: float = number(0.0)
-    """What is added to rewards then (-1 for AntMaze)."""
+    """Added to rewards after that (-1 for AntMaze)."""
     random_steps: int = number(1_000, at_least=0)
     """Environment steps at the beginning whose actions are uniformly random."""
     actor_lr: float = number(3e-4, above=0, live=True)
@@ -33,7 +33,7 @@ class OffPolicyOptions(Options):
     optimiser_epsilon: float = number(1e-8, above=0)
     """Epsilon of Adam."""
     grad_norm: float = number(0.0, at_least=0)
-    """Longest gradient of the actor, and of the critics; longer ones are scaled down. 0 does not clip."""
+    """Largest norm of the gradient of the actor, and of the critics; larger ones are scaled down. 0 does not clip."""
     target_tau: float = number(0.005, above=0, at_most=1)
     """Share of the way that the target nets move; 1 copies."""
     target_period_updates: int = number(1, at_least=1)
@@ -53,7 +53,7 @@ class NoiseOptions(OffPolicyOptions):
     """An actor that explores by noise."""
 
     noise: Literal["gaussian", "ou"] = "gaussian"
-    """Noise that explores: gaussian, or ou (Ornstein-Uhlenbeck), which goes on from step to step of an episode."""
+    """Noise that explores: gaussian, or ou (Ornstein-Uhlenbeck), which continues from step to step of an episode."""
     noise_std: float = number(0.1, at_least=0, live=True)
     """Deviation of the noise, where actions lie in [-1, 1]; of ou that of each of its steps."""
     noise_theta: float = number(0.15, at_least=0, at_most=1)

@@ -10,6 +10,7 @@ arrays and tensors with tensors; then no number is read, and `explore` as an arr
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -121,6 +122,17 @@ class SampledPolicy(BoxPolicy[SquashedGaussianActor | GaussianActor]):
     def _action(self, given: dict[str, Any]) -> Tensor:
         return self.actor.action(given["observation"], given["noise"])
 
+    def log_prob(self, view: StepView, action: np.ndarray, explore: np.ndarray | None) -> np.ndarray | None:
+        """Of samples, and of uniform actions at the beginning. What lies at the bounds counts as if nothing had been cut off."""
+        if explore is None or (explore == 0).any():
+            return None
+        with torch.inference_mode(), self.model.precision():
+            seen = self.model.see(map_tree(self.model.tensor, view.observation))
+            unit = self._range.unit(self.model.tensor(action).flatten(1))
+            wild = torch.full((len(unit),), -self.size * math.log(2.0))
+            found = torch.where(torch.as_tensor(explore) < 0, wild, self.actor.unit_log_prob(seen, unit).cpu())
+            return np.asarray((found - self._range.log_volume).numpy())
+
 
 class DiscretePolicy(ModelPolicy[Model[Any]]):
     """A stochastic actor with discrete actions."""
@@ -145,6 +157,17 @@ class DiscretePolicy(ModelPolicy[Model[Any]]):
             if self.masked:
                 extras["action_mask"] = mask
             return (action.numpy(), state, map_tree(Tensor.numpy, extras)) if arrays else (action, state, extras)
+
+    def log_prob(self, view: StepView, action: np.ndarray, explore: np.ndarray | None) -> np.ndarray | None:
+        """Of samples, of uniform actions at the beginning, and of the likeliest action where it is greedy."""
+        with torch.inference_mode(), self.model.precision():
+            seen = self.model.see(map_tree(self.model.tensor, view.observation))
+            mask = None if view.action_mask is None else self.model.tensor(view.action_mask)
+            logits, taken = dist.mask_logits(self.actor(seen), mask), self.model.tensor(action)
+            amount = torch.zeros(len(logits)) if explore is None else torch.as_tensor(explore)
+            wild = torch.where(amount.unsqueeze(1) < 0, dist.mask_logits(torch.zeros_like(logits), mask), logits)
+            greedy = dist.greedy_log_prob(dist.categorical_mode(logits), taken, torch.zeros(len(logits)), 1)
+            return np.asarray(torch.where(amount == 0, greedy, dist.categorical_log_prob(wild, taken)).numpy())
 
     def _judged(self, critic: StackedValues, seen: Tree, logits: Tensor, action: Tensor) -> dict[str, Any]:
         """What records.first_priority.ValueEstimates reads."""

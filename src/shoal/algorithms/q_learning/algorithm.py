@@ -82,7 +82,7 @@ class QLearningConfig(Options):
     adagrad_start: float = number(0.1, at_least=0)
     """What adagrad's sums of squares begin with."""
     grad_norm: float = number(40.0, at_least=0)
-    """Longest gradient; longer ones are scaled down. 0 does not clip."""
+    """Largest norm of a gradient; larger ones are scaled down. 0 does not clip."""
     normalise_observations: bool = False
     """Scale floating-point observations by their running mean and deviation; pixels are scaled anyway."""
 
@@ -127,6 +127,7 @@ class QLearning(Algorithm, Generic[C]):
             "reward_clip": config.reward_clip,
             "estimates": self.estimates(),
             "observation_moments": plan.norm_size,
+            "frame_stack": plan.spec.frame_stack,
         }
 
     def estimates(self) -> Estimates:

@@ -8,7 +8,7 @@ A batch is a tree of items [B, ...] with `probability` [B], with which each was 
 table it came from. Several learners make the update of their joined batch.
 
 Noisy layers: an update has noise of its own, one set for its whole batch. It follows from the seed and the number of the update, so
-learners that make an update together have the same noise, and a resumed run goes on with the noise that it would have had.
+learners that make an update together have the same noise, and a resumed run continues with the noise that it would have had.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from shoal.device.placement import Hardware
 from shoal.learning import StepView
 from shoal.nets.q_network import HeadConfig, QNetwork, QOutput, build_q
 from shoal.ops import c51
+from shoal.ops.distributions import greedy_log_prob
 from shoal.slots import map_tree
 
 __all__ = ["QModel", "QPolicy"]
@@ -124,6 +125,18 @@ class QPolicy(ModelPolicy[QModel]):
             if logits is not None:
                 extras["logits"] = logits.numpy()
             return action.numpy(), state, extras
+
+    def log_prob(self, view: StepView, action: np.ndarray, explore: np.ndarray | None) -> np.ndarray | None:
+        """Of the epsilon-greedy policy; with noisy layers it is not known."""
+        if explore is not None and self.model.net.noise_size:
+            return None
+        with torch.inference_mode():
+            q = self.model.step(view, {}).q
+            if view.action_mask is not None:
+                q = q.masked_fill(~self.model.tensor(view.action_mask), -torch.inf)
+            epsilon = torch.zeros(len(q)) if explore is None else torch.as_tensor(explore)
+            found = greedy_log_prob(q.argmax(-1).cpu(), torch.as_tensor(action), epsilon, (q > -torch.inf).sum(-1).cpu())
+            return found.numpy()
 
     def _noise(self, seats: int, rng: torch.Generator) -> torch.Tensor | None:
         size = self.model.net.noise_size

@@ -86,7 +86,7 @@ class CompiledEnv:
         self._all, self._none = np.ones(rows, bool), np.zeros(rows, bool)
 
     def reset(self, seed: int | None = None) -> Step:
-        """See BatchedEnv. Without a seed, each row goes on with its own random numbers."""
+        """See BatchedEnv. Without a seed, each row continues with its own random numbers."""
         seed, self._seed = (self._seed if seed is None else seed), None
         if seed is not None:
             self._rng[:] = np.random.SeedSequence(int(seed)).generate_state(self.num_envs, np.uint64)

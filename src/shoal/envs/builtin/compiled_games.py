@@ -69,7 +69,7 @@ class CompiledGames:
         )
 
     def reset(self, seed: int | None = None) -> MultiAgentStep:
-        """See MultiAgentEnv. Without a seed, each game goes on with its own random numbers."""
+        """See MultiAgentEnv. Without a seed, each game continues with its own random numbers."""
         seed, self._seed = (self._seed if seed is None else seed), None
         if seed is not None:
             self._rng[:] = np.random.SeedSequence(int(seed)).generate_state(self.num_envs, np.uint64)

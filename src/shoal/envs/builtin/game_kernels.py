@@ -224,7 +224,7 @@ def kuhn_step(action: Array, s: Array, rng: Array, p: Array, o: GameOut) -> None
         move = action[2 * e + seat]
         if not allowed(o, 2 * e + seat, move):
             return
-        stake, winner = 0, 0  # how much agent `winner` wins; 0: the game goes on
+        stake, winner = 0, 0  # how much agent `winner` wins; 0: the game continues
         before = s[2 + moves, e] if moves else -1
         if moves and before == 1:  # after a bet: a fold, or a showdown for 2
             stake = 1 if move == 0 else 2

@@ -189,7 +189,7 @@ class Uploads:
             parcel.rows.append([chunk, start, end - start, "none", block.number, _offset(block.array, array)])
             return
         codec = self._codec(spec, array)
-        # A message is sent by zmq's own thread while the writer goes on, but rows are never written twice.
+        # A message is sent by zmq's own thread while the writer continues, but rows are never written twice.
         parcel.buffers.append(array.reshape(-1).view(np.uint8) if codec == "none" else encode(array, codec))
         parcel.rows.append([chunk, start, end - start, codec])
 
@@ -213,7 +213,7 @@ class Uploads:
         return True
 
     def tidy(self, first: int) -> bool:
-        """Forget a closed group that no unconfirmed item needs; False while the server must still be told of its end."""
+        """Forget a closed group that no unconfirmed item needs; False while the server must still be told about its end."""
         upload = self.groups.get(first)
         if upload is None or upload.filled is None or upload.users:
             return True

@@ -181,7 +181,7 @@ class Client(EndsAtFork):
         return self._backend.checkpoint(self._wait(timeout))
 
     def close(self) -> None:
-        """Disconnect; the server goes on."""
+        """Disconnect; the server continues."""
         if self._closed:
             return
         self._closed = True

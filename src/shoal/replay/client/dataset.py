@@ -109,7 +109,7 @@ class Dataset(EndsAtFork, Iterator[Batch]):
 
     def close(self) -> None:
         if self._closed:
-            return  # the parent process goes on with it
+            return  # the parent process continues with it
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

@@ -26,7 +26,7 @@ class EndsAtFork(Closing):
             raise Closed(self._why)
 
     def end_in_child(self) -> None:
-        """This process is a child of the one that made it. It must not touch what the two share; the parent goes on with it."""
+        """This process is a child of the one that made it. It must not touch what the two share; the parent continues with it."""
         self._closed = True
         self._why = f"this {type(self).__name__.lower()} belongs to the process that made it: make another one after the fork"
 

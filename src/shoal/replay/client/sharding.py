@@ -130,7 +130,7 @@ class ShardedBackend:
             return None
 
     def leave_out(self, shard: int, error: Exception) -> None:
-        """A shard does not answer: go on without it until it does."""
+        """A shard does not answer: continue without it until it does."""
         if self._closed.is_set():
             raise error
         with self._lock:

@@ -1,12 +1,12 @@
-"""Checkpoints on disk: all tables at one instant, written while writers go on, loaded whole or not at all.
+"""Checkpoints on disk: all tables at one instant, written while writers continue, loaded whole or not at all.
 
     DIR/checkpoint-000007/index.msgpack    tables, items, groups of chunks, the last number of every writer
                          /chunks.bin       the chunks' rows, one after the other
                          /index.crc        the index's checksum; that of the rows is in the index
 
-Under the lock only the records are copied. The rows are written from the store while it goes on: a block that is freed meanwhile is
-not reused before the last reader has ended, and rows that items refer to are never written again. A directory gets its name after
-its files are on disk.
+Under the lock only the records are copied. The rows are written from the store while it stays in use: a block that is freed
+meanwhile is not reused before the last reader has ended, and rows that items refer to are never written again. A directory gets
+its name after its files are on disk.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from shoal.errors import CheckpointError, ConfigError, ShoalError
+from shoal.files import sync
 from shoal.replay.table.checkpoint import UnknownFormat, check_lengths, fill, packed, snapshot, unpacked
 from shoal.replay.table.columns import Array, unflatten
 from shoal.replay.table.limiters import RateLimiter
@@ -139,10 +140,10 @@ def _write(directory: Path, number: int, index: dict[str, Any], blocks: Sequence
         with open(draft / "index.crc", "wb") as file:
             file.write(str(zlib.crc32(raw)).encode())
             _sync(file)
-        _sync_directory(draft)
+        sync(draft)
         final = directory / f"checkpoint-{number:06d}"
         draft.rename(final)
-        _sync_directory(directory)
+        sync(directory)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return final
@@ -187,14 +188,6 @@ def _alive(draft: Path) -> bool:
 def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # -- loading

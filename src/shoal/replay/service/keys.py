@@ -71,7 +71,7 @@ class Key:
             return cls(data["public"], data["secret"], data.get("server"), data.get("clients", ()))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             why = f"{type(error).__name__}: {error}"
-            raise ConfigError(f"{where} is no key file ({why}); `shoal replay keys DIR` makes one") from error
+            raise ConfigError(f"{where} is not a key file ({why}); `shoal replay keys DIR` makes one") from error
 
 
 def check_key(owner: str, key: Any, loopback: bool, address: str) -> None:
@@ -90,7 +90,7 @@ def add_client(directory: str | os.PathLike[str], name: str) -> tuple[Path, Path
     folder = Path(directory)
     server_file, client_file = folder / SERVER_FILE, folder / f"{name}.json"
     if not name or not name.replace("-", "").replace("_", "").isalnum() or client_file == server_file:
-        raise ConfigError(f"a client's name is of letters, digits, - and _, and not 'server', got {name!r}")
+        raise ConfigError(f"a client's name has letters, digits, - and _ only, and is not 'server'; got {name!r}")
     if client_file.exists():
         raise ConfigError(f"{client_file} is there already: choose another name")
     try:

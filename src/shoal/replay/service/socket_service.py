@@ -326,7 +326,7 @@ class Service:
         return {"info": info}
 
     def _save(self, client: bytes, header: dict[str, Any], buffers: list[Any]) -> None:
-        """Write a checkpoint in a thread of its own, so that the loop goes on."""
+        """Write a checkpoint in a thread of its own, so that the loop continues."""
         number = field(header, "id", int, 0)
         if self._saves >= MOST_SAVES:
             raise Refused(f"{self._saves} checkpoints are already asked for")

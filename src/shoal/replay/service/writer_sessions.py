@@ -227,7 +227,7 @@ class WriteRequest:
         return closes
 
     def advance(self, core: Core) -> bool:
-        """Go on as far as limiters allow; True when the whole message is applied. The lock is held."""
+        """Continue as far as limiters allow; True when the whole message is applied. The lock is held."""
         if self._steps is None:
             self._steps = self._apply(core)
         return next(self._steps, True)
@@ -266,7 +266,7 @@ class WriteRequest:
             self.session.close(core, first, filled)
 
     def _refuse(self, core: Core, number: int, last: int, error: Exception) -> None:
-        """Items from a number to another one cannot be inserted: tell why, and go on after them."""
+        """Items from a number to another one cannot be inserted: tell why, and continue after them."""
         told = error_fields(error)
         self.refused.append((number, told["error"], told["reason"]))
         core.writers[self.session.writer] = last

@@ -31,7 +31,7 @@ class LockedCore:
         self.saving = threading.Lock()  # one checkpoint at a time
         self.changed = threading.Condition(self.lock)
         self.closed = False
-        self.on_change: Callable[[], None] | None = None  # tells the socket service that requests may go on
+        self.on_change: Callable[[], None] | None = None  # tells the socket service that requests may continue
         self._waiters = 0
 
     def check_open(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from shoal.runtime.program import Program
-from shoal.runtime.ray.links import BroadcastLink, CallLink, StreamLink
+from shoal.runtime.ray.links import BroadcastLink, CallLink, Link, StreamLink
 from shoal.runtime.ray.links.group_link import GroupLink
 from shoal.runtime.ray.messenger import Message
 from shoal.runtime.ray.place_memory import PlaceAllocator
@@ -16,7 +16,7 @@ from shoal.runtime.wires import BroadcastWire, CallWire, GroupWire, Port, Stream
 __all__ = ["GroupStatus", "MemberStatus", "PlaceWires"]
 
 GREETING_SECONDS = 5.0
-LINKS: dict[type[Wire], Callable[..., Any]] = {
+LINKS: dict[type[Wire], Callable[..., Link]] = {
     StreamWire: StreamLink, BroadcastWire: BroadcastLink, CallWire: CallLink, GroupWire: GroupLink}
 
 
@@ -90,7 +90,9 @@ class PlaceWires:
         """The supervisor reports the status of members."""
         for status in statuses:
             if isinstance(status, GroupStatus):
-                self._links[status.wire].formed(status.epoch, status.ranks)
+                link = self._links[status.wire]
+                assert isinstance(link, GroupLink)
+                link.formed(status.epoch, status.ranks)
                 continue
             key = (status.wire, status.end, status.member)
             before = self._statuses.get(key, MemberStatus(*key, -1, False, False))
@@ -106,7 +108,7 @@ class PlaceWires:
                 self._links[status.wire].renewed(status.end, status.member)
 
     def await_greetings(self) -> None:
-        """A restarted publisher waits until all living readers, who were told of it, have sent their version."""
+        """A restarted publisher waits until all living readers, who were told about it, have sent their version."""
         deadline = time.monotonic() + GREETING_SECONDS
         publishing = [link for link in self._links.values() if isinstance(link, BroadcastLink) and link.publishes]
         for link in publishing:

@@ -8,7 +8,6 @@ wrote, and is sent those that they start from, so the nodes need no common stora
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from shoal.errors import ConfigError, RoleFailed
+from shoal.files import sync
 from shoal.runtime.core_use import CoreUse
 from shoal.runtime.fork_server_client import import_paths
 from shoal.runtime.instance import instance_name, shares_state, split_name
@@ -321,10 +321,8 @@ class RaySupervisor(PlaceSupervisor[RayPlace]):
     def _write(child: RayPlace, path: str, data: Any) -> None:
         """Write a file of a checkpoint; if that fails, the reply of the place's role says so."""
         try:
-            with open(path, "wb") as file:
-                file.write(memoryview(data))
-                file.flush()
-                os.fsync(file.fileno())
+            Path(path).write_bytes(memoryview(data))
+            sync(Path(path))
         except OSError as error:
             child.unwritten = str(error)
 

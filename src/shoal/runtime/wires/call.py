@@ -107,7 +107,7 @@ class CallWire(Wire):
 
     def numbers(self) -> dict[str, float]:
         clients, servers, _ = self._views()
-        batches, answered = (int(n) for n in servers[:, :2].sum(0))  # first: never more than were asked, though both go on counting
+        batches, answered = (int(n) for n in servers[:, :2].sum(0))  # first: never more than were asked, though both keep counting
         asked, late, timeouts = (int(n) for n in clients[:, :3].sum(0))
         moved = asked * self.request.nbytes + answered * self.reply.nbytes
         return {"asked": asked, "late": late, "timeouts": timeouts, "batches": batches, "answered": answered, "bytes_moved": moved}

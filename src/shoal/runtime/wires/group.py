@@ -220,7 +220,7 @@ class MemoryGroupMember(RankedMember):
 
     def _check(self, when: str) -> None:
         if self.changed():
-            raise GroupChanged(f"{self.name}: the members changed {when} round {self._round}; call sync() and go on")
+            raise GroupChanged(f"{self.name}: the members changed {when} round {self._round}; call sync() and continue")
 
     def _arrived(self) -> bool:
         self._channel.get()

@@ -96,7 +96,7 @@ class ProcessGroupMember(RankedMember):
 
     def _check(self) -> None:
         if self.changed():
-            raise GroupChanged(f"{self.name}: the members changed; call sync() and go on")
+            raise GroupChanged(f"{self.name}: the members changed; call sync() and continue")
 
     async def _add_up(self, vector: np.ndarray) -> np.ndarray:
         return await self._operate("sum", vector)

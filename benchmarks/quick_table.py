@@ -1,4 +1,4 @@
-"""Puts the quick throughput suite's table into README.md, between its markers: `python -m benchmarks.readme_table`."""
+"""Puts the quick throughput suite's table into docs/benchmark.md, between its markers: `python -m benchmarks.quick_table`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.bench.results_folder import ResultsFolder
 
 __all__ = ["write"]
 
-PAGE, FOLDER, MARKER = ROOT / "README.md", RESULTS / "throughput-quick", "throughput"
+PAGE, FOLDER, MARKER = ROOT / "docs" / "benchmark.md", RESULTS / "throughput-quick", "throughput"
 SHOWN = ("env_steps_per_second", "limit.env_steps_per_second", "efficiency", "learner_idle", "policy_lag_mean",
          "bytes_per_env_step", "cpu_seconds_per_million", "peak_memory_mb", "startup_seconds")
 

@@ -1,0 +1,124 @@
+"""`shoal watch RUN`: what a run shows on its own console, from another terminal, while it goes on or after it has ended.
+
+It only reads the run directory, so it may run on any machine that sees the folder. A run writes a line a second in its first
+minutes, and one a minute when it has run for hours.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from shoal.errors import ConfigError
+from shoal.experiment.lock import holder
+from shoal.experiment.parse import parse_options, split_positionals
+from shoal.experiment.rundir import RunDir, find_runs
+from shoal.options import Options, number
+from shoal.telemetry.console import console, counted
+from shoal.telemetry.curves import read_curve, sparkline
+from shoal.telemetry.outputs import follow_lines
+
+__all__ = ["watch_command"]
+
+LOOK_SECONDS = 0.5
+GOALS = ("until_return", "max_env_steps", "max_learner_steps", "max_seconds", "until")
+CURVE_WIDTH = 60
+UNKNOWN = ("train_return", "eval_return", "best_return", "lowest_return", "learner_idle", "env_steps_per_second",
+           "learner_steps_per_second")
+
+
+@dataclass(frozen=True)
+class Watch(Options):
+    """Follow a run from another terminal."""
+
+    mode: Literal["auto", "live", "plain"] = "auto"
+    """A live table, or plain lines; auto is live on a terminal."""
+    every_seconds: float = number(5.0, at_least=0.1)
+    """Time between two plain lines."""
+
+
+def watch_command(arguments: list[str]) -> int:
+    usage = "shoal watch [RUN]"
+    if any(word in ("-h", "--help") for word in arguments):
+        parse_options(Watch, Watch(), ["--help"], usage)
+    words, rest = split_positionals(arguments, 1)
+    options = parse_options(Watch, Watch(), rest, usage)
+    options.validate()
+    if len(words) > 1:
+        raise ConfigError(f"{usage}: give one run directory, not {' '.join(words)}")
+    runs = find_runs()
+    if not words and not runs:
+        raise ConfigError(f"{usage}: there are no runs under runs/; give the directory of one")
+    watch(RunDir.open(Path(words[0])) if words else runs[-1], options, sys.stdout)
+    return 0
+
+
+def watch(run: RunDir, options: Watch, out: IO[str]) -> None:
+    """Show what is in the folder; while the run goes on, everything that is added."""
+    config = run.config()
+    seen = console(options.mode, out, _title(config), {name: config.get(name) for name in GOALS}, options.every_seconds)
+    assert seen is not None
+    try:
+        newest: Mapping[str, Any] | None = None
+        for row in _rows(run):
+            if row is None:  # all that there is by now
+                if newest is not None:
+                    seen.write({**_whole(newest), "last": holder(run.path) is None})
+                newest = None
+            elif row.get("kind") == "snapshot":
+                newest = row
+            elif row.get("kind") == "event":
+                seen.event({**row, "kind": row.get("event", "note")})
+    finally:
+        seen.close()
+    _ended(run, out)
+
+
+def _rows(run: RunDir) -> Iterator[Mapping[str, Any] | None]:
+    """The lines of metrics.jsonl as they come, and None whenever there are no more; ends with the run."""
+    lines = follow_lines(run.metrics_file)
+    while True:
+        going = holder(run.path) is not None  # asked first: what is written before the end is read
+        yield from iter(lambda: next(lines), None)
+        yield None
+        if not going:
+            return
+        time.sleep(LOOK_SECONDS)
+
+
+def _title(config: Mapping[str, Any]) -> str:
+    pair = " x ".join(str(config.get(section, {}).get("name")) for section in ("algorithm", "architecture"))
+    return (f"{config.get('preset') or pair} on {config.get('env', {}).get('name')} · {config.get('runtime')} · "
+            f"{counted(config.get('actors'), 'actor')} · seed {config.get('seed')}")
+
+
+def _whole(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A snapshot as the session has it: JSON's null is not a number."""
+    def read(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: read(item) for key, item in value.items()}
+        return math.nan if value is None else value
+
+    return {**dict.fromkeys(UNKNOWN, math.nan), "evaluating": "", "training": True, **read(row)}
+
+
+def _ended(run: RunDir, out: IO[str]) -> None:
+    """The curve so far, and how it ended."""
+    summary = run.summary()
+    curve = read_curve(run.metrics_file, "eval_return")
+    curve = curve if len(curve.y) > 1 else read_curve(run.metrics_file, "train_return")
+    if len(curve.y) > 1:
+        drawn = sparkline(curve.y, CURVE_WIDTH)
+        out.write(f"return  {drawn}  {curve.y[0]:,.4g} to {curve.y[-1]:,.4g}, best {curve.y.max():,.4g}\n")
+    out.write(f"{run.path}: {_how(run.state(summary))}"
+              + (f", {summary['env_steps']:,} env steps" if summary.get("env_steps") else "")
+              + (f", evaluated {summary['eval_return']:,.2f}" if summary.get("eval_return") is not None else "") + "\n")
+
+
+def _how(state: str) -> str:
+    return {"killed": "it was killed; `shoal resume` goes on", "running": "it goes on"}.get(state, f"ended by {state}")

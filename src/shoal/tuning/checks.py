@@ -1,0 +1,110 @@
+"""What can be wrong with a study, found before anything is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from shoal.coordination.population.exploit import EXPLOIT_RULES, ExploitRule
+from shoal.errors import ConfigError
+from shoal.experiment.parse import parse_train
+from shoal.experiment.prepare import prepare
+from shoal.tuning.member_run import value_words
+from shoal.tuning.searches import SEARCH_RULES, SearchRule
+from shoal.tuning.study import MOST_MEMBERS, StudySettings, check_bounds
+
+__all__ = ["checked", "one_process_each"]
+
+UNLIMITED = 10**9
+MEMBERS = 8
+OF_MEMBERS = ("run_dir", "policy")
+FIXED = ("seed", "runtime", "run_dir", "max_env_steps", "max_learner_steps", "max_seconds", "until_return", "until", "env",
+         "preset")
+OF_SEARCH = {"exploit": "population", "resample": "population", "points": "grid", "reduction": "halving"}
+"""Options that mean something to one kind of search only."""
+
+
+def checked(preset: str, env: str, vary: Mapping[str, str], options: Sequence[str], *, every_env_steps: int | None,
+            max_env_steps: int | None, until_return: float | None, search: SearchRule, population: int | None,
+            exploit: ExploitRule | None, resample: float | None, points: int | None, reduction: int | None, seed: int,
+            workers: int | None, cluster: str | None) -> StudySettings:
+    """The settings, after a look at everything that can be wrong."""
+    if not vary:
+        raise ConfigError('nothing is varied; give for instance --vary "algorithm.lr=loguniform(1e-4,1e-2)"')
+    _check_rules(search, {"exploit": exploit, "resample": resample, "points": points, "reduction": reduction})
+    check_bounds({"population": population, "workers": workers, "resample": resample, "points": points, "reduction": reduction,
+                  "seed": seed})
+    interval, budget = _budget(search, every_env_steps, max_env_steps, until_return)
+    words = one_process_each(options)
+    settings = StudySettings(preset, env, dict(vary), population or MEMBERS, interval, budget, until_return, search,
+                             exploit or "truncation", resample or 0.0, points or 3, reduction or 3, seed, workers, cluster, words)
+    for name in vary:
+        _check_varied(name.replace("-", "_"), settings)
+    if search == "grid":
+        settings = _on_a_grid(settings, population)
+    for end in (0, -1):  # both ends of every range
+        values = value_words({name: prior.grid(2)[end] for name, prior in settings.priors.items()})
+        plan = parse_train([preset, env, *words, *values])
+        plan.validate()
+        prepare(plan)  # the environment and the network can be made
+    return settings
+
+
+def _check_rules(search: str, given: Mapping[str, object]) -> None:
+    if search not in SEARCH_RULES:
+        raise ConfigError(f"--search {search} is not a kind of search; use {', '.join(SEARCH_RULES)}")
+    for name, value in given.items():
+        if value is not None and search != OF_SEARCH[name]:
+            raise ConfigError(f"--{name} {value} means nothing to --search {search}; leave it out, or use --search "
+                              f"{OF_SEARCH[name]}")
+    if given["exploit"] is not None and given["exploit"] not in EXPLOIT_RULES:
+        raise ConfigError(f"--exploit {given['exploit']} is not a rule; use {', '.join(EXPLOIT_RULES)}")
+
+
+def _budget(search: SearchRule, every: int | None, most: int | None, until_return: float | None) -> tuple[int, int]:
+    """Env steps of an interval, and of a member in all."""
+    if most is None and until_return is None:
+        raise ConfigError("when does it end? Give --max-env-steps M for each member, or --until-return R")
+    if until_return is not None and not math.isfinite(until_return):
+        raise ConfigError(f"--until-return {until_return} is not possible; give a finite number")
+    budget = UNLIMITED if most is None else most
+    if every is None and search in ("random", "grid") and most is not None:
+        every = most  # nobody is compared on the way
+    if every is None or every < 1:
+        raise ConfigError("an interval needs a length of at least 1; give --every-env-steps N, long enough for an evaluation to "
+                          "tell members apart")
+    if budget < every:
+        raise ConfigError(f"--max-env-steps {budget} is less than one interval of --every-env-steps {every}, so nobody "
+                          "would ever be compared; raise the one or lower the other")
+    return every, budget
+
+
+def one_process_each(given: Sequence[str]) -> tuple[str, ...]:
+    """Options of every member; a process each, unless they say otherwise."""
+    for word in given:
+        if (name := word.removeprefix("--").split("=")[0].replace("-", "_")) in OF_MEMBERS and word.startswith("--"):
+            raise ConfigError(f"--{name.replace('_', '-')} is set for every member by the study; leave it out"
+                              + (", or give --study FOLDER" if name == "run_dir" else ""))
+    return tuple(given) if any(word.split("=")[0] == "--runtime" for word in given) else (*given, "--runtime", "inline")
+
+
+def _check_varied(name: str, settings: StudySettings) -> None:
+    """Refuse what belongs to the study itself, and what a copy would not fit."""
+    if name in FIXED:
+        raise ConfigError(f"--vary {name} is not possible: the study itself sets it for every member; vary values of the "
+                          "algorithm, the architecture or the replay table")
+    if name.startswith("net.") and settings.search == "population":
+        raise ConfigError(f"--vary {name} is not possible with --search population: a member cannot take over the weights of "
+                          "another network; use --search random, grid or halving, or vary something else")
+
+
+def _on_a_grid(settings: StudySettings, population: int | None) -> StudySettings:
+    """With a member for each point."""
+    count = math.prod(len(prior.grid(settings.points)) for prior in settings.priors.values())
+    if population not in (None, count):
+        raise ConfigError(f"--population {population} is not possible: the grid has {count} points, one for each member; leave it "
+                          "out, or change --points")
+    if count > MOST_MEMBERS:
+        raise ConfigError(f"the grid has {count:,} points, and a study has at most {MOST_MEMBERS:,} members; lower --points")
+    return replace(settings, population=count)
