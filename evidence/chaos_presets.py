@@ -44,6 +44,7 @@ from typing import Any
 import psutil
 
 from evidence.chaos import FORK_SERVER, monotone
+from evidence.demos import ENV as DEMOS_ENV
 from evidence.demos import recorded
 from evidence.lines import JOBS, ROOT, Line, side_by_side
 from shoal.bench.suite import load_suite
@@ -58,7 +59,7 @@ EACH_ROUND = 4
 ENDS = ("TERM", "HUP", "INT", "INT INT", "KILL")
 START_SECONDS, LEARN_SECONDS, STOP_SECONDS, LEFT_SECONDS = 300.0, 240.0, 60.0, 10.0  # kernels of a new checkout are compiled first
 DISK_MB, FULL_SECONDS, PAUSE_SECONDS = 256, 3.0, 3.0
-MORE_STEPS = 600   # environment steps of the resumed run
+MORE_STEPS = 600   # environment steps, or updates from a recording, of the resumed run
 COMMON = ("--checkpoint.every-seconds", "2", "--faults.hang-seconds", "10", "--faults.start-seconds", "60",
           "--console.mode", "plain", "--no-tensorboard", "--device", "cpu", "--eval.episodes", "5")
 
@@ -71,13 +72,17 @@ VARIANTS = (("a3c", "CartPole-v1", "--actors", "2", "--architecture.mode", "mast
             ("apex", "CartPole-v1", "--actors", "2", "--replay.checkpoint", "--replay.shards", "2"))
 
 
+OFFLINE = tuple((preset, "DEMOS", "--env", DEMOS_ENV, "--max-learner-steps", "1000000") for preset in ("bc", "iql"))
+
+
 def presets() -> list[tuple[str, ...]]:
-    """Each preset that acts, with the environment that the learning suite has for it (the suite leaves none out); and variants."""
+    """Each preset that acts, with the environment that the learning suite has for it (the suite leaves none out); variants; and two
+    that learn from a recording."""
     envs: dict[str, str] = {}
     for case in load_suite("learning").cases:
         if case.preset and not load_preset(case.preset).offline:
             envs.setdefault(case.preset, case.env)
-    return [*((preset, env, *OPTIONS.get(preset, ("--actors", "2"))) for preset, env in envs.items()), *VARIANTS]
+    return [*((preset, env, *OPTIONS.get(preset, ("--actors", "2"))) for preset, env in envs.items()), *VARIANTS, *OFFLINE]
 
 
 class Broken(Exception):
@@ -208,7 +213,8 @@ class Round:
             time.sleep(0.1)
 
     def saved(self) -> int:
-        """Environment steps of the newest checkpoint. (After a full disk metrics.jsonl is given up, and says nothing more.)"""
+        """Environment steps, or updates from a recording, of the newest checkpoint. (After a
+        full disk metrics.jsonl is given up, and says nothing more.)"""
         return max((int(path.name.partition("+")[0]) for path in (self.run / "checkpoints").glob("0*")), default=0)
 
     def learns(self) -> None:
@@ -313,7 +319,8 @@ class Round:
             files = checkpoint_files(self.run) if self.rng.random() < 0.7 else [self.run / "metrics.jsonl"]
             self.acts.append(f"damage {damage(files, self.rng)}")
         before = max(self.saved(), self.latest("env_steps"))
-        more = ["--max-env-steps", str(int(before) + MORE_STEPS), "--console.mode", "plain"]
+        goal = "--max-learner-steps" if "--max-learner-steps" in self.words else "--max-env-steps"
+        more = [goal, str(int(before) + MORE_STEPS), "--console.mode", "plain"]
         for words in (("resume", str(self.run), *more), ("eval", str(self.run), "--episodes", "2")):
             self.process = self._start(*words)
             self.wait(lambda: self.process.poll() is not None, START_SECONDS + LEARN_SECONDS, f"the end of {words[0]}", ends=True)

@@ -119,7 +119,7 @@ def test_masked_columns_change_no_gradient(vtrace, net):
 
 
 @pytest.mark.parametrize("net", [NetConfig(), LSTM], ids=["mlp", "lstm"])
-def test_fewer_valid_columns_than_minibatches(net):
+def test_fewer_columns_than_minibatches(net):
     _, learn, batch = setup(appo.Config(unroll=4, minibatches=4, epochs=2), net)
     batch["valid"][:] = False
     batch["valid"][:2, 0] = True
@@ -127,6 +127,6 @@ def test_fewer_valid_columns_than_minibatches(net):
     assert len(rows) == 8 and all(np.isfinite(row["grad_norm"]) for row in rows)
 
 
-def test_a_clamp_inside_the_clip_range_is_refused():
+def test_clamp_inside_clip_range():
     with pytest.raises(ConfigError, match="ratio_least"):
         appo.Config(ratio_least=0.95).validate()

@@ -268,7 +268,7 @@ def test_windows():
 
 
 @pytest.mark.parametrize("seats", [6])
-def test_all_at_once_is_the_ordinary_recorder(seats):
+def test_all_at_once_is_ordinary(seats):
     """Where every seat acts at every step, a slot is bit for bit the one that SlotRecorder writes."""
     env = envs.make("shoal/LureChain-v0", seats, length=6, max_episode_steps=2)
     record = Unroll(5, seats, env.observation_space, env.action_space, state={"count": (1,)}, previous=True, final_rows=30,

@@ -218,7 +218,7 @@ def test_policies_see_the_centre(case):
         torch.testing.assert_close(policy.model.see(images), learn.model.see(centre), rtol=0, atol=0)
 
 
-def test_priorities_are_those_of_the_value_errors():
+def test_priorities_of_value_errors():
     _, learn, batch = made(CASES["rainbow"][0])
     minibatch = minibatch_of(learn, batch)
     learn.gradients(minibatch, "head")

@@ -230,7 +230,7 @@ def test_deviation_of_the_noise():
     np.testing.assert_allclose(sampled.std(0), [[2 * 0.6279, 1.5 * 0.6279]], rtol=0.03)
 
 
-def test_ou_noise_goes_on_until_the_episode_ends():
+def test_ou_noise_until_episode_end():
     policy, noise = acting(ddpg.Config(noise="ou")), OrnsteinUhlenbeck(0.15)
     greedy, state = acted(policy, None)[0], policy.initial_state(SEATS)
     seen = []
@@ -276,7 +276,7 @@ def test_a_servers_answers_are_the_policys(case):
 
 
 @pytest.mark.parametrize("case", ["dpg", "judging"])
-def test_actors_judge_items_as_the_learner_would(case):
+def test_actors_judge_as_the_learner(case):
     """With the learner's own weights, its first errors are the first priorities: of one critic with itself as its target."""
     config, toy = CASES[case]
     algorithm = algorithms.make(replace(config, **({"alpha": 0.0} if case == "judging" else {})), toy_spec(**toy), NET, 4)
@@ -308,7 +308,7 @@ def test_what_cannot_be_is_refused(config, env, said):
 
 
 @pytest.mark.parametrize("config", [ddpg.Config(), td3.Config(), sac.Config()], ids=["ddpg", "td3", "sac"])
-def test_bounds_must_be_finite_and_leave_a_choice(config):
+def test_bounds_leave_a_choice(config):
     for space, said in ((gym.spaces.Box(-np.inf, np.inf, (2,)), "it needs finite bounds"),
                         (gym.spaces.Box(np.array([0.0, 1.0], np.float32), np.ones(2, np.float32)), "leave a choice")):
         with pytest.raises(ConfigError, match=said):

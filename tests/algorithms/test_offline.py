@@ -131,7 +131,7 @@ def same_updates(one, two, algorithm, toy):
     return one, two
 
 
-def test_marwil_with_beta_0_is_bc_bit_for_bit():
+def test_marwil_beta_0_is_bc():
     for toy in ({"masked": True}, BOX):
         clone = algorithms.make(bc.Config(**FAST), toy_spec(**toy), NET, 4)
         other = algorithms.make(marwil.Config(**FAST, beta=0.0), toy_spec(**toy), NET, 4)
@@ -140,7 +140,7 @@ def test_marwil_with_beta_0_is_bc_bit_for_bit():
         assert torch.equal(one.state["adam.v"], two.state["actor.adam.v"])
 
 
-def test_cql_with_alpha_0_is_its_base_bit_for_bit():
+def test_cql_alpha_0_is_its_base():
     discrete = {"lr": 1e-2, "loss": "squared"}
     plain = algorithms.make(dqn.Config(**discrete), toy_spec(), NET, 4)
     other = algorithms.make(cql.Config(alpha=0.0, dqn=cql.CQLDiscreteOptions(**discrete)), toy_spec(), NET, 4)

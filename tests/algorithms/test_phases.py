@@ -81,7 +81,7 @@ def test_a_phase_touches_its_slice_only():
     assert {learn.span("actor").stop, learn.span("critic").stop} == {learn.span("critic").start, len(learn.state["params"])}
 
 
-def test_gradients_are_those_of_the_whole_loss():
+def test_gradients_of_the_whole_loss():
     """The actor's gradient flows through the critic and leaves it alone."""
     _, learn, batch = made()
     (minibatch,) = learn.minibatches(batch, learn.sums(batch), Progress(), np.random.default_rng(0))
@@ -91,7 +91,7 @@ def test_gradients_are_those_of_the_whole_loss():
         np.testing.assert_allclose(gradient, torch.cat([part.flatten() for part in parts]), rtol=1e-5, atol=1e-7)
 
 
-def test_a_bad_gradient_stops_its_own_phase_only():
+def test_bad_gradient_stops_its_phase():
     _, learn, batch = made()
     batch["reward"][0] = np.nan
     (minibatch,) = learn.minibatches(batch, learn.sums(batch), Progress(), np.random.default_rng(0))
@@ -112,7 +112,7 @@ def test_only_the_actor_is_published():
 
 
 @pytest.mark.parametrize("captures", [False, True])
-def test_in_tensors_it_makes_the_same_updates(captures):
+def test_same_updates_in_tensors(captures):
     algorithm, here, batch = made(Config(normalise_observations=True))
     there = algorithm.learn(3)
     there.to(Hardware())
@@ -141,7 +141,7 @@ def test_its_state_can_live_elsewhere():
 
 # ---------------------------------------------------------------------------------------------- a parameter server in pieces
 @pytest.mark.parametrize("cuts", [[0, 64, 128, None], [0, None], [0, 64, None]])
-def test_pieces_compute_the_bits_of_the_whole(cuts):
+def test_pieces_have_the_bits_of_the_whole(cuts):
     """Wherever they are cut: inside a phase, across two, or where a piece has nothing of a phase."""
     _, learn, batch = made()
     size = len(learn.state["params"])

@@ -100,7 +100,7 @@ def truncated(items):
     return np.array([row.tobytes() not in acted_on for row in items["next_observation"]]) & (items["discount"] > 0)
 
 
-def test_true_last_observation_keeps_its_mask():
+def test_last_observation_keeps_its_mask():
     """Nobody acts there, but the learner bootstraps from its legal actions only."""
     _, _, items, _ = made(dqn.DQN, dqn.Config(), SMALL, seats=8, masked=True)
     transitions = items["next_action_mask"][truncated(items)]
@@ -286,7 +286,7 @@ def test_epsilon_greedy_and_its_extras():
     assert (np.abs(share - want) <= 4 * np.sqrt(want * (1 - want) / seats)).all()
 
 
-def test_zero_heads_begin_with_the_first_action():
+def test_zero_heads_take_the_first_action():
     for config, net, algorithm in ((dqn.Config(zero_head=True), SMALL, dqn.DQN), (r2d2.Config(zero_head=True), LSTM, r2d2.R2D2)):
         policy = algorithm(config, toy_spec(), net, 2).policy()
         view = StepView(np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32), np.ones(5, bool))
@@ -294,7 +294,7 @@ def test_zero_heads_begin_with_the_first_action():
         assert (extras["q"] == 0).all() and (action == 0).all()
 
 
-def test_exploration_by_schedule_and_by_ladder():
+def test_exploration_schedule_and_ladder():
     schedule = dqn.DQN(dqn.Config(epsilon=1.0, epsilon_final=0.1, epsilon_steps=100), toy_spec(), SMALL, 3)
     for steps, epsilon in ((0, 1.0), (50, 0.55), (100, 0.1), (1000, 0.1)):
         np.testing.assert_allclose(schedule.explore(1, 2, 3, Progress(steps)), [epsilon] * 3, rtol=1e-6)
@@ -305,7 +305,7 @@ def test_exploration_by_schedule_and_by_ladder():
 
 
 # ---------------------------------------------------------------------------------------------- descriptions
-def test_algorithms_pickle_and_are_found_by_name():
+def test_algorithms_pickle():
     for name, net in (("dqn", SMALL), ("r2d2", LSTM)):
         algorithm = pickle.loads(pickle.dumps(make(name, toy_spec(), net, 2)))
         assert algorithm.name == name and algorithm.tolerates == Tolerance.REPLAY

@@ -110,7 +110,7 @@ def test_lagged_copy():
         assert ages[0] == update if update < 8 else 6 <= ages[0] < 8, "never younger than the lag, as a periodic copy would be"
 
 
-def test_an_update_that_is_left_out_moves_no_copy():
+def test_skipped_update_moves_no_copy():
     copy = LaggedCopy(Lag(2, 1), torch.zeros(1))
     before = {name: tensor.clone() for name, tensor in copy.state.items()}
     copy.follow(torch.ones(1), torch.tensor([1.0]), torch.tensor(False))
@@ -214,13 +214,13 @@ def test_bounds_of_any_size_and_shape():
     ({"lag_updates": 10, "lag_snapshot_updates": 11}, "--algorithm.lag-snapshot-updates 11 is more than"),
     ({"binary": (3,)}, "--algorithm.binary 3 is not in an action of 3 numbers"),
 ])
-def test_values_that_make_no_sense_are_refused(options, words):
+def test_wrong_values_are_refused(options, words):
     with pytest.raises(ConfigError, match=words):
         made(qtopt.Config(**options))
 
 
 @pytest.mark.parametrize(("env", "words"), [("CartPole-v1", "it searches among continuous actions")])
-def test_environments_that_do_not_fit_are_refused(env, words):
+def test_unfit_environments_are_refused(env, words):
     with pytest.raises(ConfigError, match=words):
         algorithms.make("qtopt", envs.describe(env), NET, 4)
 

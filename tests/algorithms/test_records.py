@@ -95,7 +95,7 @@ def test_round_trip_overlap_and_truncation():
     np.testing.assert_array_equal(one["extras"]["log_prob"][:, 2], [0, -1, -2, -3])
 
 
-def test_joined_slots_keep_their_own_final_rows():
+def test_joined_slots_keep_final_rows():
     record = unroll(max_episode_steps=3)
     slots = collect(record, Counting([3, 100, 5]), 3)
     joined = record.layout.joined(3)

@@ -101,7 +101,7 @@ def batch(rng):
 
 
 @pytest.mark.parametrize("changed", [None, "target_noise", "target_tau", "policy_delay"])
-def test_twenty_updates_are_those_of_the_paper(changed):
+def test_twenty_updates_of_the_paper(changed):
     """And are not, where one of its parts is changed."""
     more = {"target_noise": 0.29, "target_tau": 0.011, "policy_delay": 1}
     config = CONFIG if changed is None else td3.Config(**{**CONFIG.__dict__, changed: more[changed]})

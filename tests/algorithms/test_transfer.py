@@ -26,7 +26,7 @@ def test_fields_are_views_of_one_copy():
         np.testing.assert_array_equal(array.tobytes(), tensor.numpy().tobytes(), err_msg=str(path))
 
 
-def test_fields_that_lie_apart_are_not_one_block():
+def test_fields_apart_are_not_one_block():
     tree = batch()
     assert one_block([array for _, array in leaves(tree)]) is None
     assert one_block([np.zeros(3), torch.zeros(3)]) is None

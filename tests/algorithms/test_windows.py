@@ -123,7 +123,7 @@ def test_T29_where_windows_are_cut(T, stride, m, l, want):  # noqa: E741
     assert cut == want == segments(T, stride, m, l)
 
 
-def test_a_diagnosed_window_has_every_state_and_q():
+def test_diagnosed_windows():
     record = windows(common(2, extras={"q": ((A,), "float32")}), 2, 4, 2, state={"h": (H,), "c": (H,)}, keep_states=True)
     items, _, told = play(record, Script(2, 5), 40)
     for i in range(len(items["valid"])):

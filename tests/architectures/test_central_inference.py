@@ -120,7 +120,7 @@ def test_replayed_log_probabilities(net, kept, served, tmp_path):
 
 
 @pytest.mark.parametrize("net", NETS)
-def test_replies_never_cross_between_processes(net, tmp_path):
+def test_replies_never_cross_processes(net, tmp_path):
     """Collector fails the run if an executed action is not the recorded one."""
     _, run = collect(tmp_path, "local", NETS[net], enough=150, actors=3)
     assert run.reason == "enough"
@@ -169,7 +169,7 @@ def test_one_group_and_many(kept, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["inline", "local"])
-def test_a_server_in_the_process_of_every_learner(kind, tmp_path):
+def test_server_beside_every_learner(kind, tmp_path):
     """Two processes, each with an actor, a server and a learner; only gradients and weights cross."""
     run = train(tmp_path, vtrace.Config(unroll=4), "central_inference", "shoal/Catch-v0", kind, actors=2, learners=2,
                 one_place=True, batch_slots=2, updates=8)

@@ -95,7 +95,7 @@ SMALL = 5 * EPISODES * STEPS * ITEM / 1e6  # five of six files
 
 
 @pytest.mark.parametrize("memory", [1024.0, SMALL])
-def test_each_item_is_drawn_once_in_every_epoch(reader, memory):
+def test_each_item_once_per_epoch(reader, memory):
     made = reader.make(memory)
     assert (made.most < TOTAL) == (memory == SMALL)
     seen = np.concatenate([rows for rows, _ in drawn(made, 3 * TOTAL // BATCH + 1)])
@@ -147,7 +147,7 @@ def test_observations_count_once(reader):
         assert sum(counts) == TOTAL
 
 
-def test_a_file_that_disappears_is_a_sentence(reader):
+def test_file_disappears(reader):
     made = reader.make(SMALL)
     drawn(made, 1)
     for file in reader.path.glob("episodes-*.safetensors"):

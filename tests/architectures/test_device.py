@@ -185,7 +185,7 @@ def test_same_seed_gives_the_same_weights(tmp_path):
     assert runs[0].hash == runs[1].hash != runs[2].hash
 
 
-def test_clashes_are_named_before_anything_starts():
+def test_clashes_are_named_at_once():
     with pytest.raises(ConfigError, match=r"--learners 2: the device architecture has one device"):
         draw(a2c.Config(), "device", "CartPole-v1", learners=2)
     with pytest.raises(ConfigError, match="Acrobot-v1 has no tensor version"):

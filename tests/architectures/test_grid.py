@@ -23,7 +23,7 @@ LSTM = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=16, prev_action_rewar
 @pytest.mark.parametrize("net", [None, LSTM], ids=["mlp", "lstm"])
 @pytest.mark.parametrize("architecture", UNROLLED)
 @pytest.mark.parametrize("algorithm", GRID)
-def test_every_pair_runs_and_learns_something(algorithm, architecture, net, tmp_path):
+def test_every_pair_learns_something(algorithm, architecture, net, tmp_path):
     first = train(tmp_path, GRID[algorithm], architecture, "shoal/Catch-v0", "inline", actors=2, updates=1, net=net)
     more = train(tmp_path, GRID[algorithm], architecture, "shoal/Catch-v0", "inline", actors=2, updates=20, net=net)
     assert more.reason == "counted" and np.isfinite(more.published["params"]).all()
@@ -42,7 +42,7 @@ QUICK = ["--runtime", "inline", "--max-env-steps", "1500", "--console.mode", "no
 
 @pytest.mark.parametrize("architecture", UNROLLED)
 @pytest.mark.parametrize("algorithm", GRID)
-def test_every_pair_runs_from_the_command_line(algorithm, architecture, tmp_path, monkeypatch):
+def test_every_pair_on_the_command_line(algorithm, architecture, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = cli.main(["train", "--algorithm", algorithm, "--architecture", architecture, "shoal/Catch-v0", "--run-dir", "run",
                      "--algorithm.unroll", "8", *QUICK])
@@ -67,7 +67,7 @@ def test_the_list_prints_the_grid(capsys):
 
 
 @pytest.mark.parametrize("algorithm, fits", [("a2c", False), ("ppo", False), ("appo", False), ("vtrace", True)])
-def test_unbounded_replay_is_for_v_trace_only(algorithm, fits, tmp_path, capsys):
+def test_unbounded_reuse_needs_vtrace(algorithm, fits, tmp_path, capsys):
     words = ["show", "--algorithm", algorithm, "--architecture", "actor_learner", "shoal/Catch-v0",
              "--architecture.buffer-slots", "8"]
     assert cli.main(words) == (0 if fits else 2)

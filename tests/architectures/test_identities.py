@@ -35,7 +35,7 @@ def test_local_equals_inline_in_lock_step(algorithm, architecture, config, tmp_p
     assert (local.version, local.hash) == (inline.version, inline.hash)
 
 
-def test_local_equals_inline_with_a_recurrent_net(tmp_path):
+def test_local_equals_inline_recurrent(tmp_path):
     net = NetConfig(recurrent="lstm", lstm_size=16)
     runs = [train(tmp_path, SHORT["vtrace"], "synchronous", "CartPole-v1", kind, net=net) for kind in ("inline", "local")]
     assert runs[0].hash == runs[1].hash

@@ -35,7 +35,7 @@ TABLED = [name for name in ARCHITECTURES if named(name).takes_replay and name !=
 
 @pytest.mark.parametrize("architecture", TABLED)
 @pytest.mark.parametrize("case", CASES)
-def test_every_pair_runs_and_learns_something(case, architecture, tmp_path):
+def test_every_pair_learns_something(case, architecture, tmp_path):
     config, env, table = CASES[case]
     if architecture == "parameter_server":  # whose shards publish everything
         if not config.actor_priorities:

@@ -249,7 +249,7 @@ def test_targets_after_a_restore(tmp_path):
 @pytest.mark.parametrize(("algorithm", "mode", "kind"), [
     ("dqn", "local", "inline"), ("dqn", "global", "inline"), ("dqn", "global", "local"), ("r2d2", "local", "local"),
     ("r2d2", "global", "inline")])
-def test_both_algorithms_run_with_either_replay(algorithm, mode, kind, tmp_path):
+def test_both_run_with_either_replay(algorithm, mode, kind, tmp_path):
     config, env, net = (PLAIN, CATCH, None) if algorithm == "dqn" else (R2D2, TMAZE, LSTM)
     options = {"actors": 2, "net": net, "replay": TURNS if mode == "local" else GLOBAL, "table": mode, "shards": 1}
     start = train(tmp_path, config, "parameter_server", env, "inline", updates=0, **options)

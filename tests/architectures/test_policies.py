@@ -57,7 +57,7 @@ def test_one_policy_is_the_plain_program(lockstep):
     assert np.array_equal(plain["learner"], solo["solo.learner"])
 
 
-def test_every_policy_learns_from_its_own_seats():
+def test_policies_learn_from_own_seats():
     """Both learn, though one of them plays only one game in four; what a fixed policy decides is learned from by nobody."""
     parts = parts_of(seats=2)
     program = drawn(Parts(parts.algorithm, ENV, 4, actors=2, eval=parts.eval, policies=NamedPolicies(

@@ -147,7 +147,7 @@ def test_deaths_at_bad_moments(tmp_path):
     ({"batch_size": 0}, "--replay.batch-size is 0"),
     ({"exponent": -1.0}, "--replay.exponent is -1.0"),
 ])
-def test_values_that_make_no_sense_are_refused(change, words):
+def test_wrong_values_are_refused(change, words):
     with pytest.raises(ConfigError, match=words):
         ReplayConfig(**change).validate()
 

@@ -57,7 +57,7 @@ def stepped(role):
     return False
 
 
-def test_acting_and_learning_beat_within_a_step():
+def test_beats_within_a_step():
     """An environment may be slow and an update long: they beat after every step of the one and every minibatch of the other."""
     cast = Cast(ppo.Config(unroll=UNROLL, epochs=2, minibatches=4))
     trainer, worker = cast.trainer, cast.born("worker")

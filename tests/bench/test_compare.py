@@ -88,7 +88,7 @@ def test_case_whose_runs_all_failed_is_told(tmp_path):
     assert "- x: 0 of 1 run in B (boom)" in text and "A and B have no case in common" in text
 
 
-def test_who_does_not_arrive_is_not_passed_over(tmp_path):
+def test_late_arrivals_are_waited_for(tmp_path):
     """B's one run that got there was quick: the mean of those who did is no answer."""
     a = [learning("c", seed, 9000 + seed) for seed in range(4)]
     b = [learning("c", seed, 1000 + seed if seed else None) for seed in range(4)]

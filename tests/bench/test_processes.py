@@ -125,7 +125,7 @@ def test_words_of_pip_are_kept(job, nothing_installed):
     assert sum("pip" in command for command in ran) == 1
 
 
-def test_buffer_that_needs_no_torch_gets_none(nothing_installed):
+def test_buffer_without_torch(nothing_installed):
     ran: list[list[str]] = []
 
     def run(command):

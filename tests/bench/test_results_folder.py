@@ -47,7 +47,7 @@ def ran(monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------- whose it is
-def test_two_benches_in_one_folder_are_refused(tmp_path, capsys):
+def test_two_benches_in_one_folder(tmp_path, capsys):
     """Another process has it; the second is told which, and may begin when the first is dead."""
     (tmp_path / "s.toml").write_text(SUITE)
     out = tmp_path / "out"
@@ -123,7 +123,7 @@ def test_again(tmp_path, ran, monkeypatch):
     assert command.run_suite(suite, ResultsFolder(tmp_path)) == 0 and ran[7:] == ["a1", "b1", "a2", "b2"]
 
 
-def test_again_is_an_option_and_what_make_uses(tmp_path, ran, capsys):
+def test_again_is_what_make_uses(tmp_path, ran, capsys):
     (tmp_path / "s.toml").write_text(SUITE)
     words = ["bench", str(tmp_path / "s.toml"), "--out", str(tmp_path / "out")]
     assert main(words) == 0 and main(words) == 0 and ran == ["one1"]
@@ -169,7 +169,7 @@ def test_a_lost_session_is_no_reason_to_stop(tmp_path, ran):
     ('{"kind":"suite","cases":["a"]}', "is a suite without cases"),
     ('{"kind":"finish","seconds":"many"}', "is a finish without seconds"),
 ])
-def test_another_programs_line_gets_a_sentence(tmp_path, ran, line, words):
+def test_line_of_another_program(tmp_path, ran, line, words):
     command.run_suite(suite_of("a"), ResultsFolder(tmp_path))
     with (tmp_path / "results.jsonl").open("a") as file:
         file.write(line + "\n")

@@ -59,7 +59,7 @@ def test_the_bootstrap_is_stratified():
     assert bootstrap(lambda s: s.mean((-2, -1)), scores, repeats=50) == Interval(37.0, 37.0, 37.0)
 
 
-def test_tasks_may_have_different_numbers_of_runs():
+def test_different_numbers_of_runs():
     runs = [np.array([1.0, 2.0, 3.0]), np.array([10.0])]
     found = bootstrap(lambda tasks: np.mean([task.mean(-1) for task in tasks], 0), runs, repeats=500)
     assert found.value == 6.0 and found.low < 6.0 < found.high and found.high <= 6.5

@@ -86,7 +86,7 @@ def test_throughput_suites():
     assert runs < 300, "the limits' grids need the other half of ten minutes"
 
 
-def test_everything_that_dies_has_that_name_in_ps():
+def test_victims_are_named_in_ps():
     """A victim is a place of the preset's graph: a name that nobody has would never be killed."""
     from shoal.experiment.prepare import prepare
 
@@ -265,7 +265,7 @@ def test_jobs_at_once(tmp_path, monkeypatch):
     assert "2 runs at once" in (tmp_path / "results.md").read_text()
 
 
-def test_whatever_was_started_ends_with_the_suite(tmp_path):
+def test_everything_ends_with_the_suite(tmp_path):
     """SIGTERM to `shoal bench --jobs 2`: two real runs end, and the next command goes on."""
     (tmp_path / "s.toml").write_text(SUITE + '[[case]]\nname = "other"\n')
     words = [sys.executable, "-m", "shoal.cli", "bench", str(tmp_path / "s.toml"), "--jobs", "2", "--out", str(tmp_path / "out")]

@@ -93,7 +93,7 @@ def test_defaults_of_each_case():
     ({"overrides": {"algorithm.lrr": 1.0}}, "case 1 with [quick] (impala CartPole-v1): there is no setting 'algorithm.lrr'"),
     ({"warm_seconds": 5.0}, "with [quick] (impala CartPole-v1): warm_seconds=5 leaves nothing"),
 ])
-def test_a_mistake_in_quick_is_seen_by_everybody(quick, words):
+def test_mistake_in_quick_is_seen(quick, words):
     with pytest.raises(ConfigError) as error:
         parse_suite("t", {"quick": quick, "case": [SHOAL]}, "full")
     assert words in str(error.value)
@@ -130,7 +130,7 @@ def test_suite_without_a_quick_case_says_so():
         parse_suite("t", {"case": [{**SHOAL, "quick": False}]}, "quick")
 
 
-def test_nothing_is_run_of_a_suite_with_a_fault(tmp_path, capsys):
+def test_faulty_suite_runs_nothing(tmp_path, capsys):
     """Its first case is whole; the peer of its second does not exist."""
     (tmp_path / "s.toml").write_text(GOOD + '[[case]]\npeer = "acme"\nenv = "CartPole-v1"\nmax_seconds = 3.0\n')
     assert main(["bench", str(tmp_path / "s.toml"), "--out", str(tmp_path / "out")]) == 2
@@ -165,7 +165,7 @@ class Ran:
 
 
 @pytest.mark.parametrize("case", [SHOAL, PEER], ids=["shoal", "peer"])
-def test_timed_run_without_a_rate_is_an_error(case, monkeypatch):
+def test_timed_run_without_a_rate(case, monkeypatch):
     monkeypatch.setattr(peer_cases, "installed", lambda peer: (True, "1.0"))
     timed = Job(SuiteCase("c", **{**case, "warm_seconds": 1.0}), 1)
     short, long = [[0.5, 5], [1.5, 10]], [[at / 10, at] for at in range(5, 30)]

@@ -43,7 +43,7 @@ RLLIB = {"peer": "rllib", "order": {"algorithm": "impala"}}
     ({"peer": "torchrl", "order": {"settings": {"stepps": 3}}}, "order.settings has 'stepps'; did you mean steps?"),
     ({"peer": "torchrl", "order": {"settings": {"steps": "many"}}}, "order.settings.steps='many' is not possible"),
 ])
-def test_order_that_makes_no_sense_is_refused(case, words):
+def test_wrong_orders_are_refused(case, words):
     with pytest.raises(ConfigError) as error:
         parse_suite("t", {"case": [{**RUN, **case, "name": "the bad one"}]})
     assert words in str(error.value) and str(error.value).startswith("suite t, case 1 (the bad one): ")
@@ -78,7 +78,7 @@ def test_defaults_of_the_suites():
     assert any(case.order for case in load_suite("throughput").cases)
 
 
-def test_row_says_what_the_driver_really_used(monkeypatch):
+def test_row_says_what_was_used(monkeypatch):
     told = {"marks": [[0.0, 0], [1.0, 10], [2.0, 20]], "began_at": 0.0, "settings": {"epochs": 1, "envs": 8}, "threads": 2,
             "version": "9", "torch": "2.13.0"}
 

@@ -32,7 +32,7 @@ def balance(observation):
     return (observation[:, 2] + 0.5 * observation[:, 3] + 0.05 * observation[:, 0] + 0.1 * observation[:, 1] > 0).astype(np.int64)
 
 
-def test_weights_pass_when_they_are_good_twice(judge):
+def test_weights_pass_when_good_twice(judge):
     clumsy = judge.GoalEvaluator(475.0, 1, lambda observation: np.zeros(len(observation), np.int64))
     assert not clumsy.passes(5.0) and clumsy.reached == (None, None) and clumsy.stopped > 0
     able = judge.GoalEvaluator(475.0, 1, balance)

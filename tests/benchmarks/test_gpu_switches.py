@@ -135,7 +135,7 @@ def test_switch_that_there_is_not_is_refused(capsys):
     assert "--switch has 'core-each'; there are bf16, " in capsys.readouterr().err
 
 
-def test_what_a_program_said_can_be_asked_twice(tmp_path):
+def test_output_can_be_asked_twice(tmp_path):
     """Of one that does not begin both who waits for it and who ends it ask."""
     held = gpu_pong.Held(Workload("none", CARTPOLE, "no_such_preset"), str(tmp_path))
     with pytest.raises(RuntimeError, match="no_such_preset"):

@@ -25,7 +25,7 @@ def test_time_of_the_version_that_passed():
     assert clock.result == {"seconds": 2.5, "eval_return": 480.0, "env_steps": 7}  # version 3 was not seen itself, 4 was
 
 
-def test_goal_that_is_not_reached_has_no_time():
+def test_missed_goal_has_no_time():
     clock = PublishTimes(60.0)
     clock.end(SimpleNamespace(snapshot=lambda: {"evaluator-0": {"eval_version": 3.0, "eval_return": 80.0}}), "seconds", None)
     assert clock.result["seconds"] is None

@@ -30,7 +30,7 @@ def test_it_learns():
     assert result["train_return"] >= 60 and result["marks"][-1][1] > 0
 
 
-def test_as_a_peer_it_reports_what_a_suite_asks(capsys, monkeypatch):
+def test_peer_reports_what_is_asked(capsys, monkeypatch):
     """With the faster number of threads, which it tries first."""
     monkeypatch.setattr(loop, "TRIAL_SECONDS", 0.0)
     threads, small = torch.get_num_threads(), {"envs": 4, "horizon": 4, "minibatches": 2}

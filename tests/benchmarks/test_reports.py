@@ -78,7 +78,7 @@ def test_the_model_of_scaling_with_a_gpu():
     assert [modelled(limit, actors) for actors in (1, 2, 4)] == [2000.0, 3000.0, 3000.0]
 
 
-def test_bound_of_scaling_is_that_of_the_case(tmp_path, monkeypatch):
+def test_scaling_bound_of_the_case(tmp_path, monkeypatch):
     """The parts differ from run to run: their medians make one bound, which does not fall where there are more actors."""
     rates = {1: 4000.0, 2: 8000.0, 4: 3000.0, 8: 5000.0}
     rows = [row(f"c, {n} actors", 1, case="c", asked_actors=n, env_steps_per_second=9.0 * n, limit={
@@ -132,7 +132,7 @@ def test_bar_in_a_name_does_not_end_the_cell(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------- when and where
-def test_every_machine_commit_and_date_is_named(tmp_path):
+def test_machine_commit_and_date(tmp_path):
     """A suite that was interrupted went on elsewhere."""
     book = results_with(tmp_path, [row("a", 1), row("b", 1)])
     book.append("session", {**SESSION, "date": "2026-02-02T00:00:00Z"})

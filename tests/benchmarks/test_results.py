@@ -16,7 +16,7 @@ def test_the_index_names_every_file():
     assert {path.name for path in RESULTS.iterdir()} - {PAGE.name} <= linked
 
 
-def test_links_between_pages_have_their_files():
+def test_links_between_pages():
     missing = [(file.relative_to(ROOT), link) for file in PAGES
                for link in re.findall(r"\]\((?!https?:)([^)#\s]+)", file.read_text(encoding="utf-8"))
                if not (file.parent / link).exists()]

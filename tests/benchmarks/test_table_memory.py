@@ -3,7 +3,7 @@
 from benchmarks.table_memory import KINDS, measure, table
 
 
-def test_a_case_is_measured_for_every_compression():
+def test_case_for_every_compression():
     case = measure("apex", "CartPole-v1", 200, **{"replay.batch_size": 16})
     rows = case["compression"]
     assert tuple(rows) == KINDS and case["items"] == 200

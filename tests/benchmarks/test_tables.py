@@ -111,14 +111,14 @@ def test_stamps_of_several_runs():
     assert origins(whole, whole["means"]).startswith("2026-01-01T00:00:00Z, commit 0123456789, 2 cores"), "one line for one run"
 
 
-def test_a_row_without_a_word_on_changes_says_so():
+def test_row_silent_on_changes():
     row = {"name": "threads", "date": "2026-01-01", "commit": "0123456789abcdef"}
     assert "commit 0123456789 (whether with uncommitted changes was not written down)." in origins(results(), [row])
     assert "commit 0123456789 with uncommitted changes." in origins(results(), [{**row, "uncommitted_changes": True}])
     assert "commit 0123456789." in origins(results(), [{**row, "uncommitted_changes": False}])
 
 
-def test_throughput_without_its_limit_says_so():
+def test_throughput_without_limit():
     means = {"name": "pinning", "without": "off", "with": "on", "note": "", "off": [1.0], "on": [2.0]}
     assert UNMEASURED in means_tables(results(means=[{**means, "unit": "env steps/s"}]))
     assert UNMEASURED not in means_tables(results(means=[{**means, "unit": "unrolls/s"}]))

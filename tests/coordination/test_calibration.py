@@ -30,7 +30,7 @@ def test_candidates(rows, cores):
 
 
 @pytest.mark.parametrize("winner", [ActorLayout(1, 16, True, 2), ActorLayout(2, 8, True, 1, 2), ActorLayout(2, 8, False, 1)])
-def test_fastest_is_taken_and_the_batch_stays(winner, monkeypatch):
+def test_fastest_keeps_the_batch(winner, monkeypatch):
     monkeypatch.setattr(calibration, "calibrate", lambda *_: [Trial(winner, 2.0), Trial(ActorLayout(1, 16, True, 1), 1.0)])
     monkeypatch.setattr("shoal.coordination.calibrate", calibration.calibrate)
     plan = plan_of("impala", "CartPole-v1", None, None, {"actors": "auto", "architecture.envs_per_actor": 8})

@@ -52,7 +52,7 @@ def test_bounds_of_drawn_values():
     assert uniform(0, 1).grid(3) == [0, 1] and uniform(0.0, 1.0).grid(3) == [0.0, 0.5, 1.0] and choice(1, 2).grid(5) == [1, 2]
 
 
-def test_ranges_are_read_from_the_command_line():
+def test_ranges_on_the_command_line():
     assert parse_prior("loguniform(1e-4,1e-2)") == loguniform(1e-4, 1e-2) and parse_prior("choice(8, 16)") == choice(8, 16)
     for text, words in (("loguniform(1, 0.1)", "below the second"), ("loguniform(0, 1)", "above 0"), ("normal(0, 1)", "no range"),
                         ("uniform(1)", "no range"), ("choice(1)", "at least two"), ("uniform(0, 1", "no range")):

@@ -59,7 +59,7 @@ def test_rows_keep_their_places(split):
         lengths[rows] = returns[rows] = 0
 
 
-def test_executed_actions_are_those_of_their_rows(split):
+def test_executed_actions_by_row(split):
     split.reset(seed=4)
     assert split.step(np.array([1, 2, 3, 4, 5])).executed_action is None
     assert split.step(np.array([1, 2, 3, 4, 7])).executed_action.tolist() == [1, 2, 3, 4, 0]

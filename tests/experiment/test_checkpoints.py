@@ -111,7 +111,7 @@ def test_a_full_disk_leaves_the_previous_one(tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == ["000000000001"]
 
 
-def test_a_write_that_really_fails_is_an_oserror(tmp_path):
+def test_failed_write_is_an_oserror(tmp_path):
     """The kernel refuses the bytes (a limit on the size of files, in a process of its own); the old file stays."""
     program = """
 import resource, signal, sys
@@ -244,7 +244,7 @@ def test_checkpoints_of_earlier_versions(tmp_path):
     assert not list(path.parent.glob("*.sha256"))  # they are in checkpoint.json
 
 
-def test_files_are_put_into_the_newest_checkpoint(tmp_path):
+def test_files_join_newest_checkpoint(tmp_path):
     """Those that stay are not copied, and what the checkpoint says of itself is true."""
     checkpoints = Checkpoints(tmp_path, keep=2)
     save(checkpoints, 3)
@@ -280,7 +280,28 @@ def test_full_disk(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["000000000007"] and checkpoints.sound() is not None
 
 
-def test_a_header_that_is_nested_too_deeply_cannot_be_read(tmp_path):
+def test_deeply_nested_header(tmp_path):
     (tmp_path / "learner-0.safetensors").write_bytes(b"[" * 5000 + b"]" * 5000)
     with pytest.raises(CheckpointError, match="cannot be read"):
         holds_table(tmp_path / "learner-0.safetensors")
+
+
+def test_newest_for_a_role(tmp_path):
+    """A role that starts again is given the newest checkpoint whose file of it is what was written; others' files do not matter."""
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.newest_for("learner-0") == (None, [])
+    for env_steps in (1, 2):
+        folder = checkpoints.begin(env_steps)
+        for name in ("learner-0", "evaluator-0"):
+            TensorFiles().save(folder / f"{name}.safetensors", STATE)
+        checkpoints.commit(folder, {"env_steps": env_steps})
+    old, new = sorted(tmp_path.iterdir())
+    flip(new / "learner-0.safetensors")
+    assert checkpoints.newest() == new and checkpoints.newest_for("evaluator-0") == (new, [])
+    for role in ("learner-0", "learner-1"):  # the second has no file, and may start from that of another replica
+        found, (why,) = checkpoints.newest_for(role)
+        assert found == old and why == f"checkpoint {new.name} is damaged (learner-0.safetensors has changed since it was written)"
+    assert checkpoints.newest_for("actor-0") == (new, [])
+    flip(old / "learner-0.safetensors")
+    with pytest.raises(CheckpointError, match="learner-0 cannot continue"):
+        checkpoints.newest_for("learner-0")

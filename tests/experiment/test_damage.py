@@ -142,7 +142,7 @@ def test_damaged_header_of_an_old_file(text, run, capsys):
     refused(capsys, "resume", run, "--max-env-steps", "700")
 
 
-def test_a_table_with_actions_that_there_are_not(tmp_path, monkeypatch, capsys):
+def test_table_with_unknown_actions(tmp_path, monkeypatch, capsys):
     """As of a file that was changed by hand, with its checksums."""
     values = {"runtime": "inline", "actors": 1, "console": {"mode": "none"}, "tensorboard": False, "net": {"hidden": (4,)},
               "replay": {"checkpoint": True, "capacity": 200, "min_size": 20}, "eval": {"enabled": False}}

@@ -99,7 +99,7 @@ def test_training_with_a_file(tmp_path, capsys):
     assert (values.lr, values.gamma) == (0.002, 0.9) and by_python.summary["env_steps"] < 200
 
 
-@pytest.mark.parametrize(("text", "said"), [("preset = ", "not a TOML file"), ('env = "CartPole-v1"', "says nothing of what"),
+@pytest.mark.parametrize(("text", "said"), [("preset = ", "not a TOML file"), ('env = "CartPole-v1"', "does not say what to train"),
                                             ('preset = "ppo"', "names no environment"),
                                             ('preset = "ppo"\nenv = "CartPole-v1"\n[algorithm]\nlearning_rate = 1', "did you mean"),
                                             ('preset = "ppo"\nenv = "CartPole-v1"\n[algorithm]\nname = "dqn"', "leave out one")])

@@ -65,8 +65,9 @@ def test_python_knows_other_words_too():
             plan_of("impala", "CartPole-v1", None, None, {key: 1})
 
 
-@pytest.mark.parametrize("words", [["list"], ["runs"], ["show"], ["replay"], ["data"], ["data", "info"], ["bench", "compare"]])
-def test_help_is_answered_after_every_command(words, capsys):
+@pytest.mark.parametrize("words", [["list"], ["runs"], ["show"], ["replay"], ["data"], ["data", "info"], ["bench", "compare"],
+                                   ["tune", "resume"]])
+def test_help_after_every_command(words, capsys):
     assert cli.main([*words, "--help"]) == 0
     assert capsys.readouterr().out.startswith(f"  shoal {words[0]}")
 
@@ -91,7 +92,7 @@ def test_two_runs_of_the_same_second(tmp_path, monkeypatch):
     assert repr(runs[1]) == f"<Run {runs[1].directory}: a2c on CartPole-v1, env_steps {runs[1].summary['env_steps']}>"
 
 
-def test_runs_shows_what_runs_and_what_was_killed(tmp_path, capsys):
+def test_runs_shows_live_and_killed(tmp_path, capsys):
     config = {"preset": "ppo", "env": {"name": "CartPole-v1"}}
     for name in ("done", "killed", "running"):
         run = RunDir.create(tmp_path / name, config)

@@ -87,7 +87,7 @@ class EndsThenInterrupts(Interrupting):
 
 
 @pytest.mark.parametrize(("env", "episodes"), [(Interrupting, 0), (EndsThenInterrupts, 1)])
-def test_ctrl_c_cuts_the_last_evaluation_short(env, episodes, tmp_path):
+def test_ctrl_c_in_the_last_evaluation(env, episodes, tmp_path):
     """The episodes that have ended count. The run itself had ended before: its reason and its checkpoint stay."""
     run = quick("a2c", env, tmp_path / "run", max_env_steps=160, eval={**NEVER, "every_env_steps": 10**6, "last_env_steps": 100})
     assert run.summary["stopped_by"] == "env_steps" and run.summary["checkpoint_failed"] is None

@@ -119,14 +119,14 @@ def test_batches_and_buffers(machine):
     assert program.nodes["learner"].private_bytes == staged and needs(program, "inline").nbytes > 2 * staged
 
 
-def test_what_auto_may_come_to_is_counted_too(machine):
+def test_auto_maximum_is_counted(machine):
     values = {"actors": "auto", "autoscale.start": 2, "autoscale.most": 50_000, "eval.enabled": False}
     plan = laid_out(plan_of("impala", "CartPole-v1", None, None, values), lambda line: None)
     with pytest.raises(ConfigError, match=rf"--autoscale.most 50000 is too much .*; give --autoscale.most {SURE} or fewer"):
         drawn(prepare(plan))
 
 
-def test_inline_has_no_processes_to_run_out_of(machine):
+def test_inline_needs_no_processes(machine):
     drawn(prepared(runtime="inline", actors=2000))
     with pytest.raises(ConfigError, match="GB of memory"):
         drawn(prepared(runtime="inline", **{"architecture.envs_per_actor": 10**9}))
@@ -214,7 +214,7 @@ def test_uncompressed_images(machine):
         drawn(replaying(env="ALE/Pong-v5", **{"replay.compression": "none"}))
 
 
-def test_what_is_free_is_no_more_than_there_is(tmp_path, monkeypatch):
+def test_free_is_at_most_all(tmp_path, monkeypatch):
     assert 10**7 < start_checks.free_memory() <= start_checks.most_memory()
     files = {"memory.max": "5000000", "memory.current": "4000000", "memory.stat": "anon 3000000\ninactive_file 500000"}
     for name, value in files.items():

@@ -56,7 +56,7 @@ def test_refused(options, words, tmp_path):
 
 @pytest.mark.parametrize("options", [{"policies": {"walker": None}}, {"policies": {"walker": {"algorithm.lr": 1e-4}, "idle": None},
                                                                       "policy_of": one, "train": ["walker"]}])
-def test_one_named_policy_is_the_plain_program(options, tmp_path):
+def test_one_policy_is_plain(options, tmp_path):
     rate = {"algorithm": {"unroll": 8, "lr": 1e-4}} if "policy_of" in options else {}
     plain, named = train(tmp_path / "plain", **rate), train(tmp_path / "named", **options)
     assert digest(plain.published) == digest(named.published) and plain.summary["env_steps"] == named.summary["env_steps"]

@@ -42,7 +42,7 @@ def test_policy_of_the_summary(short):
     assert summary["policy_env_steps"] == best.env_steps and last.version > 1 and best.eval_return >= last.eval_return
 
 
-def test_last_policy_for_those_who_ask_for_it(tmp_path, short, capfd):
+def test_last_policy_on_request(tmp_path, short, capfd):
     learned = TensorFiles().load(newest(short) / "trainer-0.safetensors")["learn/params"]
     chosen = shoal.load(short.directory, policy="last")
     np.testing.assert_array_equal(chosen.published["params"], learned)
@@ -60,7 +60,7 @@ def test_last_policy_for_those_who_ask_for_it(tmp_path, short, capfd):
             assert said.startswith(f"policy {name}: version {choice.version}, after {choice.env_steps:,} env steps")
 
 
-def test_without_evaluations_it_is_the_last_one(tmp_path):
+def test_last_policy_without_evals(tmp_path):
     run = quick("a2c", "CartPole-v1", tmp_path / "run", max_env_steps=300, eval={"enabled": False})
     summary = run.summary
     assert (summary["policy"], summary["eval_return"], summary["eval_episodes"]) == ("last", None, 0)

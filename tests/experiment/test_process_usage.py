@@ -15,7 +15,7 @@ def test_a_child_that_ended_is_counted():
     assert cpu_seconds() - before >= 0.25
 
 
-def test_grandchild_is_counted_while_it_lives():
+def test_living_grandchild_is_counted():
     before = cpu_seconds()
     words = [sys.executable, "-c", CHILD, BURN + "print(1, flush=True); sys.stdin.read()"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:

@@ -170,7 +170,7 @@ def test_default_is_as_before():
 
 
 @pytest.mark.parametrize("preset", ["ppo", "impala"])
-def test_rewards_between_turns_are_learned_from(preset, tmp_path):
+def test_rewards_between_turns(preset, tmp_path):
     """With gamma 0 a decision is learned from its own row alone; what it earned came after the other agent's move."""
     pytest.importorskip("pettingzoo")
     from tests.experiment.paid_later import PaidLater

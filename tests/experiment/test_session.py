@@ -121,7 +121,7 @@ def play(session, control, clock, seconds: int) -> None:
                 return
 
 
-def test_a_first_batch_that_does_not_fill_is_said(tmp_path, clock, monkeypatch):
+def test_first_batch_never_fills(tmp_path, clock, monkeypatch):
     session, control, listener = start(tmp_path, Goals(), batch_slots=100_000)
     monkeypatch.setattr(control, "wires", lambda: {**WIRES, "unrolls": {**WIRES["unrolls"], "written": 1234.0, "consumed": 1200.0}})
 
@@ -167,7 +167,7 @@ def test_times_of_checkpoints(tmp_path, clock):
     assert len(names) == 3 and names[-1] == "000000131000" and session.newest().name == names[-1]
 
 
-def test_no_checkpoint_before_every_role_is_there(tmp_path, clock):
+def test_no_checkpoint_before_all_roles(tmp_path, clock):
     session = RunSession(RunDir.create(tmp_path / "run", {}), LABELS, Goals(), checkpoint_seconds=60, keep=3, outputs=[])
     control = Control(session)
     control.pages["learner-0"].set("alive", 0)
@@ -192,7 +192,7 @@ def test_seconds_count_from_the_first_step(tmp_path, clock):
     assert session.summary["startup_seconds"] == pytest.approx(8.1, abs=0.2)
 
 
-def test_env_steps_are_looked_at_in_every_round(tmp_path, clock):
+def test_env_steps_every_round(tmp_path, clock):
     session, control, _ = start(tmp_path, Goals(max_env_steps=100))
     control.pages["actor-0"].add("env_steps", 99)
     session.tick(control)

@@ -97,7 +97,7 @@ def test_cursor_after_the_table(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("start", [refuse, press])
-def test_a_resume_that_is_refused_changes_nothing(start, tmp_path, monkeypatch):
+def test_refused_resume_changes_nothing(start, tmp_path, monkeypatch):
     run = tmp_path / "run"
     assert cli.main([*WORDS, *INLINE, "--run-dir", str(run)]) == 0
     before = json.loads((run / "config.json").read_text())

@@ -144,7 +144,7 @@ def test_algorithm_and_data_path(monkeypatch):
 
 
 @pytest.mark.parametrize("algorithm", list(algorithms.ALGORITHMS))
-def test_config_json_gives_the_same_plan_back(algorithm):
+def test_config_json_round_trip(algorithm):
     import json
 
     overrides = {"actors": 3, "net": {"hidden": (8, 8)}, "envs.kwargs": ["size=3"], "until_return": 1}

@@ -96,7 +96,7 @@ def test_squashed_actions_can_be_captured():
 
 
 @pytest.mark.parametrize("net", [NetConfig(hidden=(16,)), LSTM], ids=["mlp", "lstm"])
-def test_batched_inference_acts_as_the_policy(net):
+def test_batched_inference_is_the_policy(net):
     algorithm = algorithms.make(vtrace.Config(), envs.describe("shoal/Catch-v0"), net, 4)
     policy, other = algorithm.policy(), algorithm.policy()
     policy.to(GPU)
@@ -139,7 +139,7 @@ def _finish(coroutine):
         coroutine.send(None)
 
 
-def test_frames_go_straight_from_slots_to_the_gpu(tmp_path):
+def test_frames_straight_to_the_gpu(tmp_path):
     """A whole program: what a Source hands out is what was sent, also when slots are used again and again."""
     from shoal.runtime import Program
     from shoal.slots import Field, Layout

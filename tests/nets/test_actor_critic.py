@@ -177,7 +177,7 @@ def test_seed():
 
 @pytest.mark.parametrize("previous", [False, True])
 @pytest.mark.parametrize("space", [VECTOR, BOARD], ids=["vector", "board"])
-def test_lstm_unroll_equals_steps_with_resets(space, previous):
+def test_lstm_unroll_equals_steps(space, previous):
     net = build(
         space, spaces.Discrete(3), NetConfig(recurrent="lstm", lstm_size=8, prev_action_reward=previous), seed=0
     )

@@ -54,7 +54,7 @@ def in_one_vector(net):
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_views_survive_backward_and_optimiser(name):
+def test_views_survive_an_update(name):
     torch.manual_seed(0)
     space, config = NETS[name]
     net = build(space, spaces.Discrete(3), config, seed=1)
@@ -107,7 +107,7 @@ def test_copying_the_vector_copies_the_net(name):
     assert torch.equal(flat_c, flat_a) and intact(c, flat_c)
 
 
-def test_convolution_weights_are_channels_last():
+def test_conv_weights_channels_last():
     for name in ("nature", "impala", "small_conv"):
         space, config = NETS[name]
         net = build(space, spaces.Discrete(3), config)

@@ -47,7 +47,7 @@ def test_layer_has_the_papers_weights():
     torch.testing.assert_close(layer(x, noise_factors(noise)), F.linear(x, weight, bias))
 
 
-def test_without_noise_a_layer_is_a_plain_one():
+def test_layer_without_noise_is_plain():
     layer, x = NoisyLinear(6, 4, 0.5), normal(7, 6)
     assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
     torch.testing.assert_close(layer.weight @ layer.weight.T, 2 * torch.eye(4))  # as plain layers begin

@@ -39,7 +39,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     with DemoWriter.create(Path("logs"), INFO, {"source": "test"}) as writer:
         for number in range(6):
-            writer.add(episode(1 + number, number, terminated=number % 2 == 0))
+            likely = np.linspace(-2, 0, 1 + number, dtype=np.float32) if number else None  # of the first one it is not known
+            writer.add(episode(1 + number, number, terminated=number % 2 == 0, log_prob=likely))
     return Path("logs")
 
 
@@ -56,10 +57,12 @@ def test_every_field_comes_back(folder, target):
             for name in ("action", "reward", "terminated", "truncated"):
                 mine, theirs = getattr(one, name), getattr(other, name)
                 assert mine.dtype == theirs.dtype and (mine == theirs).all(), f"{place}: {name}"
+            assert (one.log_prob is None) == (other.log_prob is None), place
+            assert one.log_prob is None or (one.log_prob == other.log_prob).all(), place
     assert cli.main(["data", "convert", "logs", target]) == 2  # it is there
 
 
-def test_minari_reads_what_was_recorded_for_it(folder, capsys):
+def test_minari_reads_our_recording(folder, capsys):
     minari = pytest.importorskip("minari")
     words = ["data", "record", "scripted", "CartPole-v1", "--episodes", "2", "--steps", "20", "--num-envs", "1"]
     assert cli.main([*words, "--format", "minari", "--out", "cart/expert-v0"]) == 0, capsys.readouterr().err
@@ -75,7 +78,7 @@ def test_minari_reads_what_was_recorded_for_it(folder, capsys):
 
 
 # ---------------------------------------------------------------------------------------------- D4RL's layout
-def test_terminals_and_timeouts_are_kept_apart(tmp_path):
+def test_terminals_and_timeouts_apart(tmp_path):
     """Without next observations the last decision of an episode that was cut short is left out; of others the end is not seen."""
     seen = np.arange(14, dtype=np.float32).reshape(7, 2)
     table = {"observations": seen, "actions": np.linspace(-0.5, 0.5, 7)[:, None].astype(np.float32), "rewards": np.ones(7),
@@ -106,7 +109,7 @@ def test_table_without_spaces(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["steps.parquet", "steps.hdf5", "steps.npz"])
-def test_a_file_that_is_cut_short_is_a_sentence(folder, name):
+def test_file_cut_short(folder, name):
     assert cli.main(["data", "convert", "logs", name]) == 0
     data = Path(name).read_bytes()
     Path(name).write_bytes(data[: len(data) // 2])
@@ -121,7 +124,7 @@ def test_a_column_of_words(tmp_path):
         open_demos(tmp_path / "odd.npz")
 
 
-def test_a_table_that_lacks_a_column_says_which(tmp_path):
+def test_missing_column_is_named(tmp_path):
     np.savez(tmp_path / "x.npz", observations=np.zeros((2, 1)), actions=np.zeros(2), rewards=np.zeros(2))
     with pytest.raises(ConfigError, match="has no column terminals"):
         open_demos(tmp_path / "x.npz")
@@ -159,7 +162,7 @@ def test_faults_by_episode_and_step(kind, step):
     assert list(report.findings) == [kind] and f"logs, episode 1, step {step}: " in report.findings[kind][0]
 
 
-def test_duplicates_and_constant_fields_are_found(folder, capsys):
+def test_duplicates_and_constants_found(folder, capsys):
     flat = [replace(episode(3, k), reward=np.ones(3, np.float32)) for k in (1, 2, 1)]
     report = check_demos(Kept(*flat), "logs")
     assert report.findings["duplicate"] == ["logs, episode 2 is the same as episode 0"]

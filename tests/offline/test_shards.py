@@ -56,7 +56,7 @@ def test_checksums(log, tmp_path):
     assert all((log / one["name"]).read_bytes() == data for one, data in before)
 
 
-def test_a_torn_last_file_is_left_out_with_a_word(log, caplog):
+def test_torn_last_file_is_left_out(log, caplog):
     whole = [hashed(one) for one in open_demos(log).episodes()]
     os.truncate(log / FILES[2], (log / FILES[2]).stat().st_size - 1)
     demos = open_demos(log)

@@ -43,7 +43,7 @@ def test_clipped_before_evaluation():
     assert torch.equal(best, torch.ones(5, 2)) and torch.equal(value, torch.full((5,), 2.0))
 
 
-def test_no_two_states_share_their_random_numbers():
+def test_states_share_no_random_numbers():
     seen = []
 
     def score(unit):

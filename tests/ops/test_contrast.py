@@ -47,7 +47,7 @@ def test_shifted_and_large_logits():
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_a_crop_moves_all_frames_of_a_stack_alike(channels_last):
+def test_crop_moves_frames_alike(channels_last):
     rng = np.random.default_rng(0)
     stack = rng.integers(0, 256, (5, 3, 9, 11), np.uint8)
     stack[:, 1], stack[:, 2] = stack[:, 0], 255 - stack[:, 0]  # frames that are functions of each other stay so
@@ -59,7 +59,7 @@ def test_a_crop_moves_all_frames_of_a_stack_alike(channels_last):
     assert np.array_equal(got[:, 0], got[:, 1]) and np.array_equal(got[:, 2], 255 - got[:, 0])
 
 
-def test_every_offset_is_drawn_the_last_one_too():
+def test_every_offset_is_drawn():
     offsets = contrast.random_offsets(np.random.default_rng(1), 20_000, 28, 28, 24)
     assert offsets.min() == 0 and offsets.max() == 4
     counts = np.bincount(offsets[:, 0] * 5 + offsets[:, 1], minlength=25)

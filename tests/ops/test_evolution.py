@@ -6,7 +6,7 @@ import pytest
 from shoal.ops.evolution import centred_ranks, noise_weights, shaped
 
 
-def test_ranks_are_centred_and_over_all_members():
+def test_ranks_over_all_members():
     np.testing.assert_allclose(centred_ranks(np.array([10.0, -3, 5, 7])), [0.5, -0.5, -1 / 6, 1 / 6])
     np.testing.assert_allclose(noise_weights(np.array([10.0, -3, 5, 7]), True, 0.1, "ranks") * 4, [1, -1 / 3])
 

@@ -58,7 +58,7 @@ def test_two_learners():
 
 
 @pytest.mark.parametrize("learners", [1, 2])
-def test_in_lock_step_all_wait_for_the_update(learners):
+def test_lock_step_waits_for_the_update(learners):
     steady = costs(env=Cost(0.0, 0.08), update=Cost(0.02), update_slot=Cost(0.005))
     for n in (1, 4):
         seen = simulate(steady, ROOMY, n, learners, lockstep=True, depth=1)
@@ -79,7 +79,7 @@ def test_links_fill_and_weights_come_late():
 
 
 @pytest.mark.parametrize("actors", [2, 4, 5, 6, 9, 30])
-def test_lag_as_seen_and_lag_by_littles_law_agree(actors, monkeypatch):
+def test_lag_follows_littles_law(actors, monkeypatch):
     import shoal.planning.pipeline as pipeline
 
     uneven = costs(spread=0.05)
@@ -152,7 +152,7 @@ def test_learner_that_mostly_waits():
     assert 0.99 * computing < 1 - seen.learner_idle < 1.5 * computing
 
 
-def test_turns_cost_only_where_cores_are_short():
+def test_turns_cost_when_cores_are_short():
     busy = costs(env=Cost(0.0), inference=Cost(0.01), put=Cost(0.0), update=Cost(0.001), publish=Cost(0.0))
     for cluster, actors, more in ((ROOMY, 8, False), (Cluster(2), 8, True)):
         free, cold = (simulate(replace(busy, turn=turn), cluster, actors, batch=2) for turn in (0.0, 0.001))

@@ -54,7 +54,7 @@ def test_costs(wait):
 
 
 @pytest.mark.parametrize("speed", [1.0, 0.6])
-def test_two_runs_tell_how_fast_busy_cores_are(speed):
+def test_speed_of_busy_cores(speed):
     true = scaled(TRUE, 1.0, speed)
     found = fitted(observation(true, 1), observation(true, 2), 2, 2, cores=2)
     assert found.full_speed == pytest.approx(speed, abs=0.06)
@@ -63,7 +63,7 @@ def test_two_runs_tell_how_fast_busy_cores_are(speed):
         assert said == pytest.approx(would, rel=0.05)
 
 
-def test_one_core_for_all_tells_what_a_turn_costs():
+def test_cost_of_a_turn_on_one_core():
     true = Costs(**{**vars(TRUE), "turn": 0.0008, "spread": 0.03})
     found = fitted(observation(true, 1), observation(true, 2), 2, 2, cores=2)
     assert found.turn == pytest.approx(0.0008, rel=0.2) and found.spread == 0.03
@@ -147,7 +147,7 @@ def test_other_runtimes(monkeypatch, capsys):
         assert capsys.readouterr().out.startswith(said) and bool(said) == bool(words)
 
 
-def test_a_run_that_never_learns_is_said_to_be_so(monkeypatch):
+def test_run_that_never_learns(monkeypatch):
     monkeypatch.setattr(measure, "run", lambda *_, **__: "slow")
     with pytest.raises(measure.ShoalError, match="nothing to plan with"):
         measure.observe(None, None)

@@ -156,7 +156,7 @@ def test_unwritable_checkpoint_dir(
     assert not shown.out and len(shown.err.splitlines()) == 1 and "cannot be written" in shown.err and str(tmp_path) in shown.err
 
 
-def test_a_damaged_checkpoint_is_told_in_one_line(tmp_path: Path) -> None:
+def test_damaged_checkpoint_in_one_line(tmp_path: Path) -> None:
     with replay.Server([replay.Table("t")], checkpoint_dir=tmp_path) as server:
         server.client().insert({"x": np.zeros(9)}, {"t": 1.0})
         server.checkpoint()
@@ -180,7 +180,7 @@ def test_info_of_nobody_fails_quickly(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("words", [["foo"], ["tcp://127.0.0.1:99999"], ["tcp://"], ["foo", "--key", "nobody.json"]])
-def test_info_of_what_is_no_address_exits_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_of_a_wrong_address(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()
     assert info_command(words) == 2 and time.monotonic() - began < 9  # it does not wait for a server
     assert len(capsys.readouterr().err.splitlines()) == 1

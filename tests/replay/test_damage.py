@@ -60,7 +60,7 @@ def test_rows_written_during_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert sizes(tmp_path) == 1
 
 
-def test_checkpoints_amid_clients_are_all_whole(start: Start, tmp_path: Path) -> None:
+def test_checkpoints_amid_clients(start: Start, tmp_path: Path) -> None:
     server, client = start(table(max_size=500), checkpoint_dir=tmp_path / "c", keep=100)
     stop = threading.Event()
 

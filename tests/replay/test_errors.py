@@ -86,7 +86,7 @@ def test_steps_are_whole_numbers(index: Any) -> None:
             writer.history["x"][index]
 
 
-def test_what_is_stored_here_can_be_sent_there(start: Start) -> None:
+def test_stored_can_be_sent(start: Start) -> None:
     _, client = start(replay.Table("t"))
     with client.writer() as writer:
         writer.append({"when": np.datetime64(5, "100ns"), "name": np.array("abc"), "y": 1})
@@ -103,7 +103,7 @@ def test_an_address_is_an_address() -> None:
 @pytest.mark.parametrize(
     "options", [{"storage": "disk"}, {"restore": "all"}, {"storage": "memmap", "directory": "/dev/null"}, {"keep": 0}]
 )
-def test_options_of_a_server_that_make_no_sense(options: dict[str, Any]) -> None:
+def test_wrong_server_options(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         replay.Server([replay.Table("t")], **options)
 
@@ -113,7 +113,7 @@ def test_options_of_a_server_that_make_no_sense(options: dict[str, Any]) -> None
     [{"max_size": "5"}, {"max_size": 1.5}, {"max_size": float("nan")}, {"max_size": 1 << 63}, {"max_bytes": "1"}, {"max_bytes": 0},
      {"max_times_sampled": 1.5}, {"selector": "uniform"}, {"selector": replay.Fifo}, {"remover": 5}, {"limiter": 5}, {"name": 5}],
 )  # fmt: skip
-def test_options_of_a_table_that_make_no_sense(options: dict[str, Any]) -> None:
+def test_wrong_table_options(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="name" if "name" in options else min(options)):
         replay.Table(**{"name": "t", **options})
     assert replay.Table("t", max_size=1e6).max_size == 1_000_000  # type: ignore[arg-type]

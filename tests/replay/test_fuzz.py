@@ -346,7 +346,7 @@ Stream = st.tuples(
 ).map(b"".join)  # fmt: skip
 
 
-def test_bytes_below_the_messages_change_nothing(target: Target) -> None:
+def test_stray_bytes_change_nothing(target: Target) -> None:
     """Bare connections that speak no ZMTP, half of it, or announce frames of up to 2^64 bytes."""
     before, address = target.kept(), target.server.address or ""
 

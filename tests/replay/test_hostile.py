@@ -63,7 +63,7 @@ def record(row: int = 0) -> list[Any]:
     return [np.ones(1), np.array([0, row, 1, 1], np.int32)]
 
 
-def test_a_bomb_is_refused_before_it_is_unpacked(server: replay.Server) -> None:
+def test_bomb_is_refused_packed(server: replay.Server) -> None:
     writer = Writer(server)
     bomb = zstandard.ZstdCompressor(level=3).compress(bytes(1 << 28))
     opens = [[0, [["x", "|u1", [1 << 20]]], 256]]
@@ -126,7 +126,7 @@ def test_unpacked_bytes_are_bounded(server: replay.Server, monkeypatch: pytest.M
     writer.connection.close()
 
 
-def test_a_group_cannot_be_closed_below_its_items(server: replay.Server) -> None:
+def test_group_open_below_its_items(server: replay.Server) -> None:
     """Its rows would be moved to a smaller block, and an item would refer to memory behind it."""
     writer = Writer(server)
     opened = writer.write([np.zeros(1024, np.int64)], opens=[[0, [["x", "<i8", [2]]], 512]], rows=[[0, 0, 512, "none"]])
@@ -205,7 +205,7 @@ def sample_request(number: int, table: str, n: int) -> bytes:
     return data
 
 
-def test_client_that_never_reads_gets_no_more(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_never_reads(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_endpoint, "MOST_UNREAD_BYTES", 1 << 24)
     server.client().insert({"x": np.zeros(1 << 18)}, {"t": 1.0})  # 2 MB
     dealer = bare_dealer(server)

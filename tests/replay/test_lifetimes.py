@@ -175,7 +175,7 @@ print(client.info()["tables"]["t"]["size"], flush=True)
 
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
-def test_a_client_is_of_the_process_that_made_it(kind: str, tmp_path: Path) -> None:
+def test_client_belongs_to_its_process(kind: str, tmp_path: Path) -> None:
     with replay.Server([replay.Table("t")], address=f"ipc://{tmp_path}/s" if kind == "ipc" else "tcp://127.0.0.1:0") as server:
         process = spawn(FORKER, server.address or "")
         try:

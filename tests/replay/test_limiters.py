@@ -144,7 +144,7 @@ def test_removals_and_reset() -> None:
         assert (table.limiter.inserts, table.limiter.samples, table.limiter.deletes) == (0, 0, 0)
 
 
-def test_time_blocked_is_counted_on_each_side() -> None:
+def test_time_blocked_on_each_side() -> None:
     table = replay.Table.queue("q", 1)
     with replay.Server([table]) as server:
         client = server.client()

@@ -39,7 +39,7 @@ def test_table_of_one_item(start: Start) -> None:
     assert client.sample("t").data["x"][0, :, 0].tolist() == [8, 9]
 
 
-def test_an_item_larger_than_its_table_is_refused(start: Start) -> None:
+def test_item_larger_than_its_table(start: Start) -> None:
     _, client = start(replay.Table("t", max_bytes=10_000))
     with pytest.raises(replay.InvalidItem, match="at most 10000 bytes"):
         client.insert({"x": np.zeros(2000)}, {"t": 1.0})

@@ -142,7 +142,7 @@ def test_a_client_killed_leaks_nothing(kind: str, tmp_path: Path) -> None:
             assert client.info()["stored_bytes"] == 0
 
 
-def test_clients_and_servers_leave_no_descriptors(tmp_path: Path) -> None:
+def test_no_descriptors_left(tmp_path: Path) -> None:
     counts = []
     for _ in range(4):
         with replay.Server([replay.Table("t")], address=f"ipc://{tmp_path}/s") as server:
@@ -175,7 +175,7 @@ def test_a_silent_writer_is_welcome_again(monkeypatch: pytest.MonkeyPatch) -> No
         client.close()
 
 
-def test_dead_writers_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_writers_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket_service, "MOST_WRITERS", 8)
     with replay.Server([replay.Table("t")], address="tcp://127.0.0.1:0") as server:
         living = Connection(server.address or "", None)
@@ -191,7 +191,7 @@ def test_dead_writers_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatc
         living.close()
 
 
-def test_shared_memory_carries_the_batches_of_ipc(tmp_path: Path) -> None:
+def test_ipc_batches_in_shared_memory(tmp_path: Path) -> None:
     with replay.Server([replay.Table("t")], address=f"ipc://{tmp_path}/s") as server:
         client = replay.Client(server.address, timeout=10)
         client.insert_batch({"x": np.arange(3000).reshape(3, 1000)}, {"t": np.ones(3)})
@@ -206,7 +206,7 @@ def test_shared_memory_carries_the_batches_of_ipc(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["memory", "directory"])
-def test_a_shared_block_must_be_anonymous_memory(tmp_path: Path, name: str) -> None:
+def test_shared_block_is_anonymous(tmp_path: Path, name: str) -> None:
     with replay.Server([replay.Table("t")], address=f"ipc://{tmp_path}/s") as server:
         connection = Connection(server.address or "", None)
         with open(tmp_path / "file", "wb+") as file:

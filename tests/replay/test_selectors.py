@@ -107,7 +107,7 @@ def test_t6_importance_weights() -> None:
                 assert [raws[i] for i in range(4)] == pytest.approx(hand, abs=1e-8)
 
 
-def test_t21_eviction_with_a_negative_exponent() -> None:
+def test_t21_negative_eviction_exponent() -> None:
     server, client = make(replay.Prioritized(-0.4), [1, 2, 4])
     with server:
         batch = client.sample("t", 500)

@@ -27,7 +27,7 @@ def test_five_lines() -> None:
     server.close()
 
 
-def test_remover_takes_what_is_above_max_size(start: Start) -> None:
+def test_remover_above_max_size(start: Start) -> None:
     _, client = start(replay.Table("t", replay.Uniform(), replay.Fifo(), max_size=3))
     client.insert_batch({"x": np.arange(5)}, {"t": np.ones(5)})
     assert values(client, "t") == {2, 3, 4}
@@ -108,7 +108,7 @@ def test_timeout_zero_means_now(start: Start) -> None:
     assert client.sample("q", 3, timeout=0).data["x"].tolist() == [1]
 
 
-def test_timeout_none_waits_until_it_is_possible(start: Start) -> None:
+def test_timeout_none_waits(start: Start) -> None:
     _, client = start(replay.Table.queue("q", 1))
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.extend(client.sample("q", 2, timeout=None).data["x"].tolist()))
@@ -120,7 +120,7 @@ def test_timeout_none_waits_until_it_is_possible(start: Start) -> None:
     assert found == [7, 8]
 
 
-def test_unknown_updates_are_ignored_and_counted(start: Start) -> None:
+def test_unknown_updates_are_counted(start: Start) -> None:
     _, client = start(replay.Table("t", replay.Prioritized(1.0)))
     key = client.insert({"x": 1}, {"t": 1.0})["t"]
     client.update_priorities("t", [key, key + 1, 12345], [3.0, 9.0, 9.0])
@@ -149,7 +149,7 @@ def test_a_negative_priority_ends_nothing(start: Start) -> None:
     assert values(client, "t") == {1, 3}
 
 
-def test_a_timed_out_insert_is_not_applied_later(start: Start) -> None:
+def test_timed_out_insert_stays_out(start: Start) -> None:
     _, client = start(replay.Table.queue("q", 1))
     client.insert({"x": 1}, {"q": 1.0})
     with pytest.raises(replay.Timeout):
@@ -254,7 +254,7 @@ def test_first_item_fixes_the_signature(start: Start) -> None:
     client.insert({"x": np.zeros(4)}, {"t": 1.0})
 
 
-def test_prefetching_counts_what_was_consumed(start: Start) -> None:
+def test_prefetch_counts_consumed(start: Start) -> None:
     _, client = start(replay.Table("t", replay.Uniform()))
     client.insert_batch({"x": np.arange(10)}, {"t": np.ones(10)})
     with client.dataset("t", batch_size=4, prefetch=3) as dataset:
@@ -269,7 +269,7 @@ def test_prefetching_counts_what_was_consumed(start: Start) -> None:
     assert info["samples"] == 20 and info["reserved"] == 0
 
 
-def test_dataset_of_a_queue_reads_nothing_ahead(start: Start) -> None:
+def test_queue_dataset_reads_not_ahead(start: Start) -> None:
     _, client = start(replay.Table.queue("q", 10))
     for i in range(6):
         client.insert({"x": i}, {"q": 1.0})

@@ -54,7 +54,7 @@ def test_t1_returns(client: replay.Client) -> None:
         assert first["reward"] == pytest.approx(2.8) and first["discount"] == pytest.approx(expected)
 
 
-def test_episodes_do_not_mix_and_extras_travel(client: replay.Client) -> None:
+def test_episodes_do_not_mix(client: replay.Client) -> None:
     writer = replay.TransitionWriter(client, "t", n=2, gamma=1.0, priority=lambda item: abs(float(item["reward"])))
     for episode in range(3):
         for t in range(4):

@@ -152,7 +152,7 @@ def test_back_pressure_with_a_timeout(start: Start) -> None:
     writer.close()
 
 
-def test_end_episode_closes_chunks_and_forgets(start: Start) -> None:
+def test_end_episode_closes_chunks(start: Start) -> None:
     server, client = start(replay.Table("t"))
     with client.writer(max_history=10) as writer:
         for i in range(3):

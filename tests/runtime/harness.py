@@ -71,7 +71,7 @@ class Watch:
         if ok:
             self.folder = folder
 
-    def newest(self) -> Path | None:
+    def newest(self, instance: str | None = None) -> Path | None:
         return self.folder
 
     def end(self, control: Supervisor, reason: str, error: str | None) -> None:

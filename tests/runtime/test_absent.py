@@ -99,7 +99,7 @@ def test_missing_learner_is_waited_for_once(tmp_path):
     assert saved(stage, tmp_path / "g") == {"learner-0": "e", "evaluator-0": "g"}
 
 
-def test_what_it_had_half_written_does_not_stay(tmp_path):
+def test_half_written_does_not_stay(tmp_path):
     stage = Stage(Watch())
     saved(stage, tmp_path / "a")
     (tmp_path / "b").mkdir()

@@ -188,7 +188,7 @@ def test_lost_slots(monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------- broadcast
-def test_broadcast_survives_death_at_any_line():
+def test_broadcast_survives_any_death():
     for line in range(1, 100):
         wire = built(BroadcastWire("b", LAYOUT), publisher=1, reader=1)
         publisher, reader, into = wire.attach("publisher", 0, 0), wire.attach("reader", 0, 0), LAYOUT.empty()
@@ -266,7 +266,7 @@ def test_a_call_survives_death_at_any_line(victim, moment):
     raise AssertionError("it never lived")
 
 
-def test_a_reply_to_a_replaced_client_is_dropped():
+def test_reply_to_replaced_client():
     """The server has looked whether the client still waits, and not yet written: now the client is replaced and asks anew."""
     wire = built(CallWire("c", SCALAR, SCALAR, depth=1), client=1, server=1)
     client, server = wire.attach("client", 0, 0), wire.attach("server", 0, 0)
@@ -301,7 +301,7 @@ def test_restarted_server():
     assert now(pending.result())["x"][0] == 5
 
 
-def test_taken_requests_of_a_leaving_server_move():
+def test_requests_of_leaving_server():
     wire = built(CallWire("c", SCALAR, SCALAR, depth=2), client=2, server=2)
     clients, servers = [[wire.attach(end, k, 0) for k in range(2)] for end in ("client", "server")]
     pending = [asked(clients[0], 1), asked(clients[0], 2), asked(clients[1], 3)]

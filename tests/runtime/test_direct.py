@@ -63,7 +63,7 @@ class Consumer:
 
 @pytest.mark.parametrize("kind", ["inline", "local"])
 @pytest.mark.parametrize("count", [2, 5], ids=["a batch", "a batch of more slots than there are"])
-def test_copies_are_whole_and_slots_come_back(kind, count, tmp_path):
+def test_copies_whole_slots_come_back(kind, count, tmp_path):
     program = Program("direct")
     unrolls = program.stream("unrolls", LAYOUT, depth=3)
     program.add("producer", Producer, unrolls=unrolls.sink)

@@ -149,7 +149,7 @@ def test_a_role_that_cannot_run_ends_the_run(how, steps, why, tmp_path):
     assert len(watch.texts("restart")) == (2 if how != "fail" else 0)
 
 
-def test_three_deaths_without_a_step_end_the_run(tmp_path):
+def test_three_deaths_without_a_step(tmp_path):
     program = beaters(actor=1)
     program.add("bad", Failing, how="exception")
     with pytest.raises(RoleFailed, match="died 2 times without completing a step"):

@@ -164,7 +164,7 @@ class Hogwild:
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_shared_memory_is_written_and_read_by_all(kind, tmp_path):
+def test_shared_memory_for_all(kind, tmp_path):
     program = Program("t")
     shared = program.shared("shared", Layout({"own": Field((3,), "i8"), "common": Field((1,), "i8")}))
     program.add("worker", Hogwild, shared=shared.view, replicas=3)

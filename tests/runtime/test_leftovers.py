@@ -76,7 +76,7 @@ def started(folder, name="*-*"):
     return [int(pid) for path in folder.glob(name) for pid in path.read_text().split()]
 
 
-def test_child_processes_die_with_their_place(tmp_path):
+def test_children_die_with_their_place(tmp_path):
     program = Program("t")
     program.add("parent", Parent, folder=tmp_path, replicas=2)
     killer = Killer(("parent-0",), times=1, every=5)
@@ -112,7 +112,7 @@ def test_the_fork_server_is_replaced(tmp_path):
     assert any("fork server died" in text for text in watch.texts("restart"))
 
 
-def test_deaths_with_the_fork_server_do_not_count(tmp_path, monkeypatch):
+def test_fork_server_deaths_do_not_count(tmp_path, monkeypatch):
     """Not even those that could not start: it is no sign of too little memory."""
     monkeypatch.setattr("shoal.runtime.place_supervisor.DEATHS_WHILE_STARTING", 1)
     program = Program("t")

@@ -131,7 +131,7 @@ def test_slot_carried_twice():
     assert not source.waiting(1)
 
 
-def test_a_dropping_stream_carries_one_at_a_time():
+def test_dropping_stream_one_at_a_time():
     places = Places(streams("drop_oldest"))
     sink, source = places.end("producer", "out"), places.end("consumer", "source")
     for number in range(1, 6):

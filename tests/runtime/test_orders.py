@@ -91,7 +91,7 @@ def test_fork_that_always_fails(tmp_path, narrow, failures, monkeypatch):
         failures.unlink()
 
 
-def test_a_stopped_fork_server_with_unread_orders(tmp_path, narrow, monkeypatch):
+def test_stopped_server_unread_orders(tmp_path, narrow, monkeypatch):
     monkeypatch.setattr("shoal.runtime.local.ANSWER_SECONDS", 0.5)
     assert run(beaters(actor=1), Watch(everybody, seconds=60), "local", tmp_path, fork_server=narrow) == "until"  # it is up
     stopped = narrow.process.pid

@@ -53,7 +53,7 @@ def test_limit_exceeded_by_less_than_a_unit(limit, ahead):
     assert limit <= counters.total < limit + 7
 
 
-def test_what_was_not_used_is_given_to_others():
+def test_unused_is_given_to_others():
     """A role counts less than it asked for (seats that were not valid), and one has died with its portion."""
     counters = Counters(1000, {"a": 10, "b": 10})
     for _ in range(8):

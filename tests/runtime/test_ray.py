@@ -36,7 +36,7 @@ def nodes_of(control):
     return {child.node for child in control.children.values() if child.node}
 
 
-def test_stream_between_nodes_and_its_numbers(tmp_path, monkeypatch):
+def test_stream_between_nodes(tmp_path, monkeypatch):
     """All slots arrive whole and in order; nodes, object stores and traffic are reported."""
     monkeypatch.setattr(cluster, "LOOK_SECONDS", 0.2)
     used, seen, moved = set(), {}, []
@@ -57,7 +57,7 @@ def test_stream_between_nodes_and_its_numbers(tmp_path, monkeypatch):
     assert seen["nodes"] == 2 and seen["object_store_mb"] >= 0
 
 
-def test_dropping_stream_counts_what_it_drops(tmp_path):
+def test_dropping_stream_counts(tmp_path):
     watch = drive(streamed("drop_oldest", pause=0.05), "ray", tmp_path,
                   Watch(lambda c: c.total("samples_consumed") >= 30 and c.wires()["items"]["dropped"] > 30, seconds=PATIENCE))
     assert watch.reason == "until" and watch.unbalanced == 0
@@ -137,7 +137,7 @@ def test_tensors_are_averaged_across_nodes(tmp_path):
     assert watch.wires["gradients"]["bytes_moved"] < updates * 4 * test_device_group.SIZE  # states and small sums alone
 
 
-def test_replay_shards_are_spread_and_restarted(tmp_path):
+def test_replay_shards_spread(tmp_path):
     """Its roles check every item, key and priority; the shard that is killed is filled again from what the driver holds."""
     config = ReplayConfig(capacity=2000, min_size=60, batch_size=16, insert_batch=10, samples_per_insert=4.0, shards=2,
                           checkpoint=True)
@@ -183,7 +183,7 @@ class Counter:
         self.count = count
 
 
-def test_state_is_set_copied_saved_and_loaded(tmp_path):
+def test_state_set_copied_saved(tmp_path):
     program = Program("t", store=Files())
     program.add("counter", Counter, replicas=(1, 2, 2))
     plan = []

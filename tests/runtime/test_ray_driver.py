@@ -249,7 +249,7 @@ def test_a_killed_process_is_called_one(make):
     assert len(control.cluster.handles["learner-0"]) == 2
 
 
-def test_only_what_was_reported_outlives_a_kill(make):
+def test_reported_outlives_a_kill(make):
     """A killed place has no last report; its successor counts on from the one before."""
     control = make()
     page, where = control.program.page("learner", 0).copy(), control.program.stats("learner", 0).position("env_steps")
@@ -262,7 +262,7 @@ def test_only_what_was_reported_outlives_a_kill(make):
     assert order["pages"]["learner-0"][where] == control.total("env_steps") == 10.0
 
 
-def test_a_broken_connection_is_not_called_a_kill(make):
+def test_broken_connection_is_no_kill(make):
     from ray.exceptions import ActorUnavailableError
 
     control = make()
@@ -320,7 +320,7 @@ class Learner(Waits):
         """There is nothing to load."""
 
 
-def test_files_are_sent_where_state_is_shared(make, tmp_path):
+def test_files_sent_for_shared_state(make, tmp_path):
     control = make()
     for name, role in (("replay", Table), ("trainer", Learner), ("made", lambda me: Waits())):
         control.program.add(name, role, replicas=2)
@@ -331,7 +331,7 @@ def test_files_are_sent_where_state_is_shared(make, tmp_path):
     assert found == own | {("replay", 1): set(), ("trainer", 1): {"trainer-0.safetensors"}, ("made", 1): {"made-0.safetensors"}}
 
 
-def test_cores_are_counted_on_this_machine_only(make):
+def test_cores_of_this_machine_only(make):
     control = make()
     come(control, "learner-0")
     assert "cores_busy" in control.surroundings()

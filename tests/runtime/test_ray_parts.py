@@ -142,7 +142,7 @@ time.sleep(600)
 """
 
 
-def test_what_hides_is_found_by_its_start_time():
+def test_hidden_found_by_start_time():
     """Daemons that have no mark, or have overwritten it, below a server that is alive when its driver is killed."""
     driver = subprocess.Popen([sys.executable, "-c", HIDING], stdout=subprocess.PIPE, text=True, env=tree_environment())
     pids = list(map(int, driver.stdout.readline().split()))

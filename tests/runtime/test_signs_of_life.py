@@ -169,7 +169,7 @@ class Waits:
         self.me.stats.add("env_steps")
 
 
-def test_cores_are_counted_from_the_first_step_on(tmp_path):
+def test_cores_from_the_first_step(tmp_path):
     """The time in which everybody starts, and cores stand idle, is not counted."""
     seen = []
 

@@ -71,7 +71,7 @@ def test_everything_arrives_in_order(kind, producers, consumers, count, tmp_path
     assert watch.unbalanced == 0
 
 
-def test_paired_producers_keep_their_consumer():
+def test_paired_keep_their_consumer():
     stream = built(StreamWire("items", LAYOUT, depth=2, paired=True), sink=4, source=2)
     sources = [stream.attach("source", c, 0) for c in range(2)]
     for sink in (3, 0, 1, 2, 0):
@@ -82,7 +82,7 @@ def test_paired_producers_keep_their_consumer():
         assert not source.waiting(1)
 
 
-def test_paired_stream_needs_enough_producers():
+def test_paired_needs_enough_producers():
     with pytest.raises(ProgramError, match="1 producers cannot serve 2 consumers in pairs"):
         built(StreamWire("items", LAYOUT, paired=True), sink=1, source=2)
 

@@ -59,7 +59,7 @@ def test_it_keeps_its_turn(tmp_path):
     assert ORDER[:42] == ["work", *["side"] * 40, "work"]
 
 
-def test_it_is_stopped_between_two_of_its_steps(tmp_path):
+def test_stopped_between_steps(tmp_path):
     watch = drive(program(10**9), "inline", tmp_path, Watch(lambda control: control.total("eval_env_steps") >= 7))
     assert watch.reason == "until" and ORDER[:8] == ["work", *["side"] * 7] and len(ORDER) == 8
 

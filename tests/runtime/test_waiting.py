@@ -101,7 +101,7 @@ def test_deadlock_names_the_waits(tmp_path):
     assert "b-0 waits for 1 full slots of there" in str(error.value)
 
 
-def test_roles_that_wait_for_ever_can_be_stopped(tmp_path):
+def test_endless_waits_can_be_stopped(tmp_path):
     began = []
     watch = drive(ring(), "local", tmp_path, Watch(lambda c: up(c) and (began.append(time.monotonic()) or True)))
     assert watch.reason == "until"
@@ -166,7 +166,7 @@ def test_waiting_costs_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("broken", ["twice", "nobody", "scalar", "other", "replicas", "clock", "threaded"])
-def test_a_graph_that_is_drawn_wrongly_is_refused(broken):
+def test_wrong_graph_is_refused(broken):
     program = Program("t")
     with pytest.raises(ProgramError):
         if broken == "twice":

@@ -49,7 +49,7 @@ def test_json_lines(tmp_path, shot):
     assert "NaN" not in path.read_text()
 
 
-def test_jsonable_keeps_the_milliseconds_of_times():
+def test_jsonable_keeps_milliseconds():
     assert jsonable(1794741528.7345) == 1794741528.735 or jsonable(1794741528.7345) == 1794741528.734
 
 
@@ -58,7 +58,7 @@ def test_jsonable_keeps_integers_whole():
     assert text == '{"n": 123456789, "x": 0.333333, "bad": [null, null, true]}'
 
 
-def test_tensorboard_reads_back_what_was_written(tmp_path, shot):
+def test_tensorboard_round_trip(tmp_path, shot):
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     sink = TensorBoard(tmp_path)
@@ -152,7 +152,7 @@ def written(mode: str, out: io.StringIO, shot: dict) -> str:
     return out.getvalue()
 
 
-def test_plain_lines_begin_when_there_is_a_rate(shot):
+def test_plain_lines_wait_for_a_rate(shot):
     early = {**shot, "env_steps_per_second": math.nan}
     assert written("plain", io.StringIO(), early) == "\n" and "1,000 env steps (-/s)" in written(
         "plain", io.StringIO(), {**early, "last": True})
@@ -168,7 +168,7 @@ def test_no_console():
     assert console("none", io.StringIO(), "", {}, 1) is None
 
 
-def test_progress_towards_each_stop_condition(shot):
+def test_progress_to_stop_conditions(shot):
     assert progress(shot, {"max_env_steps": 4000})[0] == pytest.approx(0.25)
     assert progress(shot, {"max_env_steps": 4000, "max_seconds": 122})[0] == pytest.approx(0.5)
     shot |= {"best_return": 250.0, "lowest_return": 20.0}

@@ -38,6 +38,14 @@ def test_rates_shares_and_totals():
     assert shot["samples_per_insert"] == pytest.approx(1.0)
 
 
+def test_busy_share_is_at_most_one():
+    """A step counts when it ends; it may have begun before the window."""
+    window, pages = run(2, busy=0.5)
+    pages["learner-0"].add("busy_seconds", 40.0)
+    window.push(Reading(3.0, pages.read(), WIRES))
+    assert window.snapshot()["roles"]["learner"]["busy"] == 1.0
+
+
 def test_books_of_all_streams_are_one_line():
     window, pages = run(2, busy=0.5)
     wires = {"a": {"slots": 4.0, "occupied": 1.0, "written": 9.0, "consumed": 6.0, "dropped": 2.0, "conserved": 1.0},
@@ -167,7 +175,7 @@ def test_gauge_of_the_instance_that_set_it():
     assert ended["role_metrics"] == {"depth": 4.0}, "a run that has ended shows its last values"
 
 
-def test_every_metric_of_the_registry_is_shown():
+def test_every_metric_is_shown():
     pages, window = Pages("everything-0"), ReadingWindow()
     for metric in REGISTRY:
         for word in metric.words():

@@ -171,6 +171,6 @@ def test_no_verdict_at_first(seconds):
     assert judged(busy=0.9, seconds=seconds) == "warming up"
 
 
-def test_inline_says_how_the_one_thread_is_shared():
+def test_inline_says_who_had_the_thread():
     text = judged(busy=0.4, runtime="inline")
     assert text.startswith("one thread") and "learner 40 %" in text and "--runtime local" in text

@@ -59,7 +59,7 @@ def test_copy_keeps_the_values(study):
     assert "1 of 2 ancestors are left" in table(study) and study.best.directory.parent.name == "members"
 
 
-def test_a_copy_that_was_cut_short_is_done_again(study, monkeypatch):
+def test_copy_cut_short_is_redone(study, monkeypatch):
     child, parent = study.members()
     begun = study.begin_copy(child, parent, {"algorithm.lr": 2e-3})
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

@@ -18,7 +18,7 @@ class TrialSession:
     def saved(self, folder: Path, ok: bool) -> None:
         return
 
-    def newest(self) -> Path | None:
+    def newest(self, instance: str | None = None) -> Path | None:
         return None
 
     def end(self, control: Supervisor, reason: str, error: str | None) -> None:

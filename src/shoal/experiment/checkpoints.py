@@ -31,7 +31,7 @@ from shoal.files import replacing, sync
 from shoal.runtime.background_saving import in_pieces
 from shoal.runtime.checkpointing import link
 
-__all__ = ["Checkpoints", "Slices", "TensorFiles", "holds_table", "read_json", "read_meta", "saved_slices", "write_json",
+__all__ = ["Checkpoints", "SavedSlices", "TensorFiles", "holds_table", "read_json", "read_meta", "saved_slices", "write_json",
            "write_text"]
 
 META = "checkpoint.json"
@@ -239,6 +239,22 @@ class Checkpoints:
                                   "with `shoal train`")
         return None
 
+    def newest_for(self, instance: str) -> tuple[Path | None, list[str]]:
+        """The newest whole checkpoint whose file of this role (or, without one, those of its replicas) is what was written; and
+        what is damaged in newer ones. Other roles' files are not read."""
+        damaged: list[str] = []
+        for folder in reversed(self._whole()):
+            digests = read_meta(folder)["sha256"]
+            own, kind = f"{instance}.safetensors", f"{instance.rpartition('-')[0]}-"
+            names = [own] if own in digests else [name for name in digests if name.startswith(kind)]
+            why = next((why for name in names if (why := _change(folder, name, digests[name]))), "")
+            if not why:
+                return folder, damaged
+            damaged.append(f"checkpoint {folder.name} is damaged ({why})")
+        if damaged:
+            raise CheckpointError(f"{instance} cannot continue: {'; '.join(damaged)}; start a new run with `shoal train`")
+        return None, []
+
     def named(self, name: str) -> Path:
         """A checkpoint by its name, or by its number of env steps; CheckpointError where it is not there, or damaged."""
         folders = self._folders()
@@ -305,14 +321,14 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Slices:
+class SavedSlices:
     """How many parameters each role that learns has saved, and whether each holds a slice of the whole."""
 
     sizes: tuple[int, ...] = ()
     cut: bool = False
 
 
-def saved_slices(folder: Path, scope: str = "") -> Slices:
+def saved_slices(folder: Path, scope: str = "") -> SavedSlices:
     """Of the parameters in a checkpoint, of the roles whose names begin with `scope`."""
     from safetensors import SafetensorError, safe_open
 
@@ -326,11 +342,11 @@ def saved_slices(folder: Path, scope: str = "") -> Slices:
                     cut = cut or "learn/begin" in names
         except (OSError, SafetensorError, IndexError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from None
-    return Slices(tuple(sizes), cut)
+    return SavedSlices(tuple(sizes), cut)
 
 
 def _begins_a_table(path: Path) -> bool:
-    with contextlib.suppress(CheckpointError):
+    with contextlib.suppress(CheckpointError, OSError):
         return holds_table(path)
     return False
 
@@ -383,10 +399,14 @@ def _damage(folder: Path, tables: bool) -> str:
     if "seal" in raw and raw["seal"] != _seal({name: value for name, value in raw.items() if name != "seal"}):
         return f"{META} has changed since it was written"
     for name, digest in read_meta(folder)["sha256"].items():
-        try:
-            path = folder / Path(name).name
-            if (tables or not _begins_a_table(path)) and _digest(path) != digest:
-                return f"{name} has changed since it was written"
-        except OSError as error:
-            return str(error)
+        if (tables or not _begins_a_table(folder / Path(name).name)) and (why := _change(folder, name, digest)):
+            return why
     return ""
+
+
+def _change(folder: Path, name: str, digest: str) -> str:
+    """Whether a file is not as it was written; empty where it is."""
+    try:
+        return "" if _digest(folder / Path(name).name) == digest else f"{name} has changed since it was written"
+    except OSError as error:
+        return str(error)

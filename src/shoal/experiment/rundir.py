@@ -25,6 +25,7 @@ SEEDS = "seeds.json"  # in a folder with runs of several seeds
 TAIL_BYTES = 1 << 18
 NAMING = {"env": ("name", "id", "import"), "algorithm": ("name",), "architecture": ("name",), "net": ("module",)}
 """Sections of config.json, and what is imported by their names."""
+SEVERAL = ("names", "train", "fixed", "each")  # what config.json says of several policies: lists of text
 
 
 def default_directory(name: str, env: str, seed: int | str) -> Path:
@@ -137,8 +138,17 @@ class RunDir:
             inside = config.get(section, {})
             if not isinstance(inside, dict) or any(not isinstance(inside.get(name, ""), str | None) for name in names) \
                     or inside.get("name", "") is None:
-                raise CheckpointError(f"{self.config_file} is damaged: {section} is {str(inside)[:60]}; restore it, or train again")
+                raise self._damaged(section, inside)
+        if not isinstance(config.get("policies", ""), str):
+            raise self._damaged("policies", config["policies"])
+        for name in SEVERAL:
+            words = config.get(name, [])
+            if not isinstance(words, list) or any(not isinstance(word, str) for word in words):
+                raise self._damaged(name, words)
         return config
+
+    def _damaged(self, what: str, value: Any) -> CheckpointError:
+        return CheckpointError(f"{self.config_file} is damaged: {what} is {str(value)[:60]}; restore it, or train again")
 
     def save_config(self, config: Mapping[str, Any]) -> None:
         write_json(self.config_file, config)

@@ -160,8 +160,13 @@ class RunSession:
         except OSError as error:
             self._failed(str(error))
 
-    def newest(self) -> Path | None:
-        return self.checkpoints.newest()
+    def newest(self, instance: str | None = None) -> Path | None:
+        if instance is None:
+            return self.checkpoints.newest()
+        found, damaged = self.checkpoints.newest_for(instance)
+        if damaged and found is not None and self._control is not None:
+            self._control.event("checkpoint", instance, f"{'; '.join(damaged)}; {found.name} is used instead")
+        return found
 
     def end(self, control: Supervisor, reason: str, error: str | None) -> None:
         self._control = control  # where a role could not be made it ends before it has begun

@@ -16,13 +16,15 @@ main agent that it beats less often than the ones before them.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from shoal.errors import ConfigError
+from shoal.errors import CheckpointError, ConfigError
 from shoal.league.opponents import Weighting, pfsp
 from shoal.league.payoff import PayoffTable
 from shoal.options import Options, number
@@ -135,6 +137,7 @@ class League:
         kinds: list[tuple[Kind, int]] = [("main", options.main), ("main_exploiter", options.main_exploiters),
                                          ("league_exploiter", options.league_exploiters)]
         self.players = {name: LeaguePlayer(name, kind) for kind, count in kinds for name in _names(kind, count)}
+        self._mains = [player.name for player in self.players.values() if player.kind == "main"]
         self.parent: dict[str, str] = {}
         """The player that each snapshot is of, the oldest snapshot first."""
         self._open: dict[int, Match] = {}
@@ -218,11 +221,7 @@ class League:
         return opponents[min(int(sums.searchsorted(rng.random() * sums[-1], side="right")), len(opponents) - 1)]
 
     def _any_main(self, rng: np.random.Generator) -> str:
-        mains = self._of_kind("main")
-        return mains[int(rng.integers(len(mains)))]
-
-    def _of_kind(self, kind: Kind) -> list[str]:
-        return [player.name for player in self.players.values() if player.kind == kind]
+        return self._mains[int(rng.integers(len(self._mains)))] if len(self._mains) > 1 else self._mains[0]
 
     # ------------------------------------------------------------------ snapshots
     def due(self, name: str) -> bool:
@@ -231,15 +230,16 @@ class League:
         passed = player.steps - player.saved_at
         if passed < options.least_steps:
             return False
-        beaten = self._of_kind("main") if player.kind == "main_exploiter" else list(self.parent)
+        beaten = self._mains if player.kind == "main_exploiter" else list(self.parent)
         rates = self.payoff.rates(name, beaten)
         return bool(passed >= options.most_steps or (len(rates) and rates.min() > options.beaten_rate))
 
     def save(self, name: str, weights: Mapping[str, np.ndarray], vault: Snapshots, rng: np.random.Generator,
              reset: Callable[[], None] = lambda: None) -> str:
         """Put a snapshot of a player into the vault; then, where its kind begins anew, call `reset`. Returns its name."""
-        player = self.players[name]
-        snapshot = f"{name}-{len(player.snapshots):04d}"
+        player, taken = self.players[name], set(vault.names())
+        names = (f"{name}-{number:04d}" for number in itertools.count(len(player.snapshots)))
+        snapshot = next(one for one in names if one not in taken)  # a damaged one keeps its name
         vault.put(snapshot, weights, {"player": name, "kind": player.kind, "steps": player.steps,
                                       "parent": player.snapshots[-1] if player.snapshots else None})
         self._enter(snapshot, player, player.steps)
@@ -250,11 +250,22 @@ class League:
 
     def adopt(self, vault: Snapshots) -> list[str]:
         """Enter snapshots that lie in the vault and are not known here: those since the checkpoint that `load` was given."""
-        unknown = [name for name in vault.names() if name not in self.parent]
-        for name in unknown:
-            about = vault.about(name)
-            self._enter(name, self.players[about["player"]], int(about["steps"]))
-        return unknown
+        entered = []
+        for name in vault.names():
+            with contextlib.suppress(CheckpointError, KeyError, TypeError, ValueError):  # one that is damaged is not played
+                if name not in self.parent:
+                    about = vault.about(name)
+                    self._enter(name, self.players[about["player"]], int(about["steps"]))
+                    entered.append(name)
+        return entered
+
+    def retire(self, snapshot: str) -> bool:
+        """Play it no more; results of matches against it that are under way will not be entered. False if it is not played."""
+        if snapshot not in self.parent:
+            return False
+        self.players[self.parent.pop(snapshot)].snapshots.remove(snapshot)
+        self._open = {number: match for number, match in self._open.items() if match.away != snapshot}
+        return True
 
     def _enter(self, snapshot: str, player: LeaguePlayer, steps: int) -> None:
         player.snapshots.append(snapshot)

@@ -77,12 +77,14 @@ class Vault:
     def _record(self, name: str) -> dict[str, Any]:
         path = self._snapshots / f"{name}.json"
         try:
-            record: dict[str, Any] = json.loads(path.read_bytes())
+            record = json.loads(path.read_bytes())
         except FileNotFoundError:
             known = ", ".join(self.names()) or "none"
             raise CheckpointError(f"there is no snapshot {name} in {self.folder}; there are {known}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
+        if not (isinstance(record, dict) and isinstance(record.get("weights"), str) and isinstance(record.get("about"), dict)):
+            raise CheckpointError(f"{path} is damaged: it does not say whose weights it is about")
         return record
 
 

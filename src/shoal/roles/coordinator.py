@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal.core import Control, Me, Reader, Request, Server, Tree, any_of
-from shoal.errors import ConfigError
+from shoal.errors import CheckpointError, ConfigError
 from shoal.league.matchmaking import League, LeaguePlan
 from shoal.league.payoff import RESULTS
 from shoal.league.vault import Vault
@@ -31,6 +31,7 @@ __all__ = ["NOBODY", "Coordinator", "match_layouts", "snapshot_layout", "snapsho
 NOBODY = -1           # no result, nothing asked
 MOST_SNAPSHOTS = 10_000  # of one player
 MOST_REQUESTS = 32
+AGAIN = 10  # tries to save a player within `least_steps`, on a full disk
 
 
 def match_layouts(games: int) -> tuple[Layout, Layout]:
@@ -64,6 +65,7 @@ class Coordinator:
         self.league, self.vault = League(plan.options), Vault(Path(me.folder) / "vault")
         self.resets = dict.fromkeys(plan.players, 0)
         self.owed: list[str] = []  # players that were saved and are to begin anew
+        self.postponed: dict[str, int] = {}  # players that could not be saved, and the env steps at which that is tried again
         self.rng = me.rng("matches")
         self.league.adopt(self.vault)
         self.settled = False
@@ -110,8 +112,17 @@ class Coordinator:
         request.reply(reply)
 
     def _answer_snapshot(self, request: Request) -> None:
+        """The weights of a snapshot. One that is damaged is played no more; this once its player takes its place, and that match
+        does not count."""
         player, number = divmod(int(request.data["snapshot"][0]), MOST_SNAPSHOTS)
-        request.reply(stored_tree(self.vault, f"{self.plan.players[player]}-{number:04d}", self.layout))
+        name = f"{self.plan.players[player]}-{number:04d}"
+        try:
+            tree = stored_tree(self.vault, name, self.layout)
+        except (CheckpointError, KeyError, ValueError) as error:
+            if self.league.retire(name):
+                self.me.note(f"the snapshot {name} is left out from now on: {error}")
+            tree = self.published[self.plan.players[player]]
+        request.reply(tree)
 
     # ------------------------------------------------------------------ players
     def _pull(self) -> None:
@@ -124,8 +135,17 @@ class Coordinator:
 
     def _save(self, name: str) -> None:
         """Put a snapshot of a player into the vault; it begins anew afterwards, where the league says so."""
-        flat = flat_tree(self.published[name])
-        snapshot = self.league.save(name, flat, self.vault, self.rng, lambda: self.owed.append(name))
+        flat, steps = flat_tree(self.published[name]), self.league.players[name].steps
+        if steps < self.postponed.get(name, 0):
+            return
+        try:
+            snapshot = self.league.save(name, flat, self.vault, self.rng, lambda: self.owed.append(name))
+        except OSError as error:  # a full disk: without it training goes on, but a league cannot begin
+            if not self.league.parent:
+                raise
+            self.postponed[name] = steps + max(1, self.plan.options.least_steps // AGAIN)
+            self.me.note(f"{name} could not be saved: {error.strerror or error}; it is tried again")
+            return
         self.me.stats.add("league_snapshots")
         self.me.note(f"{name} was saved as {snapshot}")
 

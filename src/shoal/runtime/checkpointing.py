@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.errors import CheckpointError
 from shoal.runtime.replies import NotRunning, OnReply, after_all
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class CheckpointRequest:
         for name in absent if not self._failed else ():
             try:
                 self._reuse_last_file(name)
-            except OSError as failure:
+            except (OSError, CheckpointError) as failure:
                 self._failed[name] = str(failure)
         for name, why in self._failed.items():
             control.event("checkpoint failed", name, why.removeprefix(name).removeprefix(":").strip())
@@ -66,7 +67,7 @@ class CheckpointRequest:
     def _reuse_last_file(self, name: str) -> None:
         """Put a role's file of the newest checkpoint into this one; a role that has none will start without."""
         control, file = self._control, f"{name}.safetensors"
-        node, newest, known = control.running[name][0], control.session.newest(), name in self._gone
+        node, newest, known = control.running[name][0], control.session.newest(name), name in self._gone
         (self._folder / file).unlink(missing_ok=True)  # it may have died while it wrote
         if control.sharing.get(node) and any(control.running.get(other, ("",))[0] == node for other in self._wrote):
             how = "another replica's file holds the same state"

@@ -106,7 +106,8 @@ class PlaceSupervisor(Supervisor, Generic[L]):
             self._send(name, {"op": "start", "arguments": self._instance_start(node, index, child.incarnation)})
 
     def _instance_start(self, node: str, index: int, incarnation: int) -> dict[str, Any]:
-        newest = self.session.newest()
+        again = incarnation > 0  # at the first start all files are known to be whole
+        newest = self.session.newest(instance_name(node, index) if again else None)
         return {"node": node, "index": index, "incarnation": incarnation, "newest": str(newest) if newest else None,
                 "kept_settings": self.kept_settings(instance_name(node, index))}
 

@@ -12,12 +12,12 @@ from shoal.experiment.parse import parse_train
 from shoal.experiment.prepare import prepare
 from shoal.tuning.member_run import value_words
 from shoal.tuning.searches import SEARCH_RULES, SearchRule
-from shoal.tuning.study import StudySettings
+from shoal.tuning.study import MOST_MEMBERS, StudySettings, check_bounds
 
 __all__ = ["checked", "one_process_each"]
 
 UNLIMITED = 10**9
-MEMBERS, MOST_MEMBERS = 8, 10_000
+MEMBERS = 8
 OF_MEMBERS = ("run_dir", "policy")
 FIXED = ("seed", "runtime", "run_dir", "max_env_steps", "max_learner_steps", "max_seconds", "until_return", "until", "env",
          "preset")
@@ -33,11 +33,8 @@ def checked(preset: str, env: str, vary: Mapping[str, str], options: Sequence[st
     if not vary:
         raise ConfigError('nothing is varied; give for instance --vary "algorithm.lr=loguniform(1e-4,1e-2)"')
     _check_rules(search, {"exploit": exploit, "resample": resample, "points": points, "reduction": reduction})
-    for name, value, least, most in (("population", population, 1, MOST_MEMBERS), ("workers", workers, 1, MOST_MEMBERS),
-                                     ("resample", resample, 0, 1), ("points", points, 1, 1000), ("reduction", reduction, 2, 1000),
-                                     ("seed", seed, 0, 2**53)):
-        if value is not None and not least <= value <= most:
-            raise ConfigError(f"--{name} {value:g} is not possible; give a number from {least} to {most:,}")
+    check_bounds({"population": population, "workers": workers, "resample": resample, "points": points, "reduction": reduction,
+                  "seed": seed})
     interval, budget = _budget(search, every_env_steps, max_env_steps, until_return)
     words = one_process_each(options)
     settings = StudySettings(preset, env, dict(vary), population or MEMBERS, interval, budget, until_return, search,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,7 +50,7 @@ def tune_command(arguments: list[str]) -> int:
             raise ConfigError(f"--vary {name} is given twice; give one range")
     given = {name: value for name, value in vars(known).items() if name not in ("preset", "env", "vary", "study")}
     settings = checked(known.preset, known.env, {name: text for name, _, text in pairs}, rest, **given)
-    return _go(Study.create(_folder(known.study, settings), settings))
+    return _go(_created(known.study, settings))
 
 
 def _parser() -> Parser:
@@ -91,26 +93,43 @@ def tune(preset: str, env: str, *, vary: Mapping[str, Prior], every_env_steps: i
                        every_env_steps=every_env_steps, max_env_steps=max_env_steps, until_return=until_return, search=search,
                        population=population, exploit=exploit, resample=resample, points=points, reduction=reduction, seed=seed,
                        workers=workers, cluster=cluster)
-    found = Study.create(_folder(None if study is None else str(study), settings), settings)
+    found = _created(study, settings)
     with alone(found.path):
         StudyCoordinator(found, lambda line: None).run()
     return found
 
 
-def _folder(given: str | None, settings: StudySettings) -> Path:
+def _created(given: str | Path | None, settings: StudySettings) -> Study:
+    """In the folder that was given, or studies/<time>-<preset>-<env>."""
+    if given is not None:
+        return Study.create(Path(given), settings)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(settings.preset).stem}-{settings.env.replace('/', '_').replace(':', '_')}"
-    return Path(given) if given else Path("studies") / name
+    return Study.create_default(Path("studies") / name, settings)
 
 
 def _go(study: Study) -> int:
     with alone(study.path, "members write checkpoints and end"):
         say(f"study {study.path}: {study.settings.population} members")
         try:
-            StudyCoordinator(study, say).run()
+            with terminable():
+                StudyCoordinator(study, say).run()
         except KeyboardInterrupt:
             say(f"stopped by hand; every member continues from its newest checkpoint with `shoal tune resume {study.path}`")
             return 130
     return _show(study)
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM, and a terminal that is closed, are like Ctrl-C. Under nohup the terminal is not heard."""
+    heard = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    for number in heard:
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _show(study: Study) -> int:

@@ -31,6 +31,7 @@ from shoal.tuning.study import Member, Study
 __all__ = ["StudyCoordinator"]
 
 LOOK_SECONDS = 0.1
+END_SECONDS = 60.0  # for the last checkpoints of members
 
 
 @dataclass
@@ -94,7 +95,7 @@ class StudyCoordinator:
     # ------------------------------------------------------------------ one interval
     def _train(self, member: Member, slices: Slices) -> None:
         settings, run = self.settings, self.study.run(member.number)
-        newest = run.checkpoints().newest()
+        newest = run.checkpoints().sound(tables=False)
         if newest is None and run.path.exists():
             run.remove()  # it was ended before its first checkpoint: nothing of it is worth keeping
         done = member.env_steps if newest is None else max(member.env_steps, int(read_meta(newest).get("env_steps", 0)))
@@ -138,11 +139,13 @@ class StudyCoordinator:
         self.say(f"member {member.number} copies member {parent}, and continues with {_words(values)}")
 
     def _end_all(self) -> None:
-        """Members that still train write a checkpoint and end."""
+        """Members that still train write a checkpoint and end. One that does not continues from its newest one: it ends with its
+        server."""
         for found in self.training.values():
             found.process.terminate()
-        for found in self.training.values():
-            found.process.wait()
+        left, deadline = list(self.training.values()), time.monotonic() + END_SECONDS
+        while (left := [found for found in left if found.process.poll() is None]) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
 
 
 def _words(values: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import CheckpointError
-from shoal.experiment.checkpoints import read_meta
+from shoal.experiment.checkpoints import DIGEST, read_meta
 from shoal.experiment.rundir import RunDir
 
 __all__ = ["copy_checkpoint", "set_values", "slice_words", "value_words"]
@@ -46,7 +46,7 @@ def copy_checkpoint(parent: RunDir, child: RunDir) -> None:
     source, target = parent.checkpoints(), child.checkpoints()
     target.clear_torn()
     for left in reversed(range(TRIES)):
-        newest = source.newest()
+        newest = source.sound()  # a damaged one must not get checksums of its own here
         if newest is None:
             raise CheckpointError(f"{parent.path} has no checkpoint that {child.path} could copy; resume the study")
         folder = target.begin(0)
@@ -54,6 +54,8 @@ def copy_checkpoint(parent: RunDir, child: RunDir) -> None:
             meta = read_meta(newest)
             for name in meta["files"]:
                 shutil.copyfile(newest / name, folder / name)
+                if name in meta["sha256"]:
+                    (folder / f"{name}{DIGEST}").write_text(meta["sha256"][name], encoding="ascii")
             target.commit(folder, {key: value for key, value in meta.items() if key not in ("files", "sha256", "seal")})
             return
         except (FileNotFoundError, CheckpointError):  # the parent continues, and has dropped it
@@ -67,8 +69,10 @@ def set_values(run: RunDir, values: Mapping[str, Any]) -> None:
     config = run.config()
     for key, value in values.items():
         *path, name = key.split(".")
-        inside = config
+        inside: Any = config
         for part in path:
-            inside = inside[part]
+            inside = inside.get(part) if isinstance(inside, dict) else None
+        if not isinstance(inside, dict):
+            raise CheckpointError(f"{run.config_file} is damaged: it has no {key}; restore it, or start the study again")
         inside[name] = value
     run.save_config(config)

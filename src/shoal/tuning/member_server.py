@@ -17,7 +17,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ __all__ = ["MemberServer", "ServedMember"]
 
 MODULES = (*PRELOAD, "shoal.experiment.run_commands", "shoal.experiment.session", "shoal.roles.evaluator")
 LOST = -int(signal.SIGKILL)  # exit code of a member whose server was killed
-LOOK_SECONDS = 0.05
 
 
 class MemberServer:
@@ -40,7 +38,8 @@ class MemberServer:
     def start(self, words: list[str], log: Path) -> ServedMember:
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(tied_to_parent([sys.executable, "-m", __name__]), stdin=subprocess.PIPE, text=True,
-                                             stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                                             stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                                             start_new_session=True)  # Ctrl-C is for the study: a second one would end members
         return ServedMember(self._process, int(ask(self._process, {"start": words, "log": str(log)})))
 
     def close(self) -> None:
@@ -67,11 +66,6 @@ class ServedMember:
     def terminate(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             ask(self._server, {"end": self.pid})
-
-    def wait(self) -> int:
-        while (code := self.poll()) is None:
-            time.sleep(LOOK_SECONDS)
-        return code
 
 
 def ask(server: subprocess.Popen[str], order: dict[str, Any]) -> Any:

@@ -80,9 +80,6 @@ class RaySlice:
         """What it has learned since its interval began is lost: a task that is cancelled brings nothing back."""
         ray.cancel(self.reference, force=True)
 
-    def wait(self) -> None:
-        """A cancelled task writes nothing here."""
-
     def _note(self, text: str) -> None:
         with self.log.open("a", encoding="utf-8") as file:
             file.write(text)

@@ -23,7 +23,6 @@ class RunningSlice(Protocol):
 
     def poll(self) -> int | None: ...    # its exit code; None while it trains
     def terminate(self) -> None: ...     # let it write a checkpoint, where it can, and end
-    def wait(self) -> object: ...
 
 
 class Slices(Protocol):

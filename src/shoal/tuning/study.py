@@ -11,12 +11,13 @@ half a copy: when the study is resumed, the copy is done again.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 from shoal.coordination.population.exploit import ExploitRule, Fitness
 from shoal.coordination.population.priors import Prior, parse_prior
@@ -24,11 +25,26 @@ from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment.checkpoints import read_json, write_json
 from shoal.experiment.run import Run, load
 from shoal.experiment.rundir import RunDir
+from shoal.experiment.values import fit_type
 from shoal.telemetry.outputs import read_lines
 from shoal.tuning.member_run import copy_checkpoint, set_values
 from shoal.tuning.searches import SearchRule
 
-__all__ = ["Member", "Study", "StudySettings"]
+__all__ = ["MOST_MEMBERS", "Member", "Study", "StudySettings", "check_bounds"]
+
+MOST_MEMBERS = 10_000
+BOUNDS = {"population": (1, MOST_MEMBERS), "workers": (1, MOST_MEMBERS), "resample": (0, 1), "points": (1, 1000),
+          "reduction": (2, 1000), "seed": (0, 2**53), "every_env_steps": (1, 10**15), "max_env_steps": (1, 10**15)}
+START_AGAIN = "restore it, or start the study again"
+
+Record = TypeVar("Record", "StudySettings", "Member")
+
+
+def check_bounds(values: Mapping[str, Any]) -> None:
+    """Refuse numbers with which a study would not begin, or not end."""
+    for name, (least, most) in BOUNDS.items():
+        if (value := values.get(name)) is not None and not least <= value <= most:
+            raise ConfigError(f"--{name.replace('_', '-')} {value:g} is not possible; give a number from {least} to {most:,}")
 
 
 @dataclass(frozen=True)
@@ -37,7 +53,7 @@ class StudySettings:
 
     preset: str
     env: str
-    vary: Mapping[str, str]
+    vary: dict[str, str]
     """By the name of a value the range that it is searched in."""
     population: int
     every_env_steps: int
@@ -97,6 +113,22 @@ class Study:
     def create(cls, path: Path, settings: StudySettings) -> Study:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ConfigError(f"--study {path} is not empty; continue it with `shoal tune resume {path}`, or give another folder")
+        return cls._made(path, settings)
+
+    @classmethod
+    def create_default(cls, path: Path, settings: StudySettings) -> Study:
+        """At `path`, or with -2, -3, ... behind it where another study has begun in the same second."""
+        first = path
+        for number in itertools.count(2):
+            try:
+                path.mkdir(parents=True)  # only one of two that try at once
+                break
+            except FileExistsError:
+                path = first.with_name(f"{first.name}-{number}")
+        return cls._made(path, settings)
+
+    @classmethod
+    def _made(cls, path: Path, settings: StudySettings) -> Study:
         (path / "members").mkdir(parents=True)
         write_json(path / "study.json", asdict(settings))
         return cls(path)
@@ -109,11 +141,12 @@ class Study:
 
     @property
     def settings(self) -> StudySettings:
-        found = read_json(self.path / "study.json")
-        try:
-            return StudySettings(**{**found, "options": tuple(found["options"])})
-        except (TypeError, KeyError) as error:
-            raise CheckpointError(f"{self.path / 'study.json'} is damaged: {error}; start the study again") from None
+        path = self.path / "study.json"
+        settings = typed(StudySettings, path)
+        if any(not isinstance(text, str) for text in settings.vary.values()):
+            raise CheckpointError(f"{path} is damaged: a range is not text; {START_AGAIN}")
+        check_bounds(asdict(settings))
+        return settings
 
     # ------------------------------------------------------------------ members
     def run(self, number: int) -> RunDir:
@@ -132,8 +165,8 @@ class Study:
 
     def members(self) -> list[Member]:
         """Those that have begun, by number."""
-        paths = sorted((self.path / "members").glob("*.json"))
-        return [Member(**read_json(path)) for path in paths]
+        names = set(self.settings.vary)
+        return [_checked(typed(Member, path), names, path) for path in sorted((self.path / "members").glob("[0-9]*.json"))]
 
     def save(self, member: Member) -> Member:
         write_json(self.path / "members" / f"{member.number:02d}.json", asdict(member))
@@ -177,7 +210,9 @@ class Study:
             file.write(json.dumps({"time": time.time(), "event": event, "member": member, **more}) + "\n")
 
     def lineage(self) -> list[dict[str, Any]]:
-        return read_lines(self.path / "lineage.jsonl")
+        """Lines that cannot be used are passed over."""
+        settings = self.settings
+        return [row for row in read_lines(self.path / "lineage.jsonl") if _usable(row, settings)]
 
     def schedule(self, number: int) -> list[dict[str, Any]]:
         """What this member's parameters were trained with, from the first step on: its own slices since its last copy, before them
@@ -191,3 +226,46 @@ class Study:
             elif row["event"] == "slice":
                 found.append({"member": who, "env_steps": row["env_steps"], "values": row["values"]})
         return list(reversed(found))
+
+
+def typed(kind: type[Record], path: Path) -> Record:
+    """A record of the study's folder; CheckpointError for anything else."""
+    found, hints = read_json(path), get_type_hints(kind)
+    try:
+        for name, value in found.items():
+            if get_origin(hints.get(name)) in (dict, list) and not isinstance(value, get_origin(hints[name])):
+                raise TypeError(f"{name} is {value!r}")
+        return kind(**{name: fit_type(hints.get(name, Any), value, name) for name, value in found.items()})
+    except (ConfigError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; {START_AGAIN}") from None
+
+
+def _checked(member: Member, names: set[str], path: Path) -> Member:
+    """The record of a member, if it is one of this study."""
+    copying = member.copying
+    if f"{member.number:02d}" != path.stem or set(member.values) != names or not all(map(_known, member.rungs)) or (
+            copying and not (isinstance(copying.get("parent"), int) and isinstance(copying.get("ancestor"), int)
+                             and isinstance(copying.get("values"), dict) and set(copying["values"]) == names)):
+        raise CheckpointError(f"{path} is damaged: it is not the record of this member; {START_AGAIN}")
+    return member
+
+
+def _usable(row: Mapping[str, Any], settings: StudySettings) -> bool:
+    """Whether a line of lineage.jsonl is one."""
+    who = range(settings.population)
+    if row.get("event") == "copy":
+        return row.get("member") in who and row.get("parent") in who and isinstance(row.get("env_steps"), int)
+    values = row.get("values")
+    if row.get("member") not in who or not isinstance(values, dict) or set(values) != set(settings.vary):
+        return False
+    try:
+        fitted = all(prior.holds(values[name]) for name, prior in settings.priors.items())
+    except ConfigError:  # a range of study.json is damaged
+        return False
+    return fitted and (row.get("event") == "start" or (row.get("event") == "slice" and isinstance(row.get("env_steps"), int)
+                                                       and _known(row.get("fitness"))))
+
+
+def _known(fitness: object) -> bool:
+    """A number, or none."""
+    return fitness is None or isinstance(fitness, int | float)

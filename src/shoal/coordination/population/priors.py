@@ -25,6 +25,7 @@ class Prior(Protocol):
 
     def draw(self, rng: np.random.Generator) -> Any: ...
     def perturb(self, value: Any, rng: np.random.Generator) -> Any: ...
+    def holds(self, value: Any) -> bool: ...
     def grid(self, count: int) -> list[Any]: ...  # `count` values, evenly spread; all that there are of a choice
 
 
@@ -55,6 +56,9 @@ class Range:
     def perturb(self, value: float, rng: np.random.Generator) -> float:
         """Times 1.2 or 0.8, within the bounds."""
         return self._kept(float(value) * FACTORS[int(rng.integers(2))])
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, int | float) and self.low <= value <= self.high
 
     def grid(self, count: int) -> list[float]:
         return list(dict.fromkeys(self._at(0.5 if count == 1 else k / (count - 1)) for k in range(count)))
@@ -88,6 +92,9 @@ class Choice:
     def perturb(self, value: Any, rng: np.random.Generator) -> Any:
         place = self.options.index(value) + (1 if rng.integers(2) else -1)
         return self.options[min(max(place, 0), len(self.options) - 1)]
+
+    def holds(self, value: Any) -> bool:
+        return str(value) in map(str, self.options)
 
     def grid(self, count: int) -> list[Any]:
         return list(self.options)
@@ -124,7 +131,7 @@ def parse_prior(text: str) -> Prior:
             raise ValueError
         if kind != "choice" and (len(arguments) != 2 or not all(isinstance(one, int | float) for one in arguments)):
             raise ValueError
-    except (ValueError, SyntaxError):
-        raise ConfigError(f"{text} is not a range of values; write loguniform(1e-4, 1e-2), uniform(0.0, 1.0) or "
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        raise ConfigError(f"{text[:60]} is not a range of values; write loguniform(1e-4, 1e-2), uniform(0.0, 1.0) or "
                           "choice(8, 16, 32)") from None
     return kinds[kind](*arguments)
