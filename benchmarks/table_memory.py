@@ -1,8 +1,8 @@
-"""What a replay table of Atari frames takes, in memory and in time, by its compression: `python -m benchmarks.table_memory`.
+"""What a replay table of Atari frames takes, in memory and in processor time: `python -m benchmarks.table_memory`.
 
-An actor of the preset plays with the first weights. Its items go into one table for each compression, as the Replay role puts them
-there, twice around, so that in the second round every insert displaces one: that is timed, and batches of the preset's size after
-it. All tables draw alike, and their batches must be the same, bit for bit. Written to docs/results/table_memory.json.
+An actor of the preset plays with the first weights. Its items go into one table of each kind, as the Replay role puts them there,
+twice around, so that in the second round every insert displaces one: that is timed, and batches of the preset's size after it. All
+tables draw alike, and their batches must be the same, bit for bit. Written to docs/results/table_memory.json.
 """
 
 from __future__ import annotations
@@ -22,77 +22,105 @@ from shoal.core import Tree
 from shoal.errors import ShoalError
 from shoal.experiment.prepare import Prepared, prepare
 from shoal.experiment.run import plan_of
-from shoal.learning import Progress
+from shoal.learning import FrameStacks, ItemRecord, Progress
 from shoal.replay.table.replay_core import Core
 from shoal.roles.player import Player
+from shoal.roles.replay_frames import FrameTable, frame_stacks, insert_fields, kept_columns
 from shoal.roles.replay_memory import SLOT_BYTES, codecs
 from shoal.roles.replay_wires import Block, items_layout, store, stored_columns
 from shoal.runtime.instance import RoleContext
-from shoal.slots import InlineAllocator, Layout
+from shoal.slots import InlineAllocator, Layout, leaves
 
 __all__ = ["main", "measure"]
 
 CASES = {"apex ALE/Pong-v5": 4_000, "apex ALE/Breakout-v5": 4_000, "apex ALE/MsPacman-v5": 4_000,
          "r2d2 ALE/Pong-v5": 120, "r2d2 ALE/MsPacman-v5": 120}
 """Preset and game, and how many items are played. Of nine games that were tried, Ms. Pac-Man's screens take the most."""
-KINDS = ("none", "lz4", "zstd")
+Kind = tuple[str, str]
+KINDS: tuple[Kind, ...] = (("whole", "none"), ("whole", "lz4"), ("shared", "none"), ("shared", "lz4"), ("shared", "zstd"))
+"""Whether items share frames, and how frames are compressed. Until 2026-11-17 a program had whole items with lz4."""
 BATCHES = 20
 
 
-def played(prepared: Prepared, count: int, some: int) -> list[tuple[Tree, np.ndarray]]:
-    """Inserts of an actor with the first weights."""
+def played(prepared: Prepared, record: ItemRecord, count: int, some: int) -> list[tuple[Tree, Tree, np.ndarray]]:
+    """Inserts of an actor with the first weights: as they are sent, and with whole observations."""
     program = prepared.program()
     program.build(InlineAllocator())
     player = Player(RoleContext(program, "actor", 0, 0, lambda message: None), program.nodes["actor"].arguments["parts"])
     player.load(prepared.algorithm.learn(prepared.plan.experiment.seed).published(Progress()), 0, 0, 1)
-    layout: Layout = prepared.algorithm.record.layout  # type: ignore[attr-defined]
-    inserts = []
+    layout, inserts = Layout(insert_fields(record, some)), []
     for _ in range(count // some):
-        data: Tree = {"items": layout.joined(some).empty(), "priority": np.zeros(some), "decisions": np.zeros(1, np.int64)}
+        data: Tree = {"items": layout.empty(), "priority": np.zeros(some), "decisions": np.zeros(1, np.int64)}
         player.play(data)
-        inserts.append((data["items"], data["priority"]))
+        items = data["items"]
+        items["frames"] = items["frames"][: int(items["frame_count"][0])].copy()
+        inserts.append((items, whole(items, frame_stacks(record)), data["priority"]))
     player.close()
     program.release()
     return inserts
 
 
+def whole(items: Tree, stacks: FrameStacks | None) -> Tree:
+    """The same items with observations instead of frames and places."""
+    assert stacks is not None
+    seen = {name: items["frames"][items[name][..., None] + np.arange(stacks.size)] for name in stacks.fields}
+    return {name: seen.get(name, rows) for name, rows in items.items() if name not in ("frames", "frame_count")}
+
+
 def measure(preset: str, env: str, count: int, **overrides: Any) -> dict[str, Any]:
-    """Bytes of an item, milliseconds of an insert and of a batch, by compression."""
+    """Bytes of an item, milliseconds of an insert and of a batch, by what is kept and how it is compressed."""
     prepared = prepare(plan_of(preset, env, None, None, {"actors": 1, "eval.enabled": False, **overrides}))
-    config, layout = prepared.plan.experiment.replay, prepared.algorithm.record.layout  # type: ignore[attr-defined]
-    columns, inserts = stored_columns(layout), played(prepared, count, config.insert_batch)
-    held = len(inserts) * config.insert_batch
+    config, record = prepared.plan.experiment.replay, prepared.algorithm.record
+    assert isinstance(record, ItemRecord)
+    some, columns, stacks = config.insert_batch, stored_columns(record.layout), frame_stacks(record)
+    assert stacks is not None
+    inserts, shared = played(prepared, record, count, some), FrameTable(stacks, columns, some)
+    held = len(inserts) * some
+    kept = {"whole": columns, "shared": kept_columns(record, columns, some)}
     cores = {kind: Core([replay.Table("t", replay.Prioritized(config.exponent), replay.Fifo(), max_size=held,
-                                      limiter=replay.MinSize(1))], compression=codecs(columns, kind)) for kind in KINDS}
-    taken: dict[str, dict[str, list[float]]] = {kind: {"insert_ms": [], "batch_ms": []} for kind in KINDS}
+                                      limiter=replay.MinSize(1))], compression=codecs(kept[kind[0]], kind[1])) for kind in KINDS}
+    taken: dict[Kind, dict[str, list[float]]] = {kind: {"insert_ms": [], "batch_ms": []} for kind in KINDS}
     for again in (False, True):
-        for items, priority in inserts:
+        for frames, items, priority in inserts:
             for kind, core in cores.items():
-                began = time.perf_counter()
-                store(core, core.table("t"), columns, items, priority)
-                taken[kind]["insert_ms"] += [1e3 * (time.perf_counter() - began)] * again
-    nbytes = items_layout(layout, config.batch_size).nbytes
+                began = time.thread_time()
+                if kind[0] == "shared":
+                    shared.put(core, core.table("t"), frames, priority)
+                else:
+                    store(core, core.table("t"), columns, items, priority)
+                taken[kind]["insert_ms"] += [1e3 * (time.thread_time() - began)] * again
+    nbytes = items_layout(record.layout, config.batch_size).nbytes
     blocks = {kind: Block(np.zeros(nbytes, np.uint8)) for kind in KINDS}
     for number in range(BATCHES + 2):
         for kind, core in cores.items():
-            began = time.perf_counter()
-            core.try_sample("t", config.batch_size, blocks[kind])  # type: ignore[arg-type]
-            taken[kind]["batch_ms"] += [1e3 * (time.perf_counter() - began)] * (number > 1)  # the first touch the memory
-        if any((blocks[kind].memory != blocks["none"].memory).any() for kind in KINDS):
-            raise ShoalError(f"{preset} on {env}: a batch of a compressed table is not what was put in")
-    rows = {kind: {"bytes_per_item": core.table("t").nbytes / held + SLOT_BYTES, **taken[kind]} for kind, core in cores.items()}
-    return {"name": f"{preset} {env}", "capacity": config.capacity, "insert_batch": config.insert_batch,
-            "batch_size": config.batch_size, "items": held, "load": round(os.getloadavg()[0], 2), "compression": rows}
+            began = time.thread_time()
+            core.try_sample("t", config.batch_size, blocks[kind])
+            taken[kind]["batch_ms"] += [1e3 * (time.thread_time() - began)] * (number > 1)  # the first touch the memory
+        if any((blocks[kind].memory != blocks[KINDS[0]].memory).any() for kind in KINDS):
+            raise ShoalError(f"{preset} on {env}: a batch of one table is not what was put in")
+    sent = {"whole": len(inserts) * record.layout.joined(some).nbytes,
+            "shared": sum(insert_bytes(frames) for frames, *_ in inserts)}
+    rows = {", ".join(kind): {"bytes_sent_per_item": sent[kind[0]] / held, **taken[kind],
+                              "bytes_per_item": core.table("t").nbytes / held + SLOT_BYTES} for kind, core in cores.items()}
+    return {"name": f"{preset} {env}", "capacity": config.capacity, "insert_batch": some, "envs_per_actor": stacks.seats,
+            "batch_size": config.batch_size, "items": held, "load": round(os.getloadavg()[0], 2), "tables": rows}
+
+
+def insert_bytes(items: Tree) -> int:
+    """Of what an insert has in use."""
+    return sum(leaf.nbytes for _, leaf in leaves(items))
 
 
 def table(case: dict[str, Any]) -> str:
     """One case in Markdown."""
-    lines = [f"| {case['name']} | bytes an item | GB when full ({case['capacity']:,}) | ms an insert ({case['insert_batch']}) | "
-             f"ms a batch ({case['batch_size']}) |", "|---|---|---|---|---|"]
-    for kind, row in case["compression"].items():
+    lines = [f"| {case['name']} | bytes sent an item | bytes kept an item | "
+             f"GB when full ({case['capacity']:,}) | ms an insert ({case['insert_batch']}) | "
+             f"ms a batch ({case['batch_size']}) |", "|---|---|---|---|---|---|"]
+    for kind, row in case["tables"].items():
         times = (f"{np.median(row[name]):.1f} ({min(row[name]):.1f} - {max(row[name]):.1f})" for name in ("insert_ms", "batch_ms"))
         each = row["bytes_per_item"]
-        lines.append(" | ".join((f"| {kind}", f"{each:,.0f}", f"{each * case['capacity'] / 1e9:.1f}", *times)) + " |")
+        lines.append(" | ".join((f"| {kind}", f"{row['bytes_sent_per_item']:,.0f}", f"{each:,.0f}",
+                                 f"{each * case['capacity'] / 1e9:.1f}", *times)) + " |")
     return "\n".join(lines)
 
 

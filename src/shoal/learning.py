@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from shoal.telemetry.metrics import Metric
 
 __all__ = ["ActionLikelihood", "ActionProbabilities", "Algorithm", "Architecture", "ArchitectureOptions", "ComparingLearn",
-           "DelayedLearn", "Delivery", "DeviceLearn", "DevicePolicy", "EncodedLearn", "HasModule", "IndexedItems", "ItemRecord",
-           "ItemRecorder", "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels", "ReplayLearn", "Represents",
-           "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView", "StoredItems", "Tolerance", "UnrollRecord",
-           "UnrollRecorder", "Updater", "UpdaterSlice", "Viewer", "phases_due"]
+           "DelayedLearn", "Delivery", "DeviceLearn", "DevicePolicy", "EncodedLearn", "FrameStacks", "FramedItems", "HasModule",
+           "IndexedItems", "ItemRecord", "ItemRecorder", "Learn", "Policy", "Progress", "Record", "Relabeller", "Relabels",
+           "ReplayLearn", "Represents", "SeatRecord", "SeatRecorder", "SlicedLearn", "StepView", "StoredItems", "Tolerance",
+           "UnrollRecord", "UnrollRecorder", "Updater", "UpdaterSlice", "Viewer", "phases_due"]
 
 
 # ---------------------------------------------------------------------------------------------- acting
@@ -234,6 +234,37 @@ class IndexedItems(Protocol):
 
     @property
     def index_sizes(self) -> Mapping[str, np.ndarray]: ...  # by the name of the field: its values are at least 0 and below this
+
+
+@dataclass(frozen=True)
+class FrameStacks:
+    """Fields of items that are stacks of frames. Overlapping items share most of them: wires and tables carry each frame once."""
+
+    fields: tuple[str, ...]
+    """Names of the fields [1, ..., size, *shape]."""
+    size: int
+    """Frames in a stack."""
+    shape: tuple[int, ...]
+    """Of a frame."""
+    dtype: str
+    most: int
+    """Different frames that one item may have."""
+    fresh: int
+    """Of these, those that the item before it of the same seat did not have."""
+    seats: int
+    """Whose items come in one insert."""
+
+    def frames(self, items: int) -> int:
+        """That so many items of one insert have together, about."""
+        return min(items * self.most, items * self.fresh + self.seats * (self.most - self.fresh))
+
+
+@runtime_checkable
+class FramedItems(Protocol):
+    """Items that may be made of stacks of frames. A recorder of theirs also fills an insert of frames and places (`take`)."""
+
+    @property
+    def stacks(self) -> FrameStacks | None: ...
 
 
 class ItemRecord(Record):

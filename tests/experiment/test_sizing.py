@@ -69,6 +69,17 @@ def test_size_large(on, preset, machine):
     assert plan.experiment.algorithm == usual.experiment.algorithm and options.envs_per_actor <= 40
 
 
+@pytest.mark.parametrize("preset", ["apex", "r2d2", "seed_r2d2"])
+def test_replay_at_size_large(on, preset):
+    """Replay presets leave cores for the pieces of their table."""
+    on(LARGE)
+    experiment = made(preset, PONG).experiment
+    assert experiment.replay.shards > 1
+    assert experiment.actors == 14 - (experiment.replay.shards + 1) // 2
+    on(MIDDLE)
+    assert made(preset, PONG).experiment.replay.shards == 1
+
+
 @pytest.mark.parametrize("preset", preset_names())
 @pytest.mark.parametrize("machine", [LARGE, MIDDLE, CPUS])
 def test_same_on_every_machine(on, preset, machine):
@@ -164,7 +175,9 @@ def test_what_was_chosen_is_told(on):
     for words in ("size large", "16 cores and a GPU", "14 actors of 2 x 16 environments", "26 unrolls", "--values paper"):
         assert words in text
     assert "the paper's" in " ".join(sizing_lines(planned("appo", PONG, "--values", "paper")))
-    assert "none for this size" in " ".join(sizing_lines(planned("apex", PONG)))
+    assert "none for this size" in " ".join(sizing_lines(planned("dqn", PONG)))
+    assert "13 actors of 16 environments, batches of 512 from a replay table in 2 processes" in " ".join(
+        sizing_lines(planned("apex", PONG)))
     on(MIDDLE)
     assert "6 actors" in " ".join(sizing_lines(planned("impala", PONG)))
     assert list(sizing_lines(planned("impala", CARTPOLE))) == []

@@ -19,7 +19,7 @@ from shoal.envs.interface import Step
 from shoal.envs.vector_env import VectorEnvAdapter
 from shoal.errors import ConfigError
 
-__all__ = ["AleAdapter", "AtariEnvPoolAdapter", "atari_spec", "load_ale", "registered"]
+__all__ = ["AleAdapter", "AtariAdapter", "AtariEnvPoolAdapter", "atari_spec", "load_ale", "registered"]
 
 
 def load_ale() -> None:
@@ -58,7 +58,7 @@ def registered(name: str) -> Any:
         raise ConfigError(f"unknown environment {name!r} ({str(error).strip()}); {hint}") from error
 
 
-class _AtariAdapter(VectorEnvAdapter):
+class AtariAdapter(VectorEnvAdapter):
     """Adds what the protocol asks for and no back-end does: discount 0 at a lost life, clipped rewards beside the true score."""
 
     def __init__(self, name: str, env: VectorEnv, protocol: AtariProtocol, check: bool, seed: int | None) -> None:
@@ -77,7 +77,7 @@ class _AtariAdapter(VectorEnvAdapter):
             self._lives[:] = lives
 
 
-class AleAdapter(_AtariAdapter):
+class AleAdapter(AtariAdapter):
     """ale_py.AtariVectorEnv, in SAME_STEP mode, as a BatchedEnv."""
 
     backend = "ale"
@@ -92,7 +92,7 @@ class AleAdapter(_AtariAdapter):
         super().__init__(name, env, protocol, check, seed)
 
 
-class AtariEnvPoolAdapter(_AtariAdapter):
+class AtariEnvPoolAdapter(AtariAdapter):
     """envpool's Atari as a BatchedEnv. ALE/Pong-v5 is envpool's Pong-v5."""
 
     backend = "envpool"

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from shoal.envs.atari import AleAdapter, AtariEnvPoolAdapter, registered
+from shoal.envs.atari import AleAdapter, AtariAdapter, AtariEnvPoolAdapter, registered
 from shoal.envs.builtin.catalog import CATALOG, builtin_spec
 from shoal.envs.builtin.compiled_games import CompiledGames
 from shoal.envs.builtin.games import GAMES, game_spec
@@ -158,6 +158,7 @@ def describe(env: EnvLike, **kwargs: Any) -> EnvSpec:
             mask_size=made.mask_size,
             has_executed_action=made.has_executed_action,
             takes_turns=made.takes_turns,
+            frame_stack=made.protocol.stack_num if isinstance(made, AtariAdapter) else 1,
         )
     finally:
         made.close()

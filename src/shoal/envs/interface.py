@@ -124,6 +124,7 @@ class EnvSpec:
     mask_size: int
     has_executed_action: bool = False
     takes_turns: bool = False
+    frame_stack: int = 1  # frames in an observation [frame_stack, ...]: within an episode each is the last one, moved by one frame
 
 
 class EpisodeTotals:

@@ -31,7 +31,7 @@ from shoal.files import replacing, sync
 from shoal.runtime.background_saving import in_pieces
 from shoal.runtime.checkpointing import link
 
-__all__ = ["Checkpoints", "Slices", "TensorFiles", "holds_table", "read_json", "read_meta", "saved_slices", "write_json",
+__all__ = ["Checkpoints", "SavedSlices", "TensorFiles", "holds_table", "read_json", "read_meta", "saved_slices", "write_json",
            "write_text"]
 
 META = "checkpoint.json"
@@ -252,7 +252,7 @@ class Checkpoints:
                 return folder, damaged
             damaged.append(f"checkpoint {folder.name} is damaged ({why})")
         if damaged:
-            raise CheckpointError(f"{instance} cannot go on: {'; '.join(damaged)}; start a new run with `shoal train`")
+            raise CheckpointError(f"{instance} cannot continue: {'; '.join(damaged)}; start a new run with `shoal train`")
         return None, []
 
     def named(self, name: str) -> Path:
@@ -321,14 +321,14 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Slices:
+class SavedSlices:
     """How many parameters each role that learns has saved, and whether each holds a slice of the whole."""
 
     sizes: tuple[int, ...] = ()
     cut: bool = False
 
 
-def saved_slices(folder: Path, scope: str = "") -> Slices:
+def saved_slices(folder: Path, scope: str = "") -> SavedSlices:
     """Of the parameters in a checkpoint, of the roles whose names begin with `scope`."""
     from safetensors import SafetensorError, safe_open
 
@@ -342,7 +342,7 @@ def saved_slices(folder: Path, scope: str = "") -> Slices:
                     cut = cut or "learn/begin" in names
         except (OSError, SafetensorError, IndexError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from None
-    return Slices(tuple(sizes), cut)
+    return SavedSlices(tuple(sizes), cut)
 
 
 def _begins_a_table(path: Path) -> bool:

@@ -25,7 +25,7 @@ from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError
 from shoal.experiment.components import Names
 from shoal.experiment.config import Plan, default_plan, offline_data
-from shoal.experiment.presets import Preset, load_preset
+from shoal.experiment.presets import Preset, flatten, load_preset
 from shoal.experiment.references import EnvRef, import_path
 from shoal.experiment.values import json_values
 
@@ -41,6 +41,7 @@ class ConfigFile:
     preset: Preset | None
     env: EnvRef | None
     values: Mapping[str, Any]
+    """By dotted keys."""
 
     def plan(self, env: EnvRef | None = None, overrides: Mapping[str, Any] | None = None) -> Plan:
         """The plan, with another environment and other values where they are given."""
@@ -72,9 +73,10 @@ def read_config(path: str | Path) -> ConfigFile:
         if isinstance(table.get(section), dict):
             names[section] = table[section].pop("name", None)
     preset = None if preset_name is None else load_preset(str(preset_name))
-    algorithm, architecture = (names.get(section) or getattr(preset, section, None) for section in ("algorithm", "architecture"))
+    algorithm = names.get("algorithm") or (preset.algorithm if preset is not None else None)
+    architecture = names.get("architecture") or (preset.architecture if preset is not None else None)
     if not algorithm or not architecture:
-        raise ConfigError(f'--config {where} says nothing of what to train; add a line such as preset = "ppo", or a name to '
+        raise ConfigError(f'--config {where} does not say what to train; add a line such as preset = "ppo", or a name to '
                           "[algorithm] and [architecture]")
     if preset is not None and (algorithm, architecture) != (preset.algorithm, preset.architecture):
         raise ConfigError(f"--config {where}: preset {preset.name} is {preset.algorithm} x {preset.architecture}, not {algorithm} "
@@ -82,7 +84,7 @@ def read_config(path: str | Path) -> ConfigFile:
     if env is not None and not isinstance(env, str):
         raise ConfigError(f'--config {where}: env is {env!r}; give an id or module:callable, such as env = "CartPole-v1"')
     return ConfigFile(where, Names(algorithm, architecture, None if preset is None else preset.name), preset,
-                      None if env is None else EnvRef.named(env), table)
+                      None if env is None else EnvRef.named(env), dict(flatten(table)))
 
 
 def write_config(plan: Plan, path: Path) -> None:

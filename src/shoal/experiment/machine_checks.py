@@ -14,6 +14,7 @@ from shoal.errors import ConfigError
 from shoal.experiment.config import Experiment, Plan
 from shoal.experiment.prepare import Prepared, remade
 from shoal.experiment.values import with_values
+from shoal.learning import ItemRecord
 from shoal.options import flag
 from shoal.runtime import Program, start_checks
 from shoal.runtime.start_checks import PLACE_BYTES, SPARE_PROCESSES, Need, least, needs, shortage
@@ -64,10 +65,13 @@ def _refuse_tables(prepared: Prepared, program: Program, others: int) -> None:
     if not prepared.algorithm.from_replay or (experiment.runtime == "ray" and experiment.ray.joined):
         return
     from shoal.roles.replay import Replay
+    from shoal.roles.replay_frames import kept_columns
     from shoal.roles.replay_memory import capacity_for, codecs, table_bytes
     from shoal.roles.replay_wires import stored_columns
 
-    config, columns = experiment.replay, stored_columns(prepared.algorithm.record.layout)
+    config, record = experiment.replay, prepared.algorithm.record
+    assert isinstance(record, ItemRecord)
+    columns = kept_columns(record, stored_columns(record.layout), config.insert_batch)
     tables = sum(node.most for node in program.nodes.values() if node.role is Replay)
     nbytes, memory = tables * table_bytes(columns, config, experiment.max_env_steps), start_checks.most_memory()
     if others + nbytes <= memory:

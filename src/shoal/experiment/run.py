@@ -24,7 +24,7 @@ from shoal.coordination.autoscale import Autoscaler, Rule
 from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError
 from shoal.experiment.auto_layout import laid_out
-from shoal.experiment.checkpoints import Slices, read_meta, saved_slices
+from shoal.experiment.checkpoints import SavedSlices, read_meta, saved_slices
 from shoal.experiment.components import Components
 from shoal.experiment.config import Experiment, Names, Plan, check_ray, default_plan, offline_data
 from shoal.experiment.config_file import read_config
@@ -92,6 +92,8 @@ def plan_of(preset: str | None, env: Any, algorithm: Any, architecture: Any, ove
             data: str | Path | None = None, config: str | Path | None = None) -> Plan:
     """A plan from Python's arguments; with a preset, `algorithm` and `architecture` are mappings of values."""
     values = policies_given(dict(overrides))
+    if isinstance(earlier := values.get("init_from"), Run | Path):
+        values["init_from"] = str(earlier.directory if isinstance(earlier, Run) else earlier)
     if config is not None:
         return _plan_with_file(config, preset, env, algorithm, architecture, values)
     if data is not None:
@@ -323,7 +325,7 @@ def _check_slices(prepared: Prepared, rundir: RunDir) -> None:
         _check_slices_of(prepared, rundir, algorithm, saved_slices(newest, scope))
 
 
-def _check_slices_of(prepared: Prepared, rundir: RunDir, algorithm: Algorithm, saved: Slices) -> None:
+def _check_slices_of(prepared: Prepared, rundir: RunDir, algorithm: Algorithm, saved: SavedSlices) -> None:
     params = algorithm.learn(0).state.get("params")
     if not saved.sizes or params is None:
         return

@@ -32,6 +32,8 @@ SMALL_CORES = 4
 LARGE_CORES = 12
 MOST_ACTORS = 30
 """Of size large: it was trained with 14, and the data of many more would be older."""
+SHARDS_PER_CORE = 2
+"""Presets have as many shards as keep each busy half of the time, so that none is the limit."""
 CORES_PER_LEARNER_THREAD = 4
 """Without a GPU: an update of a batch takes about a third of the time that acting it out takes."""
 
@@ -91,14 +93,15 @@ def _may_use_gpu(chosen: Components, wished: Experiment[Any, Any]) -> bool:
 
 
 def _spread(chosen: Components, wished: Experiment[Any, Any], values: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
-    """More actors, with the batch as it is: some cores are left for learners, inference, and evaluations."""
+    """More actors, with the batch as it is: some cores are left for learners, replay tables, inference, and evaluations."""
     architecture, experiment = chosen.architecture, with_values(wished, values, "")
     if wished.actors == "auto" or experiment.actors == "auto" or (architecture.one_place and wished.architecture.one_place):
         return {}
     threads = 1 if machine.gpus else max(1, machine.cores // CORES_PER_LEARNER_THREAD)
     threaded = {"learner_threads": threads} if threads > 1 else {}
     if architecture.spreads == "actors":
-        return {"actors": max(2, min(machine.cores - threads * wished.learners - 1, MOST_ACTORS)), **threaded}
+        tables = math.ceil(experiment.replay.shards / SHARDS_PER_CORE) if chosen.algorithm.from_replay else 0
+        return {"actors": max(2, min(machine.cores - threads * wished.learners - tables - 1, MOST_ACTORS)), **threaded}
     if architecture.spreads == "rows" and not chosen.algorithm.from_replay:  # they take turns with the learner
         rows = experiment.actors * experiment.architecture.envs_per_actor
         each = math.ceil(rows / (machine.cores - 1))
@@ -146,10 +149,14 @@ def sizing_lines(plan: Plan) -> Iterator[str]:
     each = f"{options.groups} x {options.envs_per_actor}" if isinstance(options, _Grouped) else str(options.envs_per_actor)
     actors = "actors to be found by trying" if experiment.actors == "auto" else f"{experiment.actors} actors"
     batch = f"{plan.slots_per_batch} unrolls in a batch" if not plan.algorithm.from_replay else \
-        f"batches of {experiment.replay.batch_size}"
+        f"batches of {experiment.replay.batch_size} from {_tables(experiment.replay.shards)}"
     yield (f"size {sizing.size}, for {machine}: {actors} of {each} environments, {batch}, {'GPU' if machine.gpus else 'CPU'} "
            f"learner{'' if experiment.learner_threads == 1 else f' of {experiment.learner_threads} threads'}")
     yield f"  {_why(plan, sizing, machine)}"
+
+
+def _tables(shards: int) -> str:
+    return "one replay table" if shards == 1 else f"a replay table in {shards} processes"
 
 
 def _why(plan: Plan, sizing: Sizing, machine: Machine) -> str:

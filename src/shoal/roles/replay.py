@@ -44,7 +44,8 @@ from shoal.roles.demonstrations import Demonstrations
 from shoal.roles.observation_moments import NAME as MOMENTS
 from shoal.roles.observation_moments import MomentRelay
 from shoal.roles.parts import Parts
-from shoal.roles.replay_memory import MemoryForecast, codecs
+from shoal.roles.replay_frames import FrameTable, frame_stacks, kept_columns
+from shoal.roles.replay_memory import MemoryForecast, chosen_compression, codecs
 from shoal.roles.replay_wires import MEASURED, Block, insert_records, items_layout, of_table, store, stored_columns, tell
 from shoal.runtime.start_checks import free_memory
 from shoal.slots import leaves, map_tree
@@ -73,12 +74,13 @@ class Replay:
         self.me, self.inserts, self.samples, self.config, self.turns = me, inserts, samples, parts.replay, turns
         self.uncounted, self.metrics = uncounted, {name: of_table(parts.table, name) for name in MEASURED}
         self.limiter, exponent = make_limiter(parts, turns), self.config.exponent
-        self.columns = stored_columns(parts.stored.layout)
+        self.columns, stacks = stored_columns(parts.stored.layout), frame_stacks(parts.stored)
+        self.frames = None if stacks is None else FrameTable(stacks, self.columns, self.config.insert_batch)
         self.index_sizes = parts.stored.index_sizes if isinstance(parts.stored, IndexedItems) else {}
         self.core = Core([replay.Table(
             parts.table, replay.Prioritized(exponent) if exponent else replay.Uniform(), self._remover(),
             max_size=self.config.part(self.config.capacity), limiter=self.limiter, soft=self.config.trim_updates > 0)],
-            compression=codecs(self.columns, self.config.compression), seed=int(me.rng("draws").integers(2**62)))
+            compression=self._codecs(parts), seed=int(me.rng("draws").integers(2**62)))
         self.table = self.core.table(parts.table)
         together = 1 if parts.spread else me.replicas  # on one machine, one of them speaks for all
         self.forecast: MemoryForecast | None = None
@@ -102,6 +104,10 @@ class Replay:
         self.blocked = {"insert": False, "sample": False}
         self.told = {"insert": 0.0, "sample": 0.0}  # seconds that telemetry knows of
         self.noted, self.settled = 0, False
+
+    def _codecs(self, parts: Parts) -> dict[str, str]:
+        columns = kept_columns(parts.stored, self.columns, self.config.insert_batch)
+        return codecs(columns, chosen_compression(columns, self.config, parts.max_env_steps, free_memory()))
 
     def _remover(self) -> replay.Fifo | replay.Prioritized:
         exponent = self.config.evict_exponent
@@ -163,7 +169,10 @@ class Replay:
     def _store(self, data: Tree) -> int:
         """Put it into the table; returns how many items that were: the table refuses priorities that are not finite."""
         before = self.limiter.inserts
-        store(self.core, self.table, self.columns, data["items"], data["priority"], self.rows)
+        if self.frames is not None:
+            self.frames.put(self.core, self.table, data["items"], data["priority"])
+        else:
+            store(self.core, self.table, self.columns, data["items"], data["priority"], self.rows)
         self.counts[0] += data["decisions"][0]
         return self.limiter.inserts - before
 

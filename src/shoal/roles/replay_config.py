@@ -46,7 +46,7 @@ class ReplayConfig(Options):
     publish_updates: int = number(1, at_least=1)
     """Updates between two publications of weights."""
     compression: Literal["auto", "none", "lz4", "zstd"] = "auto"
-    """How images lie in the table: lz4 (auto), zstd (smaller, slower) or none."""
+    """How images lie in the table: lz4, zstd (smaller, slower) or none; auto: none where memory is plentiful, else lz4."""
     checkpoint: bool = False
     """Save the table with every checkpoint, and fill it again after a restart."""
     demo_ratio: float | None = number(None, at_least=0, below=1)

@@ -1,13 +1,14 @@
 """What a replay table takes of a machine's memory: which columns it compresses, what it will come to, and a word in time.
 
-Items are stored whole: a transition has two stacks of frames, and windows overlap. Compression leaves little of it. Without it the
-size of the full table is known before a run begins (`table_bytes`); with it only what the table has come to says what it will be,
-so its role looks at that on the way (`MemoryForecast`), long before the memory is gone.
+Compressing and decompressing images takes longer than all else that a table does, so `auto` compresses only where the full table
+would take a good part of the memory. Without compression its size is known before a run begins (`table_bytes`); with it only what
+the table has come to says what it will be, so its role looks at that on the way (`MemoryForecast`), long before the memory is gone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from shoal.replay.table.columns import Column
 from shoal.replay.table.table_core import TableCore
 from shoal.roles.replay_config import ReplayConfig
 
-__all__ = ["SLOT_BYTES", "MemoryForecast", "capacity_for", "codecs", "table_bytes"]
+__all__ = ["SLOT_BYTES", "MemoryForecast", "capacity_for", "chosen_compression", "codecs", "table_bytes"]
 
 IMAGE_BYTES = 4096
 """Columns of bytes whose cells have this size or more are taken for images."""
@@ -23,6 +24,8 @@ SLOT_BYTES = 200
 """What a table keeps of an item besides its data: a row, links, its place in the index and in the sums of priorities."""
 FIRST_LOOK, FEW = 5_000, 0.02
 """A table is judged when it has this many items, or this part of its capacity, or takes this part of the free memory."""
+ROOMY = 0.5
+"""A table that takes at most this part of the free memory when it is full is not compressed by `auto`."""
 SURE = 0.9
 """Of the memory that there is: wires and batches take theirs only when they are used."""
 
@@ -39,7 +42,7 @@ def codecs(columns: tuple[Column, ...], compression: str) -> dict[str, str]:
 def item_bytes(columns: tuple[Column, ...], config: ReplayConfig) -> int:
     """What an item takes: exact, or without the columns that are compressed the least."""
     squeezed = codecs(columns, config.compression)
-    kept = sum(column.spec.cell_bytes for column in columns if column.spec.path not in squeezed)
+    kept = sum(column.length * column.spec.cell_bytes for column in columns if column.spec.path not in squeezed)
     return kept + SLOT_BYTES
 
 
@@ -51,6 +54,14 @@ def table_bytes(columns: tuple[Column, ...], config: ReplayConfig, budget: int |
 def capacity_for(columns: tuple[Column, ...], config: ReplayConfig, nbytes: int) -> int:
     """The largest capacity with which a shard takes at most `nbytes`."""
     return nbytes // item_bytes(columns, config) * config.shards
+
+
+def chosen_compression(columns: tuple[Column, ...], config: ReplayConfig, budget: int | None, free: int) -> str:
+    """What `auto` means for a table with all its shards: none where there is room."""
+    if config.compression != "auto":
+        return config.compression
+    plain = config.shards * table_bytes(columns, replace(config, compression="none"), budget)
+    return "none" if plain <= ROOMY * free else "lz4"
 
 
 class MemoryForecast:

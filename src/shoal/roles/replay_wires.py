@@ -15,6 +15,7 @@ from shoal.replay.table.sampled_batch import BatchLayout, Info
 from shoal.replay.table.table_core import TableCore
 from shoal.roles.observation_moments import moments_fields
 from shoal.roles.parts import Parts
+from shoal.roles.replay_frames import insert_fields
 from shoal.runtime import Program
 from shoal.runtime.wires import CallWire
 from shoal.slots import Field, Layout, leaves
@@ -32,7 +33,7 @@ DEPTH = 2  # inserts that an actor may have on their way; with more shards one t
 def replay_wires(program: Program, parts: Parts, turns: bool = False) -> tuple[CallWire, CallWire]:
     """The two call wires of a Replay and its shards. In turns nobody is ahead: one insert of each actor, one batch."""
     stored, some, shards = parts.stored, parts.replay.insert_batch, parts.replay.shards
-    items = {"items": stored.layout.joined(some).fields, "priority": Field((some,), "f8"), "decisions": Field((1,), "i8"),
+    items = {"items": insert_fields(stored, some), "priority": Field((some,), "f8"), "decisions": Field((1,), "i8"),
              "number": Field((1,), "i8"), **moments_fields(stored.observation_moments)}
     inserts = program.call(of_table(parts.table, "inserts"), Layout(items), Layout({"inserts": Field((1,), "i8")}),
                            1 if turns else max(DEPTH, shards))

@@ -38,7 +38,7 @@ def trainable(preset: str, env: str, *, every_env_steps: int, **overrides: Any) 
         raise ConfigError(f"Ray Tune cannot be imported ({error}); run `pip install 'shoal[tune]'`") from None
     start = (preset, env, *one_process_each(value_words(overrides)))
 
-    class ShoalTrainable(Trainable):  # type: ignore[misc]
+    class ShoalTrainable(Trainable):  # type: ignore[misc]  # Ray Tune has no types
         """A trial: a run of shoal in the trial's own folder."""
 
         def setup(self, config: dict[str, Any]) -> None:

@@ -84,6 +84,7 @@ class OffPolicyActorCritic(Algorithm):
         config, plan = self.config, self.plan
         return Transitions(plan.seats, plan.spec.observation_space, plan.spec.action_space, mask_size=plan.mask_size,
                            gamma=config.gamma, n_step=config.n_step, observation_moments=plan.norm_size,
+                           frame_stack=plan.spec.frame_stack,
                            reward_scale=config.reward_scale, reward_shift=config.reward_shift,
                            estimates=ValueEstimates() if config.actor_priorities else None,
                            extras={"action_mask": ((plan.mask_size,), "bool")} if plan.mask_size else {})

@@ -127,6 +127,7 @@ class QLearning(Algorithm, Generic[C]):
             "reward_clip": config.reward_clip,
             "estimates": self.estimates(),
             "observation_moments": plan.norm_size,
+            "frame_stack": plan.spec.frame_stack,
         }
 
     def estimates(self) -> Estimates:

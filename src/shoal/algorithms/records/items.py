@@ -19,19 +19,21 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import gymnasium as gym
 import numpy as np
 
 from shoal.algorithms.records.first_priority import Estimates
+from shoal.algorithms.records.frame_runs import FrameRuns
 from shoal.algorithms.records.moments import MomentSums
 from shoal.algorithms.records.spaces import Leaf, action_leaf, float_paths, leaf_tree, observation_fields
 from shoal.algorithms.records.step_view import StepViewer, executed
 from shoal.algorithms.records.unroll import Unroll
 from shoal.core import Tree
 from shoal.errors import ConfigError
-from shoal.learning import ItemRecord, StepView
+from shoal.learning import FrameStacks, ItemRecord, StepView
 from shoal.ops import priorities
 from shoal.slots import Field, map_tree
 
@@ -72,8 +74,20 @@ class EpisodeItems(ItemRecord):
     """What items keep of the policy's extras, by name: shape and dtype of one seat's."""
     observation_moments: int = 0
     """How many numbers of an observation are normalised; 0 for none."""
+    frame_stack: int = 1
+    """Frames in an observation: within an episode each observation is the one before, moved by one frame."""
 
     # -------------------------------------------------------------------------------- what a kind of item says
+    @property
+    @abstractmethod
+    def observed(self) -> tuple[str, ...]:
+        """The fields that are observations."""
+
+    @property
+    def apart(self) -> int:
+        """Steps from the beginning of one item to that of the next."""
+        return 1
+
     @property
     @abstractmethod
     def reach(self) -> int:
@@ -120,8 +134,16 @@ class EpisodeItems(ItemRecord):
             return {"action": np.asarray(space.n)}
         return {"action": np.asarray(space.nvec)} if isinstance(space, gym.spaces.MultiDiscrete) else {}
 
+    @cached_property
+    def stacks(self) -> FrameStacks | None:
+        """What overlapping items share; None where observations are no stacks of frames."""
+        if self.frame_stack == 1:
+            return None
+        (size, *shape), dtype = leaf_tree(self.observation_space)
+        return FrameStacks(self.observed, size, tuple(shape), dtype, self.reach + size - 1, self.apart, self.seats)
+
     def of_seats(self, seats: int) -> Self:
-        return replace(self, seats=seats)
+        return replace(self, seats=seats, frame_stack=1)  # for recordings: nobody knows of what their observations were made
 
     def recorder(self, seats: int | None = None) -> EpisodeRecorder:
         if seats not in (None, self.seats):
@@ -179,8 +201,10 @@ class EpisodeRecorder:
         self.record, self._viewer = record, record.viewer(record.seats)
         self._view = self._viewer.view
         action = action_leaf(record.action_space)
+        stacks = record.stacks
+        self._frames = None if stacks is None else FrameRuns(record.seats, stacks.size, stacks.shape, stacks.dtype)
         columns: dict[str, Tree] = {
-            "observation": leaf_tree(record.observation_space),
+            "observation": leaf_tree(record.observation_space) if stacks is None else ((), "int64"),  # pixels, or a stack's name
             "action": action,
             "version": ((), "int32"),
             "reward": ((), "float32"),
@@ -215,7 +239,7 @@ class EpisodeRecorder:
         self._later.clear()
         self.ready = self._used = self._waited = 0
         self._memory.count[:] = 0
-        self._see(step)
+        self._see(replace(step, first=np.ones_like(step.first)))
 
     def write(self, action: Tree, state: Tree, extras: Tree, step: Step, version: int) -> None:
         """Record that `action`, chosen with `state` and these `extras`, led to `step`."""
@@ -261,7 +285,8 @@ class EpisodeRecorder:
         self._see(step)
 
     def take(self, into: Tree, priority: np.ndarray) -> None:
-        """Move the oldest items into arrays [K, ...] and their priorities into `priority` [K]."""
+        """Move the oldest items into arrays [K, ...] and their priorities into `priority` [K]. Those of items that share frames
+        have `frames`, for `frame_count` of them, and places of stacks among them instead of observations."""
         count, done = len(priority), 0
         if count > self.ready:
             raise ValueError(f"{count} items were asked for, but {self.ready} are ready")
@@ -270,13 +295,15 @@ class EpisodeRecorder:
             items, values = self._blocks[0]
             rows = min(count - done, len(values) - self._used)
             there = slice(self._used, self._used + rows)
-            _copy_rows(into, slice(done, done + rows), items, there)
+            _copy_rows({name: into[name] for name in items}, slice(done, done + rows), items, there)
             priority[done : done + rows] = values[there]
             done, self._used = done + rows, self._used + rows
             if self._used == len(values):
                 self._blocks.popleft()
                 self._used = 0
         self.ready -= count
+        if self._frames is not None:
+            into["frame_count"][0] = self._frames.collect([into[name] for name in self.record.observed], into["frames"])
 
     def take_moments(self, into: Tree) -> None:
         """Write the moments of the observations acted on since the last call, in the layout of moments.moment_fields."""
@@ -295,11 +322,23 @@ class EpisodeRecorder:
         """What will be acted on next."""
         memory = self._memory
         memory.count[step.first] = 0
-        memory.put(memory.seats, observation=step.observation)
+        memory.put(memory.seats, observation=self._kept(memory.seats, step.observation, step.first))
         if self.record.mask_size:
             memory.put(memory.seats, mask=step.action_mask)
         if self.record.previous:
             memory.put(memory.seats, prev_action=self._view.prev_action, prev_reward=self._view.prev_reward)
+
+    def _kept(self, seats: np.ndarray, observation: Tree, anew: np.ndarray) -> Tree:
+        """What to remember of these seats' observations: themselves, or the names of their frames."""
+        if self._frames is None:
+            return observation
+        if self._frames.full:
+            memory, ring = self._memory, self._memory.data["observation"]
+            steps = memory.count - 1 - np.arange(memory.rows - 1)[:, None]  # of the episodes under way
+            cut = [items[name] for items, _ in self._blocks for name in self.record.observed]
+            used = np.where(steps >= 0, ring[steps % memory.rows, memory.seats], 0)
+            self._frames.make_room(np.concatenate([used.ravel(), *(names.ravel() for names in cut)]), [ring, *cut])
+        return self._frames.push(seats, np.asarray(observation), anew)
 
     def _measure(self, alive: np.ndarray) -> None:
         """Add what these seats acted on to the moments."""
@@ -327,9 +366,10 @@ class EpisodeRecorder:
 
     def _last_observations(self, over: np.ndarray, step: Step) -> Tree:
         """The true last observation where truncated; zeros where terminated: nothing depends on it, and it is not known."""
-        rows = map_tree(lambda leaf: np.zeros((len(over), *leaf[0]), leaf[1]), leaf_tree(self.record.observation_space))
+        rows = map_tree(lambda ring: np.zeros((len(over), *ring.shape[2:]), ring.dtype), self._memory.data["observation"])
         if len(step.final_rows):
-            _assign(rows, np.searchsorted(over, step.final_rows), step.final_observation)
+            last = self._kept(step.final_rows, step.final_observation, np.zeros(len(step.final_rows), bool))
+            _assign(rows, np.searchsorted(over, step.final_rows), last)
         return rows
 
     def _cut(self, seats: np.ndarray, begin: np.ndarray, end: np.ndarray, times: np.ndarray) -> None:

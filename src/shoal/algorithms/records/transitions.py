@@ -29,6 +29,7 @@ class Transitions(EpisodeItems):
 
     previous = False
     decisions = 1
+    observed = "observation", "next_observation"
 
     @cached_property
     def layout(self) -> Layout:

@@ -32,6 +32,8 @@ __all__ = ["Windows"]
 class Windows(EpisodeItems):
     """A learning.ItemRecord of windows."""
 
+    observed = ("observation",)
+
     burn_in: int
     """l."""
     length: int
@@ -51,6 +53,10 @@ class Windows(EpisodeItems):
     def decisions(self) -> int:
         """Decisions that one item stands for."""
         return self.length
+
+    @property
+    def apart(self) -> int:
+        return self.stride
 
     @cached_property
     def layout(self) -> Layout:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from shoal.errors import ConfigError
 from shoal.replay.table.arrays import ChunkArrays
 from shoal.replay.table.columns import Spec
-from shoal.replay.table.compression import CODECS, ROWS, decode, decode_row, encode
+from shoal.replay.table.compression import CODECS, ROWS, decode, decode_rows, encode
 from shoal.replay.table.memory_pool import MemoryPool, SlabBlock
 
 __all__ = ["ChunkGroup", "ChunkStore"]
@@ -353,13 +353,25 @@ class ChunkStore:
             elif chunk in self._encoded and not self._encoded[chunk].codec.endswith(ROWS):
                 self._decompress(chunk)
 
-    def decode_rows(self, chunk: int, rows: Iterable[int], address: int) -> None:
-        """Decompress some rows to an address, one behind the other."""
-        spec, encoded = self.specs[chunk], self._encoded[chunk]
-        assert spec is not None
-        for at in rows:
-            ctypes.memmove(address, decode_row(encoded.data, encoded.codec, at, spec.cell_bytes), spec.cell_bytes)
-            address += spec.cell_bytes
+    def decode_rows(self, plan: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Carry out the rows of a plan whose chunks are encoded (gather_plan.py). Each cell is decompressed once, to the first
+        place that wants it; returns the copies that bring it to the others."""
+        counts = plan[:, 2]
+        of, cell = np.repeat(np.arange(len(plan)), counts), np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        chunks = -1 - plan[of, 1]
+        numbers, kinds = np.unique(chunks, return_inverse=True)
+        sizes = np.array([spec.cell_bytes for number in numbers.tolist() if (spec := self.specs[number]) is not None])[kinds]
+        to, row = plan[of, 0] + cell * sizes, plan[of, 3] + cell * plan[of, 4]
+        cells, first, same = np.unique(chunks << 32 | row, return_index=True, return_inverse=True)
+        ends = np.searchsorted(cells, (numbers + 1) << 32)
+        for number, begin, end in zip(numbers.tolist(), [0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+            encoded, there = self._encoded[number], first[begin:end]
+            nbytes, rows = int(sizes[there[0]]), row[there].tolist()
+            for address, data in zip(to[there].tolist(), decode_rows(encoded.data, encoded.codec, rows, nbytes), strict=True):
+                ctypes.memmove(address, data, nbytes)
+        again = first[same] != np.arange(len(same))
+        size = sizes[again]
+        return np.stack([to[again], to[first[same]][again], np.ones_like(size), size, size], 1)
 
     def trim(self) -> None:
         """Forget the longest unused decompressed copies."""

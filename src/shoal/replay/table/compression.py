@@ -7,6 +7,7 @@ items that are drawn one by one: their neighbours stay compressed. They lie one 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import lz4.block
@@ -17,7 +18,7 @@ import zstandard
 from shoal.replay.errors import Refused
 from shoal.replay.table.kernels import compiled
 
-__all__ = ["CODECS", "ROWS", "check_encoded", "choose_codec", "decode", "decode_row", "encode"]
+__all__ = ["CODECS", "ROWS", "check_encoded", "choose_codec", "decode", "decode_row", "decode_rows", "encode"]
 
 ROWS = "+rows"
 CODECS = ("none", "lz4", "zstd", "lz4+delta", "zstd+delta", "lz4+rows", "zstd+rows")
@@ -115,11 +116,17 @@ def decode(data: Any, codec: str, array: npt.NDArray[Any]) -> None:
 
 def decode_row(data: Any, codec: str, at: int, nbytes: int) -> bytes:
     """One row of `nbytes` bytes from rows that were compressed one by one."""
+    return next(decode_rows(data, codec, (at,), nbytes))
+
+
+def decode_rows(data: Any, codec: str, rows: Iterable[int], nbytes: int) -> Iterator[bytes]:
+    """Some of them."""
     whole = memoryview(data).cast("B")
-    begin, end = PLACE.unpack_from(whole, PLACE.size // 2 * at) if len(whole) >= PLACE.size // 2 * (at + 2) else (0, 0)
-    if not 0 < begin <= end <= len(whole):
-        raise Refused(f"compressed rows have no row {at}")
-    return _unsqueeze(whole[begin:end], codec, nbytes)
+    for at in rows:
+        begin, end = PLACE.unpack_from(whole, PLACE.size // 2 * at) if len(whole) >= PLACE.size // 2 * (at + 2) else (0, 0)
+        if not 0 < begin <= end <= len(whole):
+            raise Refused(f"compressed rows have no row {at}")
+        yield _unsqueeze(whole[begin:end], codec, nbytes)
 
 
 def _unsqueeze(data: Any, codec: str, nbytes: int) -> bytes:

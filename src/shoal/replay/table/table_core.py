@@ -347,9 +347,7 @@ class TableCore:
         plan = np.empty((drawn.rows, 5), np.int64)
         lay_out(self._addresses, drawn.slots, count, address, drawn.layout.geometry, plan)
         if self.store.compression and (encoded := plan[:, 1] < 0).any():
-            for to, chunk, cells, start, step in plan[encoded].tolist():
-                self.store.decode_rows(-1 - chunk, [start + step * cell for cell in range(cells)], to)
-            plan = plan[~encoded]
+            plan = np.concatenate([plan[~encoded], self.store.decode_rows(plan[encoded])])
         return plan, len(plan)
 
     def finish(self, drawn: Drawn) -> None:
