@@ -116,7 +116,7 @@ def _spoiled(seed: int, shaping: str) -> float:
     linear = {"algorithm.population": 20, "algorithm.sigma": 0.1, "algorithm.lr": 0.1, "algorithm.weight_decay": 0.0,
               "algorithm.normalise_observations": False, "architecture.envs_per_actor": 20, "net.hidden": ()}
     with tempfile.TemporaryDirectory() as folder:
-        run = shoal.train("es", "evidence.evolution:Outliers", runtime="inline", actors=1, seed=seed, max_learner_steps=60,
+        run = shoal.train("es", Outliers, runtime="inline", actors=1, seed=seed, max_learner_steps=60,
                           run_dir=f"{folder}/run", tensorboard=False, policy="last",
                           **{**linear, "algorithm.shaping": shaping, "eval.enabled": False, "console.mode": "none"})
         env, total = gym.make("CartPole-v1"), 0.0

@@ -94,7 +94,8 @@ class Line:
             run = self.run(seed)
         except Exception as error:  # a run that breaks is a result too: it is written down and not met
             run = {"met": False, "error": f"{type(error).__name__}: {error}".replace(f"{ROOT}/", "")}
-        print(f"    seed {seed}: {'met' if run['met'] else 'NOT MET'}  {_short(run)}", flush=True)
+        told = json.dumps(run) if self.together else _short(run)  # a line that is cut short has told what it knew
+        print(f"    seed {seed}: {'met' if run['met'] else 'NOT MET'}  {told}", flush=True)
         return {"seed": seed, "took_seconds": round(time.time() - started, 1), **run}
 
 

@@ -16,6 +16,7 @@ from shoal.core import any_of
 from shoal.experiment.preload import PRELOAD
 from shoal.nets import NetConfig
 from shoal.roles.device_learner import DeviceLearner
+from shoal.roles.evolution_master import EvolutionMaster
 from shoal.roles.evolution_worker import EvolutionWorker
 from shoal.roles.gossip_link import gossip_learner
 from shoal.roles.hogwild import hogwild_worker
@@ -80,7 +81,11 @@ COUNTS: dict[Any, Callable[[Any], int]] = {
     gossip_learner: lambda role: role.link.version,
     DeviceLearner: lambda role: role.learner_state.totals[1],
     EvolutionWorker: lambda role: role.iteration,
+    EvolutionMaster: lambda role: role.iteration,
 }
+
+
+NEEDS_EVALUATOR = ("async_gradients", "gossip", "device", "evolution", "evolution_master")  # for weights to be published
 
 
 class Weights(Watch):
@@ -112,8 +117,7 @@ def draw(algorithm: Any, architecture: str, env: Any, *, seed: int = 7, actors: 
     made = algorithms.make(algorithm, source.describe(), net or NetConfig(), seats)
     parts = Parts(made, source, seats, seed=seed, actors=actors, learners=learners, max_env_steps=max_env_steps,
                   replay=replay or ReplayConfig(), demos=demos, offline=offline,
-                  eval=eval or EvalPlan(enabled=architecture in ("async_gradients", "gossip", "device", "evolution"), episodes=1,
-                                        every_env_steps=10**9))
+                  eval=eval or EvalPlan(enabled=architecture in NEEDS_EVALUATOR, episodes=1, every_env_steps=10**9))
     program = Program("test", seed=seed, metrics=made.metrics)
     made_config = chosen.config_class(envs_per_actor=seats, **config)
     made_config.validate()

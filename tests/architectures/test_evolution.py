@@ -1,5 +1,7 @@
 """Evolution strategies: any number of workers is one, replicas stay alike, drift is mended, kills and resumes leave no trace."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -113,6 +115,45 @@ def test_killed_worker_leaves_no_trace(tmp_path):
     iterations = int(run.published["progress"][1])
     alone = train(tmp_path, QUICK, "evolution", "CartPole-v1", "inline", updates=iterations, **FIT)
     assert alone.hash == run.hash
+
+
+def test_master_with_one_worker_is_the_worker_alone(tmp_path):
+    """Parameters that travel are updated to the same bits as those that do not."""
+    config = replace(QUICK, normalise_observations=False)
+    alone, led = (train(tmp_path, config, architecture, "CartPole-v1", "inline", updates=6, **FIT)
+                  for architecture in ("evolution", "evolution_master"))
+    assert led.hash == alone.hash and led.wires["results"]["consumed"] >= 6 * 4
+
+
+def test_results_of_an_older_task_are_refused(tmp_path):
+    """What two workers send after a task is over counts for nothing: every update is of as many members as one worker's."""
+    program, _ = draw(QUICK, "evolution_master", "CartPole-v1", actors=2, envs_per_actor=4)
+    made, roles = program.nodes["master"].role, []
+
+    def keep(me, **arguments):
+        roles.append(made(me, **arguments))
+        return roles[-1]
+
+    program.nodes["master"].role = keep
+    run = go(program, "inline", tmp_path, Weights(until=lambda control: control.total("learner_steps") >= 20))
+    (master,) = roles
+    wire, refused = run.wires["results"], run.final["master-0"]["results_refused"]
+    assert refused > 0 and wire["consumed"] == 2 * master.iteration + len(master.collected) + refused  # 8 members in chunks of 4
+    assert master.learn.statistics.observations is not None and run.published["norm"]["mean"].any()
+
+
+def test_killed_master_and_worker(tmp_path):
+    """A worker's death costs nothing; a master begins again, and takes no old result for a new one."""
+    left, mark = ["worker-1", "master-0", "worker-0"], [3.0]
+
+    def act(control):
+        if left and control.total("learner_steps") > mark[0]:
+            kill(control, left.pop(0))
+            mark[0] = control.total("learner_steps") + 3
+
+    watch = Weights(until=lambda c: not left and c.total("restarts") >= 3 and c.total("learner_steps") > mark[0], act=act)
+    run = train(tmp_path, QUICK, "evolution_master", "CartPole-v1", "local", actors=2, updates=None, watch=watch, **FIT)
+    assert run.reason == "until" and np.isfinite(run.published["params"]).all()
 
 
 def newest(run):

@@ -303,5 +303,5 @@ def test_newest_for_a_role(tmp_path):
         assert found == old and why == f"checkpoint {new.name} is damaged (learner-0.safetensors has changed since it was written)"
     assert checkpoints.newest_for("actor-0") == (new, [])
     flip(old / "learner-0.safetensors")
-    with pytest.raises(CheckpointError, match="learner-0 cannot go on"):
+    with pytest.raises(CheckpointError, match="learner-0 cannot continue"):
         checkpoints.newest_for("learner-0")

@@ -97,7 +97,7 @@ def test_training_with_a_file(tmp_path, capsys):
     assert plan_run.summary["env_steps"] < 200 and plan_run.prepared.plan.experiment.algorithm.lr == 0.002
 
 
-@pytest.mark.parametrize(("text", "said"), [("preset = ", "not a TOML file"), ('env = "CartPole-v1"', "says nothing of what"),
+@pytest.mark.parametrize(("text", "said"), [("preset = ", "not a TOML file"), ('env = "CartPole-v1"', "does not say what to train"),
                                             ('preset = "ppo"', "names no environment"),
                                             ('preset = "ppo"\nenv = "CartPole-v1"\n[algorithm]\nlearning_rate = 1', "did you mean"),
                                             ('preset = "ppo"\nenv = "CartPole-v1"\n[algorithm]\nname = "dqn"', "leave out one")])

@@ -39,7 +39,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     with DemoWriter.create(Path("logs"), INFO, {"source": "test"}) as writer:
         for number in range(6):
-            writer.add(episode(1 + number, number, terminated=number % 2 == 0))
+            likely = np.linspace(-2, 0, 1 + number, dtype=np.float32) if number else None  # of the first one it is not known
+            writer.add(episode(1 + number, number, terminated=number % 2 == 0, log_prob=likely))
     return Path("logs")
 
 
@@ -56,6 +57,8 @@ def test_every_field_comes_back(folder, target):
             for name in ("action", "reward", "terminated", "truncated"):
                 mine, theirs = getattr(one, name), getattr(other, name)
                 assert mine.dtype == theirs.dtype and (mine == theirs).all(), f"{place}: {name}"
+            assert (one.log_prob is None) == (other.log_prob is None), place
+            assert one.log_prob is None or (one.log_prob == other.log_prob).all(), place
     assert cli.main(["data", "convert", "logs", target]) == 2  # it is there
 
 

@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "qtopt": "shoal.architectures.qtopt:QTOptGraph",
     "representation": "shoal.architectures.representation:RepresentationGraph",
     "evolution": "shoal.architectures.evolution:Evolution",
+    "evolution_master": "shoal.architectures.evolution_master:EvolutionMasterGraph",
 }
 """Name -> module:class of a learning.Architecture."""
 

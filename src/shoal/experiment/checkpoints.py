@@ -252,7 +252,7 @@ class Checkpoints:
                 return folder, damaged
             damaged.append(f"checkpoint {folder.name} is damaged ({why})")
         if damaged:
-            raise CheckpointError(f"{instance} cannot go on: {'; '.join(damaged)}; start a new run with `shoal train`")
+            raise CheckpointError(f"{instance} cannot continue: {'; '.join(damaged)}; start a new run with `shoal train`")
         return None, []
 
     def named(self, name: str) -> Path:

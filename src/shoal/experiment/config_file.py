@@ -75,7 +75,7 @@ def read_config(path: str | Path) -> ConfigFile:
     algorithm = names.get("algorithm") or (preset.algorithm if preset is not None else None)
     architecture = names.get("architecture") or (preset.architecture if preset is not None else None)
     if not algorithm or not architecture:
-        raise ConfigError(f'--config {where} says nothing of what to train; add a line such as preset = "ppo", or a name to '
+        raise ConfigError(f'--config {where} does not say what to train; add a line such as preset = "ppo", or a name to '
                           "[algorithm] and [architecture]")
     if preset is not None and (algorithm, architecture) != (preset.algorithm, preset.architecture):
         raise ConfigError(f"--config {where}: preset {preset.name} is {preset.algorithm} x {preset.architecture}, not {algorithm} "

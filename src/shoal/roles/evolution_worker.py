@@ -15,7 +15,7 @@ from typing import cast
 
 import numpy as np
 
-from shoal.core import GroupMember, Me, Publisher
+from shoal.core import GroupMember, Me, Publisher, Tree
 from shoal.errors import GroupChanged
 from shoal.population import Evolves, PopulationLearn
 from shoal.roles.learner_group import agree, agree_again, state_bytes
@@ -23,7 +23,7 @@ from shoal.roles.learner_state import LearnerState
 from shoal.roles.member_rollout import MemberRollout, rows_of
 from shoal.roles.parts import Parts
 
-__all__ = ["EvolutionWorker", "group_bytes"]
+__all__ = ["EvolutionWorker", "group_bytes", "update"]
 
 MARKS = 2  # a checksum of the parameters and one of the noise table, of each worker
 
@@ -111,7 +111,8 @@ class EvolutionWorker:
             return
         decisions = int(joined[len(head) - 1])
         sums, moments = np.split(joined[len(head) :], [len(sums)])
-        metrics = self._update(sums, moments)
+        with self.me.stats.phase("learn"):
+            metrics = update(self.learn, self.learner_state, self.batch, sums, moments, self.rng)
         self.learner_state.count(decisions, 1)
         self.expected, self.begun = max(1, decisions // self.group.size), False
         stats = self.me.stats
@@ -121,17 +122,6 @@ class EvolutionWorker:
             stats.add("learner_steps")
             self.learner_state.show(metrics)
             self._publish()
-
-    def _update(self, sums: np.ndarray, moments: np.ndarray) -> list[Mapping[str, float]]:
-        learn, metrics = self.learn, []
-        with self.me.stats.phase("learn"):
-            for minibatch in learn.minibatches(self.batch, sums, self.learner_state.progress, self.rng):
-                for phase in learn.phases:
-                    gradient, found = learn.gradients(minibatch, phase)
-                    self.learner_state.apply(gradient, phase)
-                    metrics.append(found)
-            learn.absorb(moments)
-        return metrics
 
     def _publish(self) -> None:
         """For the Evaluator alone: workers need no parameters from each other."""
@@ -173,3 +163,16 @@ class EvolutionWorker:
 
     def close(self) -> None:
         self.rollout.close()
+
+
+def update(learn: PopulationLearn, learner_state: LearnerState[PopulationLearn], batch: Tree, sums: np.ndarray, moments: np.ndarray,
+           rng: np.random.Generator) -> list[Mapping[str, float]]:
+    """One update from everybody's scores; returns its metrics."""
+    metrics = []
+    for minibatch in learn.minibatches(batch, sums, learner_state.progress, rng):
+        for phase in learn.phases:
+            gradient, found = learn.gradients(minibatch, phase)
+            learner_state.apply(gradient, phase)
+            metrics.append(found)
+    learn.absorb(moments)
+    return metrics

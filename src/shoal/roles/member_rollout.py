@@ -38,15 +38,28 @@ class MemberRollout:
         episode = chunk * rows + np.arange(rows)
         playing = episode < record.members * record.episodes
         number = np.minimum(episode, record.members * record.episodes - 1) // record.episodes
+        # One chunk's observations count in each iteration, in turns: a sum of several would depend on who adds it up.
+        return self._chunk(iteration, chunk, longest, number, playing, iteration % self.chunks == chunk, 0, into)
+
+    def play_any(self, iteration: int, chunk: int, longest: int, counted: bool, into: Tree) -> int:
+        """The same of a chunk with any number: `into` has room for its own members only, and is told who they are."""
+        first = chunk * self.rows // self.record.episodes
+        for name in ("score", "decisions"):
+            into[name][...] = 0
+        into["number"][:] = first + np.arange(len(into["number"]))
+        number = first + np.arange(self.rows) // self.record.episodes
+        return self._chunk(iteration, chunk, longest, number, np.ones(self.rows, bool), counted, first, into)
+
+    def _chunk(self, iteration: int, chunk: int, longest: int, number: np.ndarray, playing: np.ndarray, count: bool, first: int,
+               into: Tree) -> int:
+        """Play the members with these numbers, and add what they did to a record that begins with the `first` one."""
         env_seed, noise_seed = np.random.SeedSequence([self.seed, iteration, chunk]).generate_state(2)
         with self.me.stats.phase("prepare"):
             self.members.perturb(iteration, number)
-        # One chunk's observations count in each iteration, in turns: a sum of several would depend on who adds it up.
-        counted = MomentSums(into["observation_moments"]["sum"].shape[1]) \
-            if "observation_moments" in into and iteration % self.chunks == chunk else None
+        counted = MomentSums(into["observation_moments"]["sum"].shape[1]) if count and "observation_moments" in into else None
         score, length = self._episodes(int(env_seed >> 1), int(noise_seed), playing, longest, counted)
-        np.add.at(into["score"], number[playing], score[playing] / record.episodes)
-        np.add.at(into["decisions"], number[playing], length[playing])
+        np.add.at(into["score"], number[playing] - first, score[playing] / self.record.episodes)
+        np.add.at(into["decisions"], number[playing] - first, length[playing])
         if counted is not None:
             counted.take(into["observation_moments"])
         stats = self.me.stats

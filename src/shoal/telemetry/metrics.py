@@ -87,6 +87,8 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("learner_steps", "counter", "updates", "Optimiser steps; of a group of learners only the first one counts."),
     Metric("updates_skipped", "counter", "updates", "Updates left out because a loss or a gradient was not finite."),
     Metric("group_discarded", "counter", "updates", "Updates discarded because the group of learners changed."),
+    Metric("results_refused", "counter", "results", "Results that a master left out: of an older task, or of a "
+           "chunk that it knew already."),
     Metric("replicas_resynchronised", "counter", "times", "Workers that had drifted from the first one, and "
            "took over its state."),
     Metric("samples_consumed", "counter", "decisions", "Decisions that entered a batch, counted once per batch."),

@@ -25,9 +25,11 @@ PHASE = "all"
 
 
 class Generation(NamedTuple):
-    """What all members of an iteration did."""
+    """What the members of an iteration did; with mirrored sampling each is followed by its opposite."""
 
     iteration: int
+    draws: np.ndarray
+    """Which perturbations of the iteration they played."""
     scores: np.ndarray
     decisions: np.ndarray
     """Of a member's episodes together."""
@@ -64,10 +66,13 @@ class EvolutionLearn:
         return np.concatenate([batch["score"], batch["decisions"]])
 
     def minibatches(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[Generation]:
+        """The batch has the numbers of the members where they are not simply the first ones (a master's)."""
         self.anneal(progress)
         scores, decisions = np.split(sums, 2)
         self._lengthen(decisions)
-        yield Generation(progress.learner_steps, scores, decisions)
+        numbers = batch.get("number", np.arange(len(scores)))
+        draws = numbers[::2] // 2 if self.config.mirrored else numbers
+        yield Generation(progress.learner_steps, draws, scores, decisions)
 
     def _lengthen(self, decisions: np.ndarray) -> None:
         """Let episodes of the next iteration be longer if enough of this one's were cut off."""
@@ -80,7 +85,7 @@ class EvolutionLearn:
         """The direction of descent: the estimate with its sign turned, and weight decay, which pulls towards 0."""
         config, scores = self.config, minibatch.scores
         weights = noise_weights(scores, config.mirrored, config.sigma, config.shaping)
-        ascent = self.table.weighted_sum(weights, draw_indices(self.seed, minibatch.iteration, len(weights), self.table))
+        ascent = self.table.weighted_sum(weights, draw_indices(self.seed, minibatch.iteration, minibatch.draws, self.table))
         gradient = self.model.params.mul(config.weight_decay).sub_(ascent)
         metrics = {"population_mean": float(scores.mean()), "population_best": float(scores.max()),
                    "population_std": float(scores.std()), "grad_norm": float(gradient.norm()),

@@ -57,7 +57,6 @@ class PerturbedMembers:
 
     def __init__(self, config: Config, model: EvolutionModel, rows: int, table: NoiseTable, seed: int) -> None:
         self.config, self.model, self.table, self.seed = config, model, table, seed
-        self.draws = config.population // 2 if config.mirrored else config.population
         self.action_noise = config.action_noise if model.actions.box is not None else 0.0
         self.copies = BatchedPolicy(model.net, rows)
         self._policy = EvolutionPolicy(model)
@@ -66,11 +65,11 @@ class PerturbedMembers:
         self._policy.load(published)
 
     def perturb(self, iteration: int, numbers: np.ndarray) -> None:
-        indices = draw_indices(self.seed, iteration, self.draws, self.table)
-        for row, number in zip(self.copies.params, numbers.tolist(), strict=True):
-            draw, opposite = divmod(number, 2) if self.config.mirrored else (number, 0)
-            sigma = -self.config.sigma if opposite else self.config.sigma
-            torch.add(self.model.params, self.table.slice(int(indices[draw])), alpha=sigma, out=row)
+        draws, opposite = (numbers // 2, numbers % 2) if self.config.mirrored else (numbers, np.zeros_like(numbers))
+        indices = draw_indices(self.seed, iteration, draws, self.table)
+        for row, index, turned in zip(self.copies.params, indices.tolist(), opposite.tolist(), strict=True):
+            sigma = -self.config.sigma if turned else self.config.sigma
+            torch.add(self.model.params, self.table.slice(index), alpha=sigma, out=row)
 
     def act(self, view: StepView, rng: torch.Generator) -> Tree:
         with torch.inference_mode():

@@ -56,9 +56,11 @@ class NoiseTable:
         return total
 
 
-def draw_indices(seed: int, iteration: int, count: int, table: NoiseTable) -> np.ndarray:
-    """Where the `count` perturbations of an iteration begin: the same for everyone who asks."""
-    return np.random.default_rng([seed, iteration]).integers(0, table.size - table.parameters + 1, size=count)
+def draw_indices(seed: int, iteration: int, draws: np.ndarray, table: NoiseTable) -> np.ndarray:
+    """Where these perturbations of an iteration begin: the same for everyone who asks, however many others ask for."""
+    last = table.size - table.parameters
+    found: np.ndarray = np.random.default_rng([seed, iteration]).integers(0, last + 1, size=int(draws.max()) + 1)[draws]
+    return found
 
 
 def _mapped(size: int) -> np.ndarray:
