@@ -25,7 +25,8 @@ from shoal.experiment.preload import PRELOAD
 
 __all__ = ["MemberServer", "ServedMember"]
 
-MODULES = (*PRELOAD, "shoal.experiment.run_commands", "shoal.experiment.session", "shoal.roles.evaluator")
+MODULES = (*PRELOAD, "shoal.experiment.run_commands", "shoal.experiment.session", "shoal.roles.evaluator",
+           "shoal.envs.builtin.compiled")
 LOST = -int(signal.SIGKILL)  # exit code of a member whose server was killed
 
 
