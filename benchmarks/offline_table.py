@@ -74,7 +74,7 @@ def record(folder: Path, options: argparse.Namespace) -> None:
             "--max-seconds", f"{options.seconds:g}", "--seed", "1", *words, *QUIET, **{LOGS: replay})
     summary = json.loads(Path(run, "summary.json").read_text())
     decisions = open_demos(replay).info.steps
-    say(f"sac: return {summary['eval_return']:.0f} after {summary['env_steps']:,} env steps and {summary['seconds']:.0f} s; "
+    say(f"sac: return {summary['eval_return']} after {summary['env_steps']:,} env steps and {summary['seconds']:.0f} s; "
         f"{decisions:,} of them in whole episodes; now as many of that policy")
     command("data", "record", run, ENV, "--trust", "--explore", "--episodes", "1000000", "--num-envs", "16", "--steps",
             str(decisions), "--out", str(folder / DATA[1]), "--seed", "1")
@@ -113,7 +113,7 @@ def trained(case: tuple[str, str, int], folder: Path, runs_in: Path, options: ar
     words = ["train", preset, str(folder / data), "--env", ENV, "--run-dir", str(run), "--seed", str(seed), "--device", device,
              "--runtime", runtime, "--max-learner-steps", str(options.updates), "--max-seconds", f"{max(1.0, left):.0f}",
              "--eval.every-learner-steps", str(max(1, options.updates // EVALUATIONS)), "--eval.episodes", "10", "--policy", "last",
-             *MORE[preset], *QUIET]
+             "--eval.last-env-steps", "10000", *MORE[preset], *QUIET]
     began = time.monotonic()
     done = shoal(*words, timeout=max(1.0, left) + 120)
     shots = snapshots(run / "metrics.jsonl") if (run / "metrics.jsonl").exists() else []

@@ -22,6 +22,7 @@ from evidence import (
     evolution,
     faults,
     fuzz,
+    games,
     gorila,
     hosts,
     layouts,
@@ -52,7 +53,8 @@ LINES: list[Line] = [*learning.LINES, *many_seeds.LINES, *mechanisms.LINES, *act
                      *replay_kills.LINES, *chaos_presets.LINES, *fuzz.LINES, *hosts.LINES, *values.LINES, *off_policy.LINES,
                      *off_policy_mechanisms.LINES, *offline.LINES, *ope.LINES, *offline_speed.LINES,
                      *sac_speed.LINES, *demos.LINES, *qtopt.LINES, *curl.LINES,
-                     *gorila.LINES, *evolution.LINES, *population.LINES, *league.LINES, *bench.LINES, *callbacks.LINES,
+                     *gorila.LINES, *evolution.LINES, *population.LINES, *league.LINES, *games.LINES, *bench.LINES,
+                     *callbacks.LINES,
                      *earlier_runs.LINES, *outside.LINES, *atari.LINES, *autoscale.LINES, *scaling.LINES, *cluster.LINES]
 
 

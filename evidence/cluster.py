@@ -21,7 +21,7 @@ import psutil
 from evidence.lines import KEPT, Line, train
 from shoal.runtime.ray.ray_config import set_defaults
 
-__all__ = ["LINES"]
+__all__ = ["LINES", "TrainingProcess", "cluster", "on"]
 
 SEEDS = (1, 2, 3)
 GOALS: dict[str, tuple[tuple[str, ...], float, int]] = {

@@ -1,4 +1,4 @@
-"""Many policies, of issue 19: the league against self-play, and kills in a league."""
+"""Many policies, of issue 19: the league against self-play, kills in a league, players that learn equally fast."""
 
 from __future__ import annotations
 
@@ -6,59 +6,94 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from evidence.faults import kill_when
 from evidence.lines import Line, shoal
-from shoal.experiment.league_record import LeagueRecord
+from shoal.experiment.league_record import LeagueRecord, exploitability_over_time
+from shoal.experiment.run import load
 from shoal.experiment.rundir import RunDir
 
-__all__ = ["LINES"]
+__all__ = ["LINES", "finished"]
 
 SEEDS = (21, 22, 23, 24, 25)  # values were tuned on seeds 11 to 13
 ROCK, CYCLE = "shoal/RockPaperScissors-v0", "shoal/FiveCycle-v0"
-# The same for both schemes. Batches of 1,024 decisions: with less, noise alone moves a policy away from the equilibrium.
-RATES = ("--algorithm.entropy", "0", "--algorithm.optimiser", "sgd", "--algorithm.lr", "0.2", "--algorithm.grad-norm", "0",
-         "--algorithm.unroll", "4", "--net.hidden", "16", "--architecture.batch-slots", "1", "--runtime", "inline",
-         "--eval.every-env-steps", "10000", "--eval.episodes", "2", "--eval.last-env-steps", "10", "--no-tensorboard",
-         "--console.mode", "none")
-LEAGUE = ("--architecture.envs-per-actor", "512", "--league.league-exploiters", "0", "--league.least-steps", "102400",
-          "--league.most-steps", "102400", "--league.hard-power", "6")
+# The same for both schemes. Batches of 1,024 decisions and a falling rate: noise alone moves a policy away from the equilibrium.
+RATES = ("--algorithm.entropy", "0", "--algorithm.optimiser", "sgd", "--algorithm.lr", "0.36", "--algorithm.lr-final", "0.06",
+         "--anneal-env-steps", "450000", "--algorithm.grad-norm", "0", "--algorithm.unroll", "4", "--net.hidden", "16",
+         "--architecture.batch-slots", "1", "--runtime", "inline", "--eval.every-env-steps", "10000", "--eval.episodes", "2",
+         "--eval.last-env-steps", "10", "--no-tensorboard", "--console.mode", "none")
+LEAGUE = ("--architecture.envs-per-actor", "512", "--league.league-exploiters", "0", "--league.least-steps", "20480",
+          "--league.most-steps", "20480", "--league.hard-power", "6", "--league.snapshot-share", "0.65",
+          "--league.verification-share", "0.3")
+KUHN = ("--algorithm.entropy", "0", "--algorithm.unroll", "4", "--net.hidden", "32", "--architecture.envs-per-actor", "128",
+        "--architecture.batch-slots", "2", "--league.league-exploiters", "1", "--league.least-steps", "10000",
+        "--league.most-steps", "20000", "--runtime", "inline", "--eval.every-env-steps", "20000", "--eval.episodes", "2",
+        "--eval.last-env-steps", "10", "--no-tensorboard", "--console.mode", "none")
 SELF_PLAY = ("--policies", "self-play", "--architecture.envs-per-actor", "128")
 
 
-def exploitability(words: tuple[str, ...], env_steps: int, seed: int) -> dict[str, Any]:
-    """Of the current policy, at every evaluation that a snapshot shows, and its mean over the last third of them."""
+@contextmanager
+def finished(*words: str, seed: int) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+    """A run that has ended: the command that gave it, its directory and its summary."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        command = ["train", "league", ROCK, *RATES, *words, "--max-env-steps", str(env_steps), "--seed", str(seed)]
+        command = ["train", *words, "--seed", str(seed)]
         done = shoal(*command, "--run-dir", str(run), timeout=3600)
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
-        found: dict[float, float] = {}
-        for line in (run / "metrics.jsonl").read_text().splitlines():
-            shot = json.loads(line)
-            if shot["kind"] == "snapshot" and shot.get("exploitability") is not None:
-                found.setdefault(shot["eval_version"], shot["exploitability"])
-    values = list(found.values())
+        yield "shoal " + " ".join(command), run, json.loads((run / "summary.json").read_text())
+
+
+def exploitability(words: tuple[str, ...], env_steps: int, seed: int, env: str = ROCK) -> dict[str, Any]:
+    """Of the current policy, at every evaluation that a snapshot shows, and its mean over the last third of them."""
+    with finished("league", env, *RATES, *words, "--max-env-steps", str(env_steps), seed=seed) as (command, run, _):
+        values = [value for _, value in exploitability_over_time(RunDir.open(run))]
     last = values[-max(1, len(values) // 3):]
-    return {"command": "shoal " + " ".join(command), "mean": round(sum(last) / len(last), 4), "evaluations": len(values),
+    return {"command": command, "mean": round(sum(last) / len(last), 4), "evaluations": len(values),
             "values": [round(value, 3) for value in values[:: max(1, len(values) // 30)]]}
 
 
-def against_self_play(seed: int) -> dict[str, Any]:
-    """The same rates and batches for both. The main agent has about a third of this league's env steps."""
-    league, alone = exploitability(LEAGUE, 600_000, seed), exploitability(SELF_PLAY, 300_000, seed)
+def rock(seed: int) -> dict[str, Any]:
+    """Each main policy makes about 440 updates: a league's env steps are those of both players and of their opponents."""
+    league, alone = exploitability(LEAGUE, 1_600_000, seed), exploitability(SELF_PLAY, 450_000, seed)
     return {"met": league["mean"] <= 0.05 and alone["mean"] >= 0.3, "league": league, "self-play": alone}
 
 
+def cycle(seed: int) -> dict[str, Any]:
+    league, alone = exploitability(LEAGUE, 1_600_000, seed, CYCLE), exploitability(SELF_PLAY, 450_000, seed, CYCLE)
+    return {"met": league["mean"] < alone["mean"], "league": league, "self-play": alone}
+
+
+def kuhn(seed: int) -> dict[str, Any]:
+    """The pool of a league on Kuhn poker: the exploitability of the Nash mixture over its newest snapshots."""
+    with finished("league", "shoal/Kuhn-v0", *KUHN, "--max-seconds", "300", seed=seed) as (command, run, summary):
+        record = LeagueRecord(RunDir.open(run))
+        nash = record.pool_nash(load(run))
+    assert nash is not None
+    return {"met": nash.exploitability <= 0.1, "command": command, "pool_nash": round(nash.exploitability, 4),
+            "snapshots": len(record.snapshots), "current": [round(value, 3) for _, value in record.exploitability][-20:],
+            "seconds": summary["seconds"], "env_steps": summary["env_steps"]}
+
+
+def balance(seed: int) -> dict[str, Any]:
+    """Learner steps of four players after five minutes."""
+    words = ("league", "shoal/TicTacToe-v0", "--max-seconds", "300", "--console.mode", "none")
+    with finished(*words, seed=seed) as (command, _, summary):
+        steps = {name: policy["learner_steps"] for name, policy in summary["policies"].items()}
+    return {"met": len(steps) == 4 and max(steps.values()) <= 1.1 * min(steps.values()), "command": command, "learner_steps": steps,
+            **{key: summary[key] for key in ("env_steps", "seconds", "env_steps_per_second")}}
+
+
 def kills(seed: int) -> dict[str, Any]:
-    """Coordinator, a learner and an actor are killed; then the run is resumed."""
-    victims = ("coordinator 0", "main.learner 0", "actor 1", "coordinator 0", "actor 0")
+    """Coordinator (the vault is its), a learner and half of the actors are killed; then the run is resumed."""
+    victims = ("coordinator 0", "main.learner 0", "actor 1", "actor 2", "coordinator 0")
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        command = ["train", "league", "shoal/TicTacToe-v0", "--actors", "2", "--league.least-steps", "1000", "--league.most-steps",
+        command = ["train", "league", "shoal/TicTacToe-v0", "--actors", "4", "--league.least-steps", "1000", "--league.most-steps",
                    "2000", "--max-env-steps", "80000", "--checkpoint.every-seconds", "1", "--console.mode", "none", "--seed",
                    str(seed)]
         process = subprocess.Popen([str(Path(sys.executable).parent / "shoal"), *command, "--run-dir", str(run)],
@@ -86,8 +121,13 @@ def _table(run: Path) -> dict[str, Any]:
 
 LINES = [
     Line("mechanism-league-rps", 19, "rock-paper-scissors, entropy 0, the same rates: exploitability of the current main policy, "
-         "mean over the last third of evaluations, is at most 0.05 in a league and at least 0.3 in self-play",
-         against_self_play, SEEDS),
-    Line("stress-league-kills", 19, "coordinator, a learner and both actors of a league are killed: the payoff table has as many "
-         "games as reports, no snapshot is lost, and resume goes on", kills, seeds=(0,)),
+         "mean over the last third of evaluations, is at most 0.05 in a league and at least 0.3 in self-play", rock, SEEDS),
+    Line("mechanism-league-cycle", 19, "five actions in a cycle, entropy 0, the same rates: exploitability of the current main "
+         "policy, mean over the last third of evaluations, is lower in a league than in self-play", cycle, SEEDS),
+    Line("mechanism-league-kuhn", 19, "Kuhn poker within 5 minutes: the exploitability of the Nash mixture over the snapshots is "
+         "at most 0.1", kuhn, SEEDS),
+    Line("speed-league-balance", 19, "learner_steps of the 4 players of a league on tic-tac-toe are within 10 % of each other "
+         "after 5 minutes", balance, seeds=(1,)),
+    Line("stress-league-kills", 19, "coordinator, a learner and half of the actors of a league are killed: the payoff table has as "
+         "many games as reports, no snapshot is lost, and resume goes on", kills, seeds=(0,)),
 ]

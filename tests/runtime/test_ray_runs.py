@@ -17,6 +17,8 @@ import pytest
 import shoal
 from shoal.algorithms import dqn, vtrace
 from shoal.coordination import calibration
+from shoal.experiment.league_record import LeagueRecord
+from shoal.experiment.rundir import RunDir
 from shoal.roles.learner import Learner
 from shoal.roles.parts import EvalPlan
 from shoal.roles.replay_config import ReplayConfig
@@ -183,6 +185,23 @@ def test_modules_of_the_working_directory(tmp_path, ray_cluster):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["stopped_by"] == "env_steps" and summary["learner_steps"] > 0 and summary["restarts"] == 0
     assert (tmp_path / "run" / "logs" / "learner-0.log").read_text().count("on node") == 1
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_league_on_a_cluster(tmp_path):
+    """Coordinator, vault and players on two nodes; a resume goes on with the table and the snapshots."""
+    run = shoal.train("league", "shoal/RockPaperScissors-v0", runtime="ray", actors=2, run_dir=str(tmp_path / "run"),
+                      max_env_steps=2500, **{"league.least_steps": 100, "league.most_steps": 200, "league.league_exploiters": 0,
+                                             "algorithm.unroll": 4, "net.hidden": (8,), "eval.episodes": 4, "console.mode": "none",
+                                             "tensorboard": False})
+    record = LeagueRecord(RunDir.open(run.directory))
+    assert run.summary["error"] is None and all(policy["learner_steps"] for policy in run.summary["policies"].values())
+    assert 0 < record.table.played == record.table.reports and set(record.snapshots) <= set(record.vault.names())
+    assert {name.rpartition("-")[0] for name in record.snapshots} == {"main", "main_exploiter"}
+    shoal.resume(run.directory, max_env_steps=4000)
+    after = LeagueRecord(RunDir.open(run.directory))
+    assert after.table.played == after.table.reports > record.table.reports
+    assert after.snapshots[: len(record.snapshots)] == record.snapshots
 
 
 # ---------------------------------------------------------------------------------------------- --actors auto

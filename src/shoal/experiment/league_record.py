@@ -18,7 +18,7 @@ from shoal.telemetry.outputs import read_lines
 if TYPE_CHECKING:
     from shoal.experiment.loaded_run import Run
 
-__all__ = ["LeagueRecord", "PoolNash"]
+__all__ = ["LeagueRecord", "PoolNash", "exploitability_over_time"]
 
 POOL = 60  # snapshots that an equilibrium is computed over, the newest ones
 
@@ -56,11 +56,7 @@ class LeagueRecord:
     @cached_property
     def exploitability(self) -> list[tuple[int, float]]:
         """Of the first main agent as it was at each evaluation: (env steps of the league, exploitability)."""
-        found: dict[float, tuple[int, float]] = {}
-        for shot in read_lines(self.rundir.metrics_file):
-            if shot.get("kind") == "snapshot" and shot.get("exploitability") is not None:
-                found.setdefault(float(shot.get("eval_version") or 0), (int(shot["env_steps"]), float(shot["exploitability"])))
-        return list(found.values())
+        return exploitability_over_time(self.rundir)
 
     def pool_nash(self, run: Run) -> PoolNash | None:
         """Over the snapshots; None where the game is too large, or the policy has no probabilities."""
@@ -80,3 +76,12 @@ class LeagueRecord:
         weights = nash_weights(payoffs(tree, policies))
         found = exploitability(tree, mixture(tree, policies, weights)).exploitability
         return PoolNash(float(found), {name: float(weight) for name, weight in zip(names, weights, strict=True)})
+
+
+def exploitability_over_time(rundir: RunDir) -> list[tuple[int, float]]:
+    """What the evaluations of a run found: (env steps, exploitability), one for each version that the metrics show."""
+    found: dict[float, tuple[int, float]] = {}
+    for shot in read_lines(rundir.metrics_file):
+        if shot.get("kind") == "snapshot" and shot.get("exploitability") is not None:
+            found.setdefault(float(shot.get("eval_version") or 0), (int(shot["env_steps"]), float(shot["exploitability"])))
+    return list(found.values())

@@ -137,6 +137,7 @@ class League:
         kinds: list[tuple[Kind, int]] = [("main", options.main), ("main_exploiter", options.main_exploiters),
                                          ("league_exploiter", options.league_exploiters)]
         self.players = {name: LeaguePlayer(name, kind) for kind, count in kinds for name in _names(kind, count)}
+        self._mains = [player.name for player in self.players.values() if player.kind == "main"]
         self.parent: dict[str, str] = {}
         """The player that each snapshot is of, the oldest snapshot first."""
         self._open: dict[int, Match] = {}
@@ -220,11 +221,7 @@ class League:
         return opponents[min(int(sums.searchsorted(rng.random() * sums[-1], side="right")), len(opponents) - 1)]
 
     def _any_main(self, rng: np.random.Generator) -> str:
-        mains = self._of_kind("main")
-        return mains[int(rng.integers(len(mains)))]
-
-    def _of_kind(self, kind: Kind) -> list[str]:
-        return [player.name for player in self.players.values() if player.kind == kind]
+        return self._mains[int(rng.integers(len(self._mains)))] if len(self._mains) > 1 else self._mains[0]
 
     # ------------------------------------------------------------------ snapshots
     def due(self, name: str) -> bool:
@@ -233,7 +230,7 @@ class League:
         passed = player.steps - player.saved_at
         if passed < options.least_steps:
             return False
-        beaten = self._of_kind("main") if player.kind == "main_exploiter" else list(self.parent)
+        beaten = self._mains if player.kind == "main_exploiter" else list(self.parent)
         rates = self.payoff.rates(name, beaten)
         return bool(passed >= options.most_steps or (len(rates) and rates.min() > options.beaten_rate))
 

@@ -22,7 +22,7 @@ class PayoffTable:
 
     def __init__(self, decay: float = 0.99) -> None:
         self.decay = decay
-        self._counts: dict[tuple[str, str], np.ndarray] = {}  # wins, draws, losses
+        self._counts: dict[tuple[str, str], list[float]] = {}  # wins, draws, losses
         self._played: dict[tuple[str, str], int] = {}  # games, old ones counting as much
         self.reports = 0
         """Results that were entered."""
@@ -33,8 +33,7 @@ class PayoffTable:
         if home == away:
             return
         for pair, column in (((home, away), at), ((away, home), 2 - at)):
-            counts = self._counts.setdefault(pair, np.zeros(3))
-            counts *= self.decay
+            counts = self._counts[pair] = [self.decay * count for count in self._counts.get(pair, (0.0, 0.0, 0.0))]
             counts[column] += 1
             self._played[pair] = self._played.get(pair, 0) + 1
         self.reports += 1
@@ -47,14 +46,14 @@ class PayoffTable:
     def games(self, home: str, away: str) -> float:
         """How many games there were, older ones counting less."""
         counts = self._counts.get((home, away))
-        return 0.0 if counts is None else float(counts.sum())
+        return 0.0 if counts is None else sum(counts)
 
     def rate(self, home: str, away: str) -> float:
         """How often `home` wins, a draw counting half; 0.5 where they have not met."""
         counts = self._counts.get((home, away))
-        if counts is None or not counts.sum():
+        if counts is None or not (games := sum(counts)):
             return UNKNOWN
-        return float((counts[0] + counts[1] / 2) / counts.sum())
+        return (counts[0] + counts[1] / 2) / games
 
     def rates(self, home: str, others: Sequence[str]) -> np.ndarray:
         return np.array([self.rate(home, away) for away in others])
@@ -73,7 +72,7 @@ class PayoffTable:
     # ------------------------------------------------------------------ what a checkpoint holds
     def state(self) -> dict[str, object]:
         """As JSON."""
-        counts = [[home, away, *map(float, counts), self._played[home, away]] for (home, away), counts in self._counts.items()]
+        counts = [[home, away, *counts, self._played[home, away]] for (home, away), counts in self._counts.items()]
         return {"decay": self.decay, "reports": self.reports, "counts": counts}
 
     @classmethod
@@ -83,5 +82,5 @@ class PayoffTable:
         rows = state["counts"]
         assert isinstance(rows, list)
         for home, away, wins, draws, losses, played in rows:
-            table._counts[home, away], table._played[home, away] = np.array([wins, draws, losses], float), played
+            table._counts[home, away], table._played[home, away] = [wins, draws, losses], played
         return table

@@ -49,7 +49,7 @@ class MatchSeats:
         self._home = np.zeros(games, np.int64)
         self._begun = np.zeros(self._players, np.int64)  # games of each home player
         self._under_way = np.zeros(self._players, np.int64)
-        self._played = np.arange(games) % self._sides  # so that home does not begin on the same side everywhere
+        self._played = np.arange(games) % self._sides  # games; so that home does not begin on the same side everywhere
         self._match = np.zeros(games, np.int64)
         self._places: OrderedDict[int, int] = OrderedDict()  # snapshot -> its place, the one that was used last at the end
         self._next_place = self._players
@@ -65,10 +65,11 @@ class MatchSeats:
         self._choose_home(games)
         request["home"][games] = self._home[games]
         reply = await actor.matches.ask(request)
-        for game in games:
-            self._match[game] = reply["match"][game]
-            away, snapshot = int(reply["away"][game]), int(reply["snapshot"][game])
-            self._seat(int(game), away if snapshot == NOBODY else await self._place(snapshot))
+        self._match[games] = reply["match"][games]
+        away, snapshots = reply["away"][games], reply["snapshot"][games]
+        for snapshot in np.unique(snapshots[snapshots != NOBODY]).tolist():
+            away[snapshots == snapshot] = await self._place(snapshot)
+        self._seat(games, away)
         self._played[games] += 1
         self._let_go()
 
@@ -77,16 +78,12 @@ class MatchSeats:
         decided = np.array([self._actor.learning[place].decided for place in range(self._players)])
         over = self._begun - self._under_way
         each = np.where(over > 0, decided / np.maximum(over, 1), 1.0)  # decisions of a game
-        expected = decided + each * self._under_way
-        for game in games:
-            self._home[game] = home = int(np.argmin(expected))
-            expected[home] += each[home]
+        expected, more = (decided + each * self._under_way).tolist(), each.tolist()
+        for game in games.tolist():
+            self._home[game] = home = expected.index(min(expected))
+            expected[home] += more[home]
         self._begun += (begun := np.bincount(self._home[games], minlength=self._players))
         self._under_way += begun
-
-    def _side(self, game: int) -> int:
-        """The seat of home in the game that is about to begin, or after it the one that follows."""
-        return int(self._played[game]) % self._sides
 
     def _results(self, games: np.ndarray, returns: np.ndarray) -> np.ndarray:
         """How the last games ended for home: 0 a win, 1 a draw, 2 a loss."""
@@ -94,11 +91,12 @@ class MatchSeats:
         others = (returns.sum(1) - home) / (self._sides - 1)
         return np.where(home > others, 0, np.where(home == others, 1, 2))
 
-    def _seat(self, game: int, away: int) -> None:
-        first, home = game * self._sides, int(self._home[game])
-        rows = slice(first, first + self._sides)
-        self._table.acting[rows], self._table.learns[rows] = away, away == home
-        self._table.acting[first + self._side(game)], self._table.learns[first + self._side(game)] = home, True
+    def _seat(self, games: np.ndarray, away: np.ndarray) -> None:
+        """Home on its side, `away` (the place of a player or a snapshot) on all others."""
+        rows = games[:, None] * self._sides + np.arange(self._sides)
+        own, home = games * self._sides + self._played[games] % self._sides, self._home[games]
+        self._table.acting[rows], self._table.learns[rows] = away[:, None], (away == home)[:, None]
+        self._table.acting[own], self._table.learns[own] = home, True
 
     async def _place(self, snapshot: int) -> int:
         """Where a snapshot acts from; its weights are asked for when it plays here for the first time."""

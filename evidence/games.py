@@ -1,0 +1,115 @@
+"""Games and environments of several agents, of issue 19: boards, PettingZoo's environments, policies on several Ray nodes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evidence.cluster import TrainingProcess, cluster, on
+from evidence.league import finished
+from evidence.lines import Line
+from shoal.experiment.league_record import LeagueRecord
+from shoal.experiment.run import load
+from shoal.experiment.rundir import RunDir
+
+__all__ = ["LINES"]
+
+QUIET = ("--no-tensorboard", "--console.mode", "none")
+BOARDS = ("--algorithm.entropy", "0.01", "--algorithm.unroll", "8", "--net.hidden", "128", "128", "--algorithm.lr", "0.001",
+          "--architecture.envs-per-actor", "64", "--league.league-exploiters", "0", "--eval.every-env-steps", "50000", *QUIET)
+LINE_UP = "shoal/ConnectFour-v0", "--envs.kwargs", "rows=4", "columns=5"
+SPREAD, SPEAKER = "pettingzoo:mpe2.simple_spread_v3", "pettingzoo:mpe2.simple_speaker_listener_v4"
+CLASSICS = tuple(f"pettingzoo.classic.{name}"
+                 for name in ("tictactoe_v3", "connect_four_v3", "leduc_holdem_v4", "rps_v2", "chess_v6"))
+DEFECT = 1
+MPE = ("mpe2.simple_spread_v3", "mpe2.simple_tag_v3", "mpe2.simple_speaker_listener_v4")
+
+
+def tic_tac_toe(seed: int) -> dict[str, Any]:
+    """Losses of the main agent, played greedily, to random play and to each of its snapshots."""
+    with finished("league", "shoal/TicTacToe-v0", *BOARDS, "--league.least-steps", "100000", "--league.most-steps", "200000",
+                  "--max-seconds", "600", "--until", "loss_rate(random) <= 0", seed=seed) as (command, run, summary):
+        loaded, record = load(run), LeagueRecord(RunDir.open(run))
+        lost = {"random": float(np.mean(loaded.evaluate(1000).returns < 0))}
+        for name in record.players["main"][2]:
+            lost[name] = float(np.mean(loaded.evaluate(200, against=loaded.as_opponent(loaded, name)).returns < 0))
+    return {"met": max(lost.values()) <= 0.02, "command": command, "losses": lost, "seconds": summary["seconds"],
+            "env_steps": summary["env_steps"]}
+
+
+def connect_four(seed: int) -> dict[str, Any]:
+    """Against random play on each side, and against the snapshot nearest to a tenth of training."""
+    with finished("league", *LINE_UP, *BOARDS, "--league.least-steps", "50000", "--league.most-steps", "50000",
+                  "--max-seconds", "1200", seed=seed) as (command, run, summary):
+        loaded, record = load(run), LeagueRecord(RunDir.open(run))
+        returns = loaded.evaluate(1000).returns  # sides in turn
+        steps = record.players["main"][0]
+        early = min(record.players["main"][2], key=lambda name: abs(record.vault.about(name)["steps"] - steps / 10))
+        against = loaded.evaluate(1000, against=loaded.as_opponent(loaded, early)).returns
+    sides = [float(np.mean(returns[side::2] > 0)) for side in range(2)]
+    score = float(np.mean(against > 0) + np.mean(against == 0) / 2)
+    return {"met": min(sides) >= 0.95 and score >= 0.55, "command": command, "wins_against_random_by_side": sides,
+            "snapshot": early, "snapshot_steps": record.vault.about(early)["steps"], "main_steps": steps, "score_against_it": score,
+            "seconds": summary["seconds"], "env_steps": summary["env_steps"]}
+
+
+def above_random(env: str, policies: str, margin: float) -> Line:
+    """The mean return of all policies beside that of random play, which is that of untrained policies within a few hundredths."""
+
+    def run(seed: int) -> dict[str, Any]:
+        words = ("ppo", env, "--policies", policies, "--max-env-steps", "300000", *QUIET)
+        with finished(*words, seed=seed) as (command, folder, summary):
+            loaded = load(folder)
+            learned = [float(loaded.evaluate(200, policy=name).returns.mean()) for name in loaded.policies]
+        with finished("ppo", env, "--policies", policies, "--max-env-steps", "1", *QUIET, seed=seed) as (_, folder, _):
+            fresh = load(folder, policy="last")
+            untrained = [float(fresh.evaluate(200, policy=name).returns.mean()) for name in fresh.policies]
+        found, before = float(np.mean(learned)), float(np.mean(untrained))
+        return {"met": found >= before + margin, "command": command, "returns": learned, "untrained": untrained,
+                "seconds": summary["seconds"]}
+
+    name = env.rpartition(".")[2].removeprefix("simple_").partition("_v")[0].replace("_", "-")
+    return Line(f"learning-mpe-{name}-{policies}", 19, f"ppo --policies {policies} on {env.removeprefix('pettingzoo:')}: the mean "
+                f"return is at least {margin:g} above that of untrained policies after 300,000 env steps", run, (1, 2, 3))
+
+
+def soak(seed: int) -> dict[str, Any]:
+    """Two minutes each; no restart, no failure."""
+    runs = {}
+    for module in (*CLASSICS, *MPE):
+        words = ("ppo", f"pettingzoo:{module}", "--policies", "independent" if "speaker" in module or "tag" in module else "shared")
+        with finished(*words, "--max-seconds", "120", *QUIET, seed=seed) as (_, _, summary):
+            runs[module] = {key: summary[key] for key in ("stopped_by", "env_steps", "env_steps_per_second", "restarts")}
+    return {"met": all(run["stopped_by"] == "seconds" and not run["restarts"] and run["env_steps"] for run in runs.values()),
+            "runs": runs}
+
+
+def two_nodes(seed: int) -> dict[str, Any]:
+    """Both prisoners learn to defect, each by a learner on a node of its own."""
+    with cluster(2, cpus=4) as made, tempfile.TemporaryDirectory() as folder:
+        running = TrainingProcess(Path(folder), "impala", "shoal/PrisonersDilemma-v0", "--policies", "independent", "--actors",
+                                  "2", "--envs.kwargs", "rounds=1", "--max-env-steps", "100000", "--seed", str(seed), *on(made))
+        running.further(5)
+        nodes = {name: running.where(f"{name}.learner-0")[0] for name in ("player_0", "player_1")}
+        result = running.end()
+        loaded = load(running.directory)
+        seen = np.zeros(loaded.prepared.spec.observation_space.shape, np.float32)
+        actions = {name: int(policy.act(seen)) for name, policy in loaded.policies.items()}
+    return {"met": len(set(nodes.values())) == 2 and set(actions.values()) == {DEFECT}, "nodes": nodes, "actions": actions,
+            "policies": loaded.summary["policies"], **result}
+
+
+LINES = [
+    Line("learning-league-tictactoe", 19, "a league on tic-tac-toe within 10 minutes: the main agent loses at most 2 % to random "
+         "play and to each of its snapshots", tic_tac_toe, (21, 22, 23, 24, 25)),
+    Line("learning-league-connectfour", 19, "a league on connect four with 4 rows and 5 columns within 20 minutes: the main agent "
+         "beats random play at least 95 % on both sides, and scores at least 55 % against its snapshot at a tenth of training",
+         connect_four, (21, 22, 23, 24, 25)),
+    Line("ray-two-policies", 19, "two named policies with learners on two Ray nodes: both learn", two_nodes, (1,)),
+    above_random(SPREAD, "shared", 15), above_random(SPREAD, "independent", 15), above_random(SPEAKER, "independent", 15),
+    Line("stress-pettingzoo", 19, "5 of PettingZoo's classics and 3 of mpe2's environments train for 2 minutes each without a "
+         "fault", soak, (1,)),
+]
