@@ -32,8 +32,8 @@ LEAGUE = ("--architecture.envs-per-actor", "512", "--league.league-exploiters", 
           "--league.verification-share", "0.3")
 KUHN = ("--algorithm.entropy", "0", "--algorithm.unroll", "4", "--net.hidden", "32", "--architecture.envs-per-actor", "128",
         "--architecture.batch-slots", "2", "--algorithm.lr", "0.002", "--league.league-exploiters", "0",
-        "--league.least-steps", "10000", "--league.most-steps", "20000", "--runtime", "inline", "--eval.every-env-steps", "20000", "--eval.episodes", "2",
-        "--eval.last-env-steps", "10", "--no-tensorboard", "--console.mode", "none")
+        "--league.least-steps", "10000", "--league.most-steps", "20000", "--runtime", "inline", "--eval.every-env-steps",
+        "20000", "--eval.episodes", "2", "--eval.last-env-steps", "10", "--no-tensorboard", "--console.mode", "none")
 SELF_PLAY = ("--policies", "self-play", "--architecture.envs-per-actor", "128")
 
 
