@@ -69,7 +69,7 @@ def test_the_learning_suite_has_every_preset(variant):
 
 def test_what_measures_speed_runs_alone():
     assert all(case.alone for name in ("throughput", "scaling", "replay") for case in load_suite(name).cases)
-    assert {case.peer for case in load_suite("learning").cases if case.alone} == {"sb3", "cleanrl", "torchrl"}
+    assert {case.peer for case in load_suite("learning").cases if case.alone} == {"sb3", "sb3_dqn", "cleanrl", "torchrl"}
     assert not any(case.alone for case in load_suite("faults").cases)
 
 

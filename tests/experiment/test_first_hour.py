@@ -93,8 +93,10 @@ def test_training_with_a_file(tmp_path, capsys):
     config = json.loads((folder / "config.json").read_text())
     assert code == 0, told
     assert (config["algorithm"]["lr"], config["seed"], config["max_env_steps"]) == (0.002, 7, 1200), "options win over the file"
-    plan_run = shoal.train(config=file, run_dir=str(tmp_path / "python"), **{**TINY, "max_env_steps": 64})
-    assert plan_run.summary["env_steps"] < 200 and plan_run.prepared.plan.experiment.algorithm.lr == 0.002
+    by_python = shoal.train(config=file, run_dir=str(tmp_path / "python"), algorithm={"gamma": 0.9},
+                            **{**TINY, "max_env_steps": 64})
+    values = by_python.prepared.plan.experiment.algorithm
+    assert (values.lr, values.gamma) == (0.002, 0.9) and by_python.summary["env_steps"] < 200
 
 
 @pytest.mark.parametrize(("text", "said"), [("preset = ", "not a TOML file"), ('env = "CartPole-v1"', "does not say what to train"),
@@ -151,7 +153,8 @@ def test_a_run_begins_with_anothers_weights(preset, run, tmp_path):
     """A learning rate of almost nothing shows what it began with."""
     short = {**TINY, "max_env_steps": 200}
     source = run if preset == "ppo" else shoal.train(preset, "CartPole-v1", run_dir=str(tmp_path / "a"), **short)
-    again = shoal.train(preset, "CartPole-v1", init_from=str(source.directory), seed=5, run_dir=str(tmp_path / "b"),
+    given = source if preset == "ppo" else str(source.directory)
+    again = shoal.train(preset, "CartPole-v1", init_from=given, seed=5, run_dir=str(tmp_path / "b"),
                         **{**short, "algorithm.lr": 1e-12})
     assert np.allclose(params(again), params(source), atol=1e-6)
     assert json.loads((sorted((again.directory / "checkpoints").iterdir())[0] / "checkpoint.json").read_text())["env_steps"] == 0
@@ -417,7 +420,7 @@ def test_a_run_outlives_its_environments(preset, tmp_path):
     assert all(not row["speed"] for row in found if row["l"] == "10" and row["r"] == "10"), "info is empty at even steps"
 
 
-def test_the_default_is_strict_and_names_the_option(tmp_path):
+def test_default_is_strict(tmp_path):
     with pytest.raises((RoleFailed, shoal.EnvironmentError_), match=r"the simulator has gone; --envs.restart-on-error N"):
         shoal.train("a2c", Flaky, run_dir=str(tmp_path / "run"), **{**TINY, "eval.enabled": False})
 

@@ -25,7 +25,7 @@ from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError
 from shoal.experiment.components import Names
 from shoal.experiment.config import Plan, default_plan, offline_data
-from shoal.experiment.presets import Preset, load_preset
+from shoal.experiment.presets import Preset, flatten, load_preset
 from shoal.experiment.references import EnvRef, import_path
 from shoal.experiment.values import json_values
 
@@ -41,6 +41,7 @@ class ConfigFile:
     preset: Preset | None
     env: EnvRef | None
     values: Mapping[str, Any]
+    """By dotted keys."""
 
     def plan(self, env: EnvRef | None = None, overrides: Mapping[str, Any] | None = None) -> Plan:
         """The plan, with another environment and other values where they are given."""
@@ -83,7 +84,7 @@ def read_config(path: str | Path) -> ConfigFile:
     if env is not None and not isinstance(env, str):
         raise ConfigError(f'--config {where}: env is {env!r}; give an id or module:callable, such as env = "CartPole-v1"')
     return ConfigFile(where, Names(algorithm, architecture, None if preset is None else preset.name), preset,
-                      None if env is None else EnvRef.named(env), table)
+                      None if env is None else EnvRef.named(env), dict(flatten(table)))
 
 
 def write_config(plan: Plan, path: Path) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 from shoal.errors import ConfigError
 from shoal.experiment.suggestions import closest
 
-__all__ = ["Override", "Preset", "load_preset", "preset_names"]
+__all__ = ["Override", "Preset", "flatten", "load_preset", "preset_names"]
 
 SOURCES = ("paper", "tuned", "large")
 EXAMPLES = {"title": "My preset", "algorithm": "ppo", "architecture": "synchronous", "status": "untried"}
@@ -127,13 +127,14 @@ def _overrides(name: str, tables: Mapping[str, Any], env: str | None) -> Iterato
         if source not in SOURCES or not isinstance(values, Mapping):
             raise ConfigError(f"preset {name}: {source} stands alone; put values under [paper], [tuned] or [large], such as "
                               "[tuned] with the line algorithm.lr = 1e-3 below it")
-        for key, value in _flatten(values):
+        for key, value in flatten(values):
             yield Override(key, value, source, env)
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested tables."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

@@ -92,6 +92,8 @@ def plan_of(preset: str | None, env: Any, algorithm: Any, architecture: Any, ove
             data: str | Path | None = None, config: str | Path | None = None) -> Plan:
     """A plan from Python's arguments; with a preset, `algorithm` and `architecture` are mappings of values."""
     values = policies_given(dict(overrides))
+    if isinstance(earlier := values.get("init_from"), Run | Path):
+        values["init_from"] = str(earlier.directory if isinstance(earlier, Run) else earlier)
     if config is not None:
         return _plan_with_file(config, preset, env, algorithm, architecture, values)
     if data is not None:
