@@ -66,11 +66,10 @@ def command(*words: str, **more: str) -> str:
 def record(folder: Path, options: argparse.Namespace) -> None:
     """Until the goal is reached, or the time is over."""
     run, replay = str(folder / "sac"), str(folder / DATA[0])
-    start, values = LAYOUTS["apart"]
-    values = {**values, "net.hidden": HIDDEN, "replay.batch_size": BATCH, "replay.samples_per_insert": float(BATCH),
+    values = {"net.hidden": HIDDEN, "replay.batch_size": BATCH, "replay.samples_per_insert": float(BATCH),
               "replay.min_size": START, "algorithm.random_steps": START, "eval.every_env_steps": 5_000, "eval.episodes": 10}
     words = [word for name, value in values.items() for word in option_words(name, value)]
-    command("train", *start, SOURCE, "--run-dir", run, "--device", options.device, "--until-return", f"{options.goal:g}",
+    command("train", LAYOUTS["apart"], SOURCE, "--run-dir", run, "--device", options.device, "--until-return", f"{options.goal:g}",
             "--max-seconds", f"{options.seconds:g}", "--seed", "1", *words, *QUIET, **{LOGS: replay})
     summary = json.loads(Path(run, "summary.json").read_text())
     decisions = open_demos(replay).info.steps

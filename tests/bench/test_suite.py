@@ -275,7 +275,7 @@ def test_everything_ends_with_the_suite(tmp_path):
             time.sleep(0.02)
             children = runs_of(bench.pid)
         bench.send_signal(signal.SIGTERM)
-        assert bench.stdout is not None and "goes on from" in bench.stdout.read()
+        assert bench.stdout is not None and "continues from" in bench.stdout.read()
     assert bench.returncode == 130 and len(children) == 2 and all(ended(child) for child in children)
     assert not ResultsFolder(tmp_path / "out").rows()
 

@@ -108,7 +108,7 @@ def test_all_estimates_agree_with_the_truth():
     assert same.by_name("importance sampling").value == pytest.approx(same.recorded, abs=1e-6)
 
 
-def test_small_sample_sizes_and_unknown_probabilities_are_said():
+def test_small_samples_are_reported():
     steps = LoggedSteps.of(Chain(60, 2, likely=0.8))
     few = FittedQPlan(GAMMA, updates=1, batch_size=8, hidden=())
     found = evaluate_policy(steps, choices(steps, np.full(STATES, 0.01)), few, bootstraps=2)
