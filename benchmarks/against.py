@@ -2,8 +2,9 @@
 
     python -m benchmarks.against TREE [--rounds 5] [--seconds 10] [--only pong] [--write FILE]
 
-TREE is a checkout of the other commit. Numbers of actors are fixed, so that neither side calibrates; there are no evaluations.
-Env steps per second of processor time are measured too: they hold beside other work, where those per second do not.
+TREE is a checkout of the other commit. A first run of each tree is not counted: in it Numba compiles its kernels and keeps them.
+Numbers of actors are fixed, so that neither side calibrates; there are no evaluations. Env steps per second of processor time are
+measured too: they hold beside other work, where those per second do not.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from shoal.bench import machine
 __all__ = ["CASES", "main"]
 
 ROOT = Path(__file__).resolve().parents[1]
+WARM_SECONDS = 60.0  # of a first run, in which Numba compiles and keeps what it has compiled
 CASES = {
     "impala_throughput CartPole-v1": ("impala_throughput", "CartPole-v1", "--actors", "2", "--architecture.batch-slots", "2"),
     "ppo_throughput CartPole-v1": ("ppo_throughput", "CartPole-v1", "--actors", "2"),
@@ -52,6 +54,8 @@ def rates_of(tree: Path, words: tuple[str, ...], seconds: float) -> tuple[float,
 
 def measure(name: str, before: Path, rounds: int, seconds: float) -> dict[str, Any]:
     found: dict[str, list[tuple[float, float]]] = {"before": [], "after": []}
+    for tree in (before, ROOT):
+        rates_of(tree, CASES[name], WARM_SECONDS)
     for number in range(rounds):
         turns = [("before", before), ("after", ROOT)]
         for side, tree in turns if number % 2 == 0 else reversed(turns):
