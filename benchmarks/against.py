@@ -3,6 +3,7 @@
     python -m benchmarks.against TREE [--rounds 5] [--seconds 10] [--only pong] [--write FILE]
 
 TREE is a checkout of the other commit. Numbers of actors are fixed, so that neither side calibrates; there are no evaluations.
+Env steps per second of processor time are measured too: they hold beside other work, where those per second do not.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ CASES = {
 }
 
 
-def rate(tree: Path, words: tuple[str, ...], seconds: float) -> float:
-    """Env steps per second of a run from this tree."""
+def rates_of(tree: Path, words: tuple[str, ...], seconds: float) -> tuple[float, float]:
+    """Env steps per second, and per second of processor time, of a run from this tree."""
     cores = str(max(2, len(os.sched_getaffinity(0)) // 2))
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
@@ -45,17 +46,22 @@ def rate(tree: Path, words: tuple[str, ...], seconds: float) -> float:
         done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder, check=False, timeout=seconds + 240)
         if done.returncode:
             raise RuntimeError(done.stderr[-800:])
-        return float(json.loads((run / "summary.json").read_text())["env_steps_per_second"])
+        summary = json.loads((run / "summary.json").read_text())
+        return float(summary["env_steps_per_second"]), summary["env_steps"] / summary["cpu_seconds"]
 
 
 def measure(name: str, before: Path, rounds: int, seconds: float) -> dict[str, Any]:
-    rates: dict[str, list[float]] = {"before": [], "after": []}
+    found: dict[str, list[tuple[float, float]]] = {"before": [], "after": []}
     for number in range(rounds):
         turns = [("before", before), ("after", ROOT)]
         for side, tree in turns if number % 2 == 0 else reversed(turns):
-            rates[side].append(rate(tree, CASES[name], seconds))
-    ratio = statistics.median(rates["after"]) / statistics.median(rates["before"])
-    return {"case": name, "ratio": round(ratio, 3), **{side: [round(one, 1) for one in found] for side, found in rates.items()}}
+            found[side].append(rates_of(tree, CASES[name], seconds))
+    row: dict[str, Any] = {"case": name}
+    for kind, prefix in enumerate(("", "cpu_")):
+        rates = {side: [pair[kind] for pair in pairs] for side, pairs in found.items()}
+        row[f"{prefix}ratio"] = round(statistics.median(rates["after"]) / statistics.median(rates["before"]), 3)
+        row |= {f"{prefix}{side}": [round(one, 1) for one in numbers] for side, numbers in rates.items()}
+    return row
 
 
 def main() -> int:

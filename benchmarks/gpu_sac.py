@@ -8,9 +8,9 @@ temperature, targets) on one batch that lies on the device already: four in one 
 kernel by kernel; the fastest of these counts. Then each layout is tried for a while, and the fastest one trains for the rest of the
 time:
 
-    turns    the preset: actor, table and learner take turns in one process
-    apart    actor, table and learner in processes of their own, at work at the same time; the table's limiter keeps one update
-             per step
+    turns    preset sac: actor, table and learner take turns in one process
+    apart    preset sac_throughput: actor, table and learner in processes of their own, at work at the same time; the table's
+             limiter keeps one update per step
 
 Progress goes to stderr, one JSON object at the end to stdout (and to --out): updates/s of the run and of the bare loops, their
 ratio, how much of the time the learner waited, env steps, and the return of every evaluation. With the defaults it takes under
@@ -52,13 +52,7 @@ from shoal.runtime.fork_server import PR_SET_PDEATHSIG, prctl
 __all__ = ["BATCH", "HIDDEN", "LAYOUTS", "main", "option_words"]
 
 BATCH, HIDDEN, START = 256, (256, 256), 10_000
-LAYOUTS: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "turns": (["sac"], {}),
-    "apart": (["--algorithm", "sac", "--architecture", "actor_learner"],
-              {"actors": 1, "architecture.envs_per_actor": 1, "net.activation": "relu", "replay.capacity": 1_000_000,
-               "replay.exponent": 0.0, "replay.insert_batch": LAUNCH_UPDATES, "replay.prefetch": 2 * LAUNCH_UPDATES,
-               "replay.publish_updates": LAUNCH_UPDATES}),
-}
+LAYOUTS = {"turns": "sac", "apart": "sac_throughput"}  # presets
 START_SECONDS = 90.0    # for a run to begin: processes, CUDA, random steps
 EVALUATE_ENV_STEPS = 25_000
 
@@ -117,13 +111,12 @@ def noise(algorithm: Any, batch: int) -> Tree:
 # ---------------------------------------------------------------------------------------------- a whole run
 def trained(env: str, layout: str, seconds: float, device: str, seed: int, more: dict[str, Any]) -> dict[str, Any]:
     """What became of a run that had this many seconds of training. Its rates are those between its first updates and its end."""
-    start, settings = LAYOUTS[layout]
     values = {"replay.batch_size": BATCH, "replay.samples_per_insert": float(BATCH), "replay.min_size": START,
               "algorithm.random_steps": START, "net.hidden": HIDDEN, "eval.every_env_steps": EVALUATE_ENV_STEPS,
-              "eval.episodes": 10, **settings, **more}
+              "eval.episodes": 10, **more}
     words = [word for name, value in values.items() for word in option_words(name, value)]
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        command = ["train", *start, env, "--device", device, "--seed", str(seed), "--max-seconds",
+        command = ["train", LAYOUTS[layout], env, "--device", device, "--seed", str(seed), "--max-seconds",
                    f"{seconds:g}", "--console.mode", "none", "--no-tensorboard", *words]
         done = subprocess.run([sys.executable, "-m", "shoal.cli", *command, "--run-dir", f"{folder}/run"], capture_output=True,
                               text=True, check=False, timeout=seconds + 2 * START_SECONDS,

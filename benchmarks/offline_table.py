@@ -66,15 +66,14 @@ def command(*words: str, **more: str) -> str:
 def record(folder: Path, options: argparse.Namespace) -> None:
     """Until the goal is reached, or the time is over."""
     run, replay = str(folder / "sac"), str(folder / DATA[0])
-    start, values = LAYOUTS["apart"]
-    values = {**values, "net.hidden": HIDDEN, "replay.batch_size": BATCH, "replay.samples_per_insert": float(BATCH),
+    values = {"net.hidden": HIDDEN, "replay.batch_size": BATCH, "replay.samples_per_insert": float(BATCH),
               "replay.min_size": START, "algorithm.random_steps": START, "eval.every_env_steps": 5_000, "eval.episodes": 10}
     words = [word for name, value in values.items() for word in option_words(name, value)]
-    command("train", *start, SOURCE, "--run-dir", run, "--device", options.device, "--until-return", f"{options.goal:g}",
+    command("train", LAYOUTS["apart"], SOURCE, "--run-dir", run, "--device", options.device, "--until-return", f"{options.goal:g}",
             "--max-seconds", f"{options.seconds:g}", "--seed", "1", *words, *QUIET, **{LOGS: replay})
     summary = json.loads(Path(run, "summary.json").read_text())
     decisions = open_demos(replay).info.steps
-    say(f"sac: return {summary['eval_return']:.0f} after {summary['env_steps']:,} env steps and {summary['seconds']:.0f} s; "
+    say(f"sac: return {summary['eval_return']} after {summary['env_steps']:,} env steps and {summary['seconds']:.0f} s; "
         f"{decisions:,} of them in whole episodes; now as many of that policy")
     command("data", "record", run, ENV, "--trust", "--explore", "--episodes", "1000000", "--num-envs", "16", "--steps",
             str(decisions), "--out", str(folder / DATA[1]), "--seed", "1")
@@ -113,7 +112,7 @@ def trained(case: tuple[str, str, int], folder: Path, runs_in: Path, options: ar
     words = ["train", preset, str(folder / data), "--env", ENV, "--run-dir", str(run), "--seed", str(seed), "--device", device,
              "--runtime", runtime, "--max-learner-steps", str(options.updates), "--max-seconds", f"{max(1.0, left):.0f}",
              "--eval.every-learner-steps", str(max(1, options.updates // EVALUATIONS)), "--eval.episodes", "10", "--policy", "last",
-             *MORE[preset], *QUIET]
+             "--eval.last-env-steps", "10000", *MORE[preset], *QUIET]
     began = time.monotonic()
     done = shoal(*words, timeout=max(1.0, left) + 120)
     shots = snapshots(run / "metrics.jsonl") if (run / "metrics.jsonl").exists() else []

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ __all__ = ["ROOT", "Line", "apart", "machine", "shoal", "side_by_side", "train"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
+TRIALS = ROOT / ".trials"  # of lines that are not written yet
+CHANGED = "+changes"
 JOBS = "SHOAL_EVIDENCE_JOBS"  # how many runs `side_by_side` may start at once
 
 
@@ -29,12 +33,20 @@ def side_by_side(work: Callable[[Any], Any], cases: Iterable[Any]) -> list[Any]:
 
 
 def apart(module: str, **values: Any) -> dict[str, Any]:
-    """What `python -m module` prints last of these values: a trial in a process of its own, with one thread."""
+    """What `python -m module` prints last of these values: a trial in a process of its own, with one thread. It is kept until its
+    line is written, so that a line which was cut short goes on where it was, at the same commit."""
+    kept = TRIALS / commit() / f"{module}-{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}.json"
+    if kept.exists():
+        known: dict[str, Any] = json.loads(kept.read_text())
+        return known
     done = subprocess.run([sys.executable, "-m", module, json.dumps(values)], cwd=ROOT, text=True, capture_output=True, check=False,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if not commit().endswith(CHANGED):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(found))
     return found
 
 
@@ -66,6 +78,7 @@ class Line:
     def record(self) -> bool:
         """Run every seed and write everything down; true when enough of them met the statement."""
         runs = side_by_side(self._one, self.seeds) if self.together else [self._one(seed) for seed in self.seeds]
+        shutil.rmtree(TRIALS, ignore_errors=True)
         met = sum(run["met"] for run in runs) >= (len(runs) if self.least is None else self.least)
         before = self.known()
         earlier = [*before.pop("earlier", []), {key: before[key] for key in ("commit", "date", "met", "runs")}] if before else []
@@ -96,7 +109,7 @@ def commit() -> str:
     """Of this tree; a copy without its history is told by SHOAL_COMMIT."""
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     changed = subprocess.run(["git", "status", "--porcelain", "--", "src"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return (found.stdout.strip() or os.environ.get("SHOAL_COMMIT", "unknown")) + ("+changes" if changed.stdout.strip() else "")
+    return (found.stdout.strip() or os.environ.get("SHOAL_COMMIT", "unknown")) + (CHANGED if changed.stdout.strip() else "")
 
 
 def machine() -> dict[str, Any]:

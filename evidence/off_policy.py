@@ -19,6 +19,7 @@ def learns(preset: str, env: str, where: str, goal: float, budget: int) -> Line:
 
 LINES = [
     learns("sac", "Pendulum-v1", "pendulum", -200, 15_000),
+    learns("sac_throughput", "Pendulum-v1", "pendulum", -200, 15_000),
     learns("td3", "Pendulum-v1", "pendulum", -200, 15_000),
     learns("ddpg", "Pendulum-v1", "pendulum", -300, 20_000),
     learns("apex_dpg", "Pendulum-v1", "pendulum", -250, 100_000),

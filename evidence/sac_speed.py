@@ -4,7 +4,8 @@ One environment, one update per env step, no evaluation. A turn is one run of ea
 slower for a while is slower for all; rates are env steps/s once updates have begun, and the medians of the turns are compared.
 
     shoal    `shoal train sac ENV`: actor, table and learner take turns in one process
-    apart    the same in processes of their own, at work at the same time; the table's limiter keeps one update per step
+    apart    `shoal train sac_throughput ENV`: in processes of their own, at work at the same time; the table's limiter keeps one
+             update per step
     sb3      its SAC, with one thread and with two: the faster counts. It runs from a folder that SHOAL_SB3 names (pip install
              --target, beside shoal's own packages: for machines without a network), else in an environment of its own under .peers/
     bare     whole updates on one batch that never moves: no environment, no table, nothing is published
@@ -56,12 +57,12 @@ CHEETAH = UpdateCase("HalfCheetah-v5", (256, 256), 256, 3e-4, faster=1.2, share=
 
 def ours(case: UpdateCase, seed: int, apart: bool) -> float:
     """Env steps/s of shoal."""
-    pair = {"algorithm": "sac", "architecture": "actor_learner"} if apart else {"preset": "sac"}
-    values = {**(LAYOUTS["apart"][1] if apart else {}), "net.hidden": case.hidden, "replay.batch_size": case.batch,
+    values = {"net.hidden": case.hidden, "replay.batch_size": case.batch,
               "replay.samples_per_insert": float(case.batch), "replay.min_size": START, "algorithm.random_steps": START,
               "eval.enabled": False, "console.mode": "none", "tensorboard": False}
     with temporary_run_folder() as folder:
-        arguments = {**pair, "env": case.env, "seed": seed, "max_seconds": WARM_SECONDS + SECONDS,
+        arguments = {"preset": LAYOUTS["apart" if apart else "turns"], "env": case.env, "seed": seed,
+                     "max_seconds": WARM_SECONDS + SECONDS,
                      "run_dir": str(folder / "run"), **values}
         subprocess.run([sys.executable, "-m", "shoal.bench.training", json.dumps(arguments)], check=True, capture_output=True,
                        cwd=ROOT, timeout=300)

@@ -56,7 +56,7 @@ NOTES = """\
 
 PAGES = ("impala", "impala_throughput", "ppo", "ppo_throughput", "a2c", "a3c", "ga3c", "seed", "appo", "rapid_ppo", "gala",
          "ppo_quick", "dqn", "double_dqn", "dqn_2013", "rainbow", "apex", "r2d2", "seed_r2d2", "r2d3", "gorila", "ddpg",
-         "td3", "sac", "apex_dpg", "curl", "curl_rainbow", "curl_async", "es")
+         "td3", "sac", "sac_throughput", "apex_dpg", "curl", "curl_rainbow", "curl_async", "es")
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 

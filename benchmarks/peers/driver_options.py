@@ -26,11 +26,13 @@ TABLES = ("COMMON", "SETTINGS", "RACE", "RACES")
 PASSED_ON = {
     "sb3": frozenset({"learning_rate", "gamma", "gae_lambda", "clip_range", "clip_range_vf", "normalize_advantage", "ent_coef",
                       "vf_coef", "max_grad_norm", "target_kl", "policy_kwargs"}),
+    "sb3_dqn": frozenset({"gamma", "tau", "max_grad_norm", "exploration_fraction", "exploration_initial_eps",
+                          "exploration_final_eps"}),
     "sample_factory": frozenset({"learning_rate", "lr_schedule", "optimizer", "adam_eps", "gamma", "gae_lambda", "ppo_clip_ratio",
                                  "ppo_clip_value", "exploration_loss_coeff", "value_loss_coeff", "kl_loss_coeff", "max_grad_norm",
                                  "max_policy_lag", "shuffle_minibatches", "value_bootstrap", "num_batches_to_accumulate"}),
 }
-"""Settings that the peer itself takes, beside those in its driver: SB3's PPO by these names, Sample Factory as options."""
+"""Settings that the peer itself takes, beside those in its driver: SB3 by these names, Sample Factory as options."""
 JUDGED = "CartPole-v1"
 
 
@@ -79,7 +81,7 @@ def _read(tree: ast.AST) -> Iterator[tuple[str, str, bool]]:
 def takes(peer: str, race: bool, algorithm: Any = None) -> frozenset[str]:
     """The keys that change something in such a case."""
     keys = driver_of(peer).keys - set(OF_THE_CASE)
-    if peer == "sb3":
+    if "RACES" in driver_of(peer).tables:
         keys -= {"epochs" if race else "race"}
     return keys - {"epochs"} if peer == "rllib" and algorithm != "ppo" else keys
 
@@ -109,7 +111,7 @@ def _check_choices(peer: str, race: bool, driver: Driver, order: Mapping[str, An
     known: dict[str, list[str]] = {}
     if peer == "rllib":
         known["algorithm"] = sorted({name for name, _ in driver.tables["SETTINGS"]})
-    if peer == "sb3" and race:
+    if race and "RACES" in driver.tables:
         known["race"] = sorted(driver.tables["RACES"])
     for key, names in known.items():
         if order.get(key) not in names:

@@ -49,6 +49,7 @@ PEERS = (
     PeerLibrary("sample_factory", "sample-factory", ("sample-factory==2.1.1", "ale-py==0.12.1")),
     PeerLibrary("rllib", "ray", ("ray[rllib]==2.60.*", "ale-py==0.12.1")),
     PeerLibrary("sb3", "stable-baselines3", ("stable-baselines3>=2.7", "ale-py==0.12.1")),
+    PeerLibrary("sb3_dqn", "stable-baselines3", ("stable-baselines3>=2.7", "ale-py==0.12.1")),
     PeerLibrary("torchrl", "torchrl", ("torchrl==0.14.*", "gymnasium==1.4.0", "ale-py==0.12.1")),
     PeerLibrary("cleanrl", "gymnasium", ("gymnasium==1.4.0", "ale-py==0.12.1")),
     PeerLibrary("reference_loop", "gymnasium", beside=("torch", "numpy")),

@@ -36,7 +36,7 @@ def acting(config, **toy):
 @pytest.mark.parametrize("explore", [None, 0.3])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("config", [dqn.Config(), bc.Config(), ppo.Config()], ids=["dqn", "bc", "ppo"])
-def test_discrete_actions_are_as_likely_as_they_are_chosen(config, masked, explore):
+def test_discrete_likelihood(config, masked, explore):
     _, policy, view = acting(config, masked=masked)
     assert isinstance(policy, ActionLikelihood)
     amount = None if explore is None else np.full(SEATS, explore, np.float32)

@@ -119,7 +119,7 @@ def test_recording_that_takes_much_memory(monkeypatch):
     assert [one for shape in function._shapes.values() for one in shape.recordings.values()] == [None]
 
 
-def test_recording_does_not_import_the_compiler():
+def test_recording_imports_no_compiler():
     """PyTorch would import its compiler in the middle of a run, which takes seconds."""
     code = ("import sys, torch; from shoal.device import cpu_graph; cpu_graph.WARM_UPS = 1; x = torch.ones(2);"
             "work = cpu_graph.RecordedFunction(lambda given: given @ x); assert [float(work(x)) for _ in range(4)] == [2.0] * 4;"

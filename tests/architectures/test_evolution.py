@@ -117,7 +117,7 @@ def test_killed_worker_leaves_no_trace(tmp_path):
     assert alone.hash == run.hash
 
 
-def test_master_with_one_worker_is_the_worker_alone(tmp_path):
+def test_master_with_one_worker(tmp_path):
     """Parameters that travel are updated to the same bits as those that do not."""
     config = replace(QUICK, normalise_observations=False)
     alone, led = (train(tmp_path, config, architecture, "CartPole-v1", "inline", updates=6, **FIT)

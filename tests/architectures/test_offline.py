@@ -75,6 +75,8 @@ def test_until_fitted_q(logs, capsys):
     assert [one["fqe"] for one in shots if one.get("fqe") is not None][-1] >= 20
     assert cli.main(["train", "dqn", CARTPOLE, "--until", "fqe >= 20", *QUICK]) == 2
     assert "is estimated from a recording that is learned from alone" in capsys.readouterr().err
+    words = ["train", "qtopt", "Pendulum-v1", "--demos", "logs", "--offline", "--until", "fqe >= 20", *QUICK]
+    assert cli.main(words) == 2 and "which has no value estimator" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "sentence"), [

@@ -221,7 +221,7 @@ class Screen(gym.Env):
         return screen
 
 
-def test_images_are_compressed_where_memory_is_short():
+def test_compressed_where_memory_is_short():
     config = ReplayConfig(capacity=1_000, insert_batch=SOME)
     full = table_bytes(COLUMNS, replace(config, compression="none"))
     assert chosen_compression(COLUMNS, config, None, 2 * full) == "none"

@@ -85,7 +85,7 @@ def batch_of(core, layout):
 
 @pytest.mark.parametrize("ends", ENDS)
 @pytest.mark.parametrize("name", RECORDS)
-def test_batches_have_the_bits_of_items_that_were_stored_whole(name, ends):
+def test_batches_have_the_bits_of_items(name, ends):
     record, count, rng = RECORDS[name], 7, np.random.default_rng(5)
     recorders = [record.recorder(), replace(record, frame_stack=1).recorder()]
     inserts = [Layout(insert_fields(record, count)).empty(), record.layout.joined(count).empty()]
@@ -116,7 +116,7 @@ def test_batches_have_the_bits_of_items_that_were_stored_whole(name, ends):
     assert sent < (0.6 if ends == "long" else 1) * STACK * stacks * taken, "frames were sent more than once"
 
 
-def test_room_is_made_where_it_is_used_up_and_grows_where_all_of_it_is_in_use():
+def test_room_is_made_and_grows():
     runs = FrameRuns(2, STACK, (1,), "u1")
     seats, stacks, anew = np.arange(2), np.zeros((2, STACK, 1), np.uint8), np.ones(2, bool)
     names: list[np.ndarray] = []
@@ -135,7 +135,7 @@ def test_room_is_made_where_it_is_used_up_and_grows_where_all_of_it_is_in_use():
     assert 200 < len(kept) < 400, "those in use are there, others are gone"
 
 
-def test_only_environments_that_stack_frames_say_so():
+def test_only_stacked_frames_say_so():
     assert envs.describe("ALE/Pong-v5").frame_stack == 4 and envs.describe("CartPole-v1").frame_stack == 1
 
 

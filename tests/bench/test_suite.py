@@ -69,7 +69,7 @@ def test_the_learning_suite_has_every_preset(variant):
 
 def test_what_measures_speed_runs_alone():
     assert all(case.alone for name in ("throughput", "scaling", "replay") for case in load_suite(name).cases)
-    assert {case.peer for case in load_suite("learning").cases if case.alone} == {"sb3", "cleanrl", "torchrl"}
+    assert {case.peer for case in load_suite("learning").cases if case.alone} == {"sb3", "sb3_dqn", "cleanrl", "torchrl"}
     assert not any(case.alone for case in load_suite("faults").cases)
 
 
@@ -275,7 +275,7 @@ def test_everything_ends_with_the_suite(tmp_path):
             time.sleep(0.02)
             children = runs_of(bench.pid)
         bench.send_signal(signal.SIGTERM)
-        assert bench.stdout is not None and "goes on from" in bench.stdout.read()
+        assert bench.stdout is not None and "continues from" in bench.stdout.read()
     assert bench.returncode == 130 and len(children) == 2 and all(ended(child) for child in children)
     assert not ResultsFolder(tmp_path / "out").rows()
 

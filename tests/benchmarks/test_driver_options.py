@@ -66,7 +66,8 @@ def test_every_driver_can_be_read():
         assert {"scene", "seconds", "seed", "settings"} <= driver.keys and "SETTINGS" in driver.tables
         assert ("goal" in driver.keys) == any(name in driver.tables for name in ("RACE", "RACES"))
     assert takes("sb3", race=False) == {"epochs", "threads", "settings"}
-    assert takes("sb3", race=True) == {"race", "threads", "settings"}
+    assert takes("sb3", race=True) == takes("sb3_dqn", race=True) == {"race", "threads", "settings"}
+    assert takes("sb3_dqn", race=False) == {"threads", "settings"}
 
 
 def test_defaults_of_the_suites():

@@ -12,7 +12,7 @@ from shoal.learning import Progress
 
 def test_the_bare_loop_makes_whole_updates():
     algorithm = gpu_sac.algorithm_of("Pendulum-v1", (8,))
-    loop = gpu_sac.BareUpdates(algorithm, Hardware(), 16, graphs=False, whole=False)
+    loop = gpu_sac.BareUpdates(algorithm, Hardware(), 16, graphs=False, whole=0)
     before = loop.learn.published(Progress())["params"].copy()
     assert loop.update() == 1 and loop.rate(0.01) > 0
     assert not np.array_equal(loop.learn.published(Progress())["params"], before)
@@ -20,7 +20,7 @@ def test_the_bare_loop_makes_whole_updates():
 
 
 def test_settings_become_options():
-    words = gpu_sac._option
+    words = gpu_sac.option_words
     assert words("eval.enabled", False) == ["--no-eval.enabled"] and words("net.hidden", (8, 8)) == ["--net.hidden", "8", "8"]
     assert words("replay.min_size", 64) == ["--replay.min-size", "64"]
 

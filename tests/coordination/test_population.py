@@ -54,8 +54,9 @@ def test_bounds_of_drawn_values():
 
 def test_ranges_on_the_command_line():
     assert parse_prior("loguniform(1e-4,1e-2)") == loguniform(1e-4, 1e-2) and parse_prior("choice(8, 16)") == choice(8, 16)
-    for text, words in (("loguniform(1, 0.1)", "below the second"), ("loguniform(0, 1)", "above 0"), ("normal(0, 1)", "no range"),
-                        ("uniform(1)", "no range"), ("choice(1)", "at least two"), ("uniform(0, 1", "no range")):
+    for text, words in (("loguniform(1, 0.1)", "below the second"), ("loguniform(0, 1)", "above 0"),
+                        ("normal(0, 1)", "not a range"), ("uniform(1)", "not a range"), ("choice(1)", "at least two"),
+                        ("uniform(0, 1", "not a range")):
         with pytest.raises(ConfigError, match=words):
             parse_prior(text)
 

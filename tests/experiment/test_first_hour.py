@@ -420,7 +420,7 @@ def test_a_run_outlives_its_environments(preset, tmp_path):
     assert all(not row["speed"] for row in found if row["l"] == "10" and row["r"] == "10"), "info is empty at even steps"
 
 
-def test_the_default_is_strict_and_names_the_option(tmp_path):
+def test_default_is_strict(tmp_path):
     with pytest.raises((RoleFailed, shoal.EnvironmentError_), match=r"the simulator has gone; --envs.restart-on-error N"):
         shoal.train("a2c", Flaky, run_dir=str(tmp_path / "run"), **{**TINY, "eval.enabled": False})
 

@@ -1,5 +1,6 @@
 """Values that change while a run goes on: they arrive, are events, survive kills and resumes; others are refused."""
 
+import errno
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from shoal.experiment.config import Names, default_plan
 from shoal.experiment.live_values import changed_plan, live_keys
 from shoal.experiment.mailbox import Mailbox
 from shoal.experiment.references import EnvRef
+from shoal.experiment.run_control import RunControl
 from shoal.experiment.rundir import RunDir
 from shoal.telemetry.outputs import read_lines
 from tests.runtime.harness import PATIENCE
@@ -166,3 +168,30 @@ def test_letters(tmp_path):
     assert eventually(lambda: box.answer(names[1])) == {"error": "", "text": "done"} and box.answer(names[1]) is None
     box.clear()
     assert not any(box.folder.iterdir())
+
+
+def test_odd_files_in_the_mailbox(tmp_path):
+    """A pipe, a link without an end, a folder, too much, or no letter at all: none of them holds the run up or ends it."""
+    box = Mailbox(tmp_path)
+    name = box.post({"command": "stop"})
+    os.mkfifo(box.folder / "0-pipe.letter")
+    (box.folder / "1-link.letter").symlink_to("/dev/zero")
+    (box.folder / "2-folder.letter").mkdir()
+    (box.folder / "3-deep.letter").write_text("[" * 5000)
+    (box.folder / "4-long.letter").write_text(json.dumps({"x": "y" * (1 << 20)}))
+    (box.folder / "5-bytes.letter").write_bytes(b"\xff\xfe")
+    assert [letter.name for letter in box.take()] == [name] and box.take() == []
+    assert [path.name for path in box.folder.iterdir()] == ["2-folder.letter"]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mailbox").write_text("")
+    assert Mailbox(tmp_path / "other").take() == []
+
+
+def test_value_on_a_full_disk(tmp_path, monkeypatch):
+    """A value that cannot be written down is refused; the run continues with the old one."""
+    monkeypatch.setattr(RunDir, "save_config", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+    control = RunControl(RunDir(tmp_path), plan(), 0)
+    name = control.mailbox.post({"command": "set", "values": {"algorithm.lr": 0.5}})
+    control.tick(None, None)  # neither is asked
+    assert control.mailbox.answer(name)["error"].startswith("No space left on device; nothing has changed")
+    assert control.plan.experiment.algorithm.lr == plan().experiment.algorithm.lr

@@ -10,7 +10,7 @@ from tests.experiment.test_checkpoints import flip
 from tests.experiment.test_live_values import Running, eventually, place
 
 
-def test_killed_trainer_passes_over_a_damaged_checkpoint(tmp_path):
+def test_trainer_skips_damaged_checkpoint(tmp_path):
     """It goes on from the one before, and the next checkpoint does not give the damaged file a right checksum."""
     run = tmp_path / "run"
     with Running(run, "a2c", "CartPole-v1", "--actors", "1", "--checkpoint.every-seconds", "1000") as running:

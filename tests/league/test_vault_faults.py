@@ -50,7 +50,7 @@ def test_retired(tmp_path):
     assert {match.away for match in matches} - counted == {"main-0001"}
 
 
-def test_league_goes_on_without_damaged_snapshots(tmp_path):
+def test_league_without_damaged_snapshots(tmp_path):
     run = shoal.train("league", "shoal/RockPaperScissors-v0", run_dir=str(tmp_path / "run"), max_env_steps=2000, **SMALL)
     weights = sorted((tmp_path / "run" / "vault" / "weights").iterdir())
     assert len(weights) > 4

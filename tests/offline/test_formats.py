@@ -195,3 +195,17 @@ def test_pictures_in_files(folder, capsys):
     rows = pixels.reshape(height, 1 + 3 * width)
     assert data.startswith(b"\x89PNG") and (rows[:, 0] == 0).all() and len(np.unique(rows[:, 1:].reshape(-1, 3), axis=0)) == 3
     assert cli.main(["data", "check", "logs", "--picture", "x.gif"]) == 2 and "ends in .html or .png" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("spoil", "words"), [("not finite", "step 2: the reward is nan"),
+                                              ("action outside the space", "step 1: the action 3 is not in Discrete")])
+def test_wrong_data_name_file_episode_and_step(folder, spoil, words):
+    """Also where a run reads them."""
+    one = spoilt(spoil)
+    table = {"observations/a": one.observation["a"][:-1], "observations/b": one.observation["b"][:-1], "actions": one.action,
+             "rewards": one.reward, "terminals": one.terminated}
+    assert cli.main(["data", "convert", "logs", "good.npz"]) == 0
+    with np.load("good.npz") as file:
+        np.savez("bad.npz", **{name: np.concatenate([file[name][:1], array]) for name, array in table.items()}, shoal=file["shoal"])
+    with pytest.raises(ConfigError, match=f"bad.npz, episode 1, {words}"):
+        list(open_demos("bad.npz").episodes())

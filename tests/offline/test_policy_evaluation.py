@@ -108,11 +108,14 @@ def test_all_estimates_agree_with_the_truth():
     assert same.by_name("importance sampling").value == pytest.approx(same.recorded, abs=1e-6)
 
 
-def test_small_sample_sizes_and_unknown_probabilities_are_said():
+def test_small_samples_are_reported():
     steps = LoggedSteps.of(Chain(60, 2, likely=0.8))
     few = FittedQPlan(GAMMA, updates=1, batch_size=8, hidden=())
     found = evaluate_policy(steps, choices(steps, np.full(STATES, 0.01)), few, bootstraps=2)
     assert found.effective < 20 and f"effective sample size is {found.effective:.1f} of 60 episodes" in found.warnings[0]
+    assert "too different" in found.warnings[0]
+    own = evaluate_policy(few_steps := LoggedSteps.of(Chain(6, 2)), choices(few_steps, np.full(STATES, 0.5)), few, bootstraps=2)
+    assert own.effective == pytest.approx(6) and "6.0 of 6 episodes: these are few" in own.warnings[0]
     steps.log_prob[5] = np.nan
     found = evaluate_policy(steps, choices(steps), few, bootstraps=2)
     assert [one.name for one in found.estimates] == ["fitted Q"] and "does not say how likely its actions were" in found.warnings[0]
@@ -130,5 +133,5 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert found["effective"] == pytest.approx(30) and "effective sample size 30.0 of 30" in capsys.readouterr().out
     assert found["estimates"][1]["value"] == pytest.approx(found["recorded"], rel=1e-4)
     for wrong, sentence in ((["run"], "give a run directory"), (["gone", "logs"], "gone"), (["run", "gone"], "it does not exist"),
-                            (["run", "logs", "--gamma", "2"], "gamma")):
+                            (["run", "logs", "--gamma", "2"], "gamma"), (["run", "logs", "--hidden", "0"], "--hidden 0")):
         assert cli.main(["data", "evaluate", *wrong]) == 2 and sentence in capsys.readouterr().err

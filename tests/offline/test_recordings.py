@@ -441,3 +441,13 @@ def test_no_duplicates(tmp_path, capsys):
     assert cli.main([*words, "--append"]) == 2 and "give another --seed" in capsys.readouterr().err
     assert cli.main([*words, "--append", "--seed", "1"]) == 0
     assert open_demos(tmp_path / "x").info.episodes == 4
+
+
+def test_how_likely_actions_were(tmp_path, capsys):
+    """Random actions, and a script of which a share is replaced: by the expert's choice nine of ten times."""
+    for source, epsilon, expected in (("random", "0", {0.5}), ("scripted", "0.2", {0.1, 0.9})):
+        words = ["data", "record", source, "CartPole-v1", "--episodes", "4", "--steps", "300", "--num-envs", "2", "--out"]
+        assert cli.main([*words, str(tmp_path / source), "--epsilon", epsilon]) == 0, capsys.readouterr().err
+        found = np.exp(np.concatenate([one.log_prob for one in open_demos(tmp_path / source).episodes()]))
+        assert set(np.round(found.astype(float), 5).tolist()) == expected
+    assert (found > 0.5).mean() == pytest.approx(0.9, abs=0.06)

@@ -33,7 +33,7 @@ def learner(run):
     return TensorFiles().load(RunDir(Path(run)).checkpoints().newest() / "trainer-0.safetensors")
 
 
-def test_tune_run(cluster, tmp_path):
+def test_tune_run(cluster, tmp_path, monkeypatch):
     """Two trials for two intervals each; a checkpoint is a run that another trial takes over with its own values."""
     trainable = shoal.trainable("a2c", "shoal/Catch-v0", every_env_steps=200, **SMALL)
     results = tune.Tuner(trainable, param_space={"algorithm.lr": tune.grid_search([1e-3, 2e-3]), "seed": 3},
@@ -51,6 +51,7 @@ def test_tune_run(cluster, tmp_path):
         plain = shoal.resume(plain.directory, max_env_steps=400)
         mine, other = learner(f"{folder}/run"), learner(plain.directory)
         assert all(np.array_equal(mine[name], other[name]) for name in other), "the trial is a run like any other"
+        monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path))  # not the home directory
         trial = trainable({"algorithm.lr": 5e-3})
         trial.load_checkpoint(folder)
     before = learner(trial.run.path)

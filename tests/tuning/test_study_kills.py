@@ -38,7 +38,7 @@ def slices(study):
     return [row for row in study.lineage() if row["event"] == "slice"] if (study.path / "lineage.jsonl").exists() else []
 
 
-def test_member_server_and_coordinator_are_killed(tmp_path, capsys):
+def test_kills_of_member_and_server(tmp_path, capsys):
     """A killed member goes on, a killed coordinator leaves nobody behind, and the study is resumed to its end."""
     path = tmp_path / "study"
     command = [sys.executable, "-m", "shoal.cli", "tune", *WORDS, "--study", str(path)]

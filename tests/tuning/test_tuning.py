@@ -143,7 +143,7 @@ def test_halving_gives_the_best_more(tmp_path):
     assert worse.env_steps < better.env_steps >= 128 and better.rungs[-1] == better.fitness
 
 
-def test_member_that_was_killed_before_its_record(study):
+def test_member_killed_before_its_record(study):
     """A slice that is over but not written down can be finished."""
     (child, _) = study.members()
     for settings in (SETTINGS, replace(SETTINGS, search="halving"), replace(SETTINGS, population=1)):

@@ -51,4 +51,4 @@ class Restarts:
         """For the error of an environment that is not restarted any more."""
         times = "once" if self.limit == 1 else f"{self.limit} times in a row"
         return f" (it was restarted {times} without an episode that ended)" if self.limit else \
-            "; --envs.restart-on-error N restarts such an environment alone, and goes on"
+            "; --envs.restart-on-error N restarts such an environment alone, and the run continues"

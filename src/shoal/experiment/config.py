@@ -413,7 +413,11 @@ class Plan:
         if experiment.offline and self.env.simulated and not experiment.eval.enabled:
             raise ConfigError("--offline needs evaluations to show what is learned, but --eval.enabled is false; leave it on "
                               "(a large --eval.every-learner-steps costs little)")
-        if experiment.goal is not None and experiment.goal.metric != "fqe" and not self.env.simulated:
+        by_value = experiment.goal is not None and experiment.goal.metric == "fqe"
+        if by_value and self.architecture.draws_offline:
+            raise ConfigError(f'--until "{experiment.until}" does not fit --architecture {self.names.architecture}, which has no '
+                              "value estimator; give --max-learner-steps")
+        if experiment.goal is not None and not by_value and not self.env.simulated:
             raise ConfigError(f"the goal {experiment.goal} needs evaluations, and {self.env.name} is known from recordings alone; "
                               "give the simulator with --env ENV, or --max-learner-steps")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,15 +64,15 @@ class Mailbox:
 
     # ------------------------------------------------------------------ the run
     def take(self) -> list[Letter]:
-        """All letters, oldest first; one that cannot be read is thrown away."""
+        """All letters, oldest first; one that cannot be read is thrown away, and what cannot be thrown away is passed over."""
         try:
             names = sorted(entry for entry in os.listdir(self.folder) if entry.endswith(LETTER))
-        except FileNotFoundError:
+        except OSError:  # there is none
             return []
         letters = []
         for name in names:
             content = _read(self.folder / name)
-            with contextlib.suppress(FileNotFoundError):  # withdrawn just now
+            with contextlib.suppress(OSError):  # withdrawn just now, or a folder
                 (self.folder / name).unlink()
                 if content is not None:
                     letters.append(Letter(name.removesuffix(LETTER), content))
@@ -94,8 +95,10 @@ class Mailbox:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    """Only of a plain file: a pipe has no end, and a link may lead to one."""
     try:
-        if path.stat().st_size > MOST_BYTES:
+        about = path.lstat()
+        if not stat.S_ISREG(about.st_mode) or about.st_size > MOST_BYTES:
             return None
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

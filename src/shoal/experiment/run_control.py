@@ -44,6 +44,8 @@ class RunControl:
                 text = self._obey(letter, control, session, values)
             except (ConfigError, ProgramError) as error:
                 self.mailbox.reply(letter.name, error=" ".join(str(error).split()))
+            except OSError as error:  # config.json could not be written: a full disk
+                self.mailbox.reply(letter.name, error=f"{error.strerror or error}; nothing has changed: make room, and try again")
             else:
                 if text:
                     self.mailbox.reply(letter.name, text=text)

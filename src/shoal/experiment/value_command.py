@@ -52,6 +52,11 @@ class EvaluateOptions(Options):
     trust: bool = False
     """Import modules that the run names, also from outside the installed environment."""
 
+    def validate(self) -> None:
+        super().validate()
+        if any(size < 1 for size in self.hidden):
+            raise ConfigError(f"--hidden {' '.join(map(str, self.hidden))}: every layer needs at least 1 unit")
+
 
 def evaluate_command(arguments: list[str]) -> int:
     if any(word in ("-h", "--help") for word in arguments):

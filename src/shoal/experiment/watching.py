@@ -121,4 +121,4 @@ def _ended(run: RunDir, out: IO[str]) -> None:
 
 
 def _how(state: str) -> str:
-    return {"killed": "it was killed; `shoal resume` goes on", "running": "it goes on"}.get(state, f"ended by {state}")
+    return {"killed": "it was killed; `shoal resume` continues it", "running": "it is running"}.get(state, f"ended by {state}")

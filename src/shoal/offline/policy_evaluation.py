@@ -74,9 +74,9 @@ def evaluate_policy(steps: LoggedSteps, choices: PolicyChoices, plan: FittedQPla
         found += _weighted(steps, ratio, fitted, plan.gamma, confidence, rng)
         effective = effective_size(ratio)
         if effective < max(FEW, FEW_SHARE * episodes):
-            warnings.append(f"the effective sample size is {effective:.1f} of {episodes:,} episodes: the recorded actions are too "
-                            "different from the policy's, so importance sampling and doubly robust say little; trust fitted Q, or "
-                            "record with more of its own actions")
+            why = "these are few" if effective > episodes / 2 else "the recorded actions are too different from the policy's"
+            warnings.append(f"the effective sample size is {effective:.1f} of {episodes:,} episodes: {why}, so importance sampling "
+                            "and doubly robust say little; record more episodes, with more of the policy's own actions")
     own = float(steps.returns(plan.gamma)[np.cumsum(steps.lengths) - steps.lengths].mean())
     return PolicyValue(tuple(found), own, episodes, effective, tuple(warnings))
 

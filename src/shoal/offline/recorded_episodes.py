@@ -157,15 +157,22 @@ def check_episode(episode: Episode, info: RecordingInfo, where: str) -> None:
     _check_types(episode, info, where)
     _check_lengths(episode, where)
     if not np.isfinite(episode.reward).all():
-        raise ConfigError(f"{where}: a reward is {episode.reward[~np.isfinite(episode.reward)][0]}; remove the episode")
+        step = int(np.isfinite(episode.reward).argmin())
+        raise ConfigError(f"{where}, step {step}: the reward is {episode.reward[step]}; remove the episode")
     if not (episode.terminated[-1] or episode.truncated[-1]) or episode.truncated[:-1].any():
         raise ConfigError(f"{where}: its last step must be terminated or truncated, and no other step truncated; record it again")
     _check_observations(episode.observation, info, where)
     codec = ActionCodec(info.action_space)
-    if episode.action.shape[1:] != codec.shape or not codec.contains(episode.action):
-        raise ConfigError(f"{where}: an action is not in {info.action_space}; record it again")
-    if episode.mask is not None and codec.kind == "discrete" and not episode.mask[np.arange(len(episode)), episode.action].all():
-        raise ConfigError(f"{where}: an action was illegal according to its own mask; record it again")
+    if episode.action.shape[1:] != codec.shape:
+        raise ConfigError(f"{where}: actions of shape {episode.action.shape[1:]} are not in {info.action_space}; record it again")
+    if not codec.contains(episode.action):
+        step = next(t for t in range(len(episode)) if not codec.contains(episode.action[t]))
+        raise ConfigError(f"{where}, step {step}: the action {episode.action[step]} is not in {info.action_space}; record it again")
+    if episode.mask is not None and codec.kind == "discrete":
+        legal = episode.mask[np.arange(len(episode)), episode.action]
+        if not legal.all():
+            raise ConfigError(f"{where}, step {int(legal.argmin())}: the action was illegal according to its own mask; record it "
+                              "again")
 
 
 def _check_types(episode: Episode, info: RecordingInfo, where: str) -> None:

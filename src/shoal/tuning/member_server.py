@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from shoal.bench.parent_death import end_with_parent, tied_to_parent
+from shoal.errors import RoleFailed
 from shoal.experiment.preload import PRELOAD
 
 __all__ = ["MemberServer", "ServedMember"]
 
-MODULES = (*PRELOAD, "shoal.experiment.run_commands", "shoal.experiment.session", "shoal.roles.evaluator")
+MODULES = (*PRELOAD, "shoal.experiment.run_commands", "shoal.experiment.session", "shoal.roles.evaluator",
+           "shoal.envs.builtin.compiled")
 LOST = -int(signal.SIGKILL)  # exit code of a member whose server was killed
 
 
@@ -40,7 +42,12 @@ class MemberServer:
             self._process = subprocess.Popen(tied_to_parent([sys.executable, "-m", __name__]), stdin=subprocess.PIPE, text=True,
                                              stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
                                              start_new_session=True)  # Ctrl-C is for the study: a second one would end members
-        return ServedMember(self._process, int(ask(self._process, {"start": words, "log": str(log)})))
+        try:
+            pid = int(ask(self._process, {"start": words, "log": str(log)}))
+        except (OSError, ValueError):
+            raise RoleFailed(f"members cannot be started: the process that forks them has ended (exit code {self._process.wait()})"
+                             "; what it printed is above") from None
+        return ServedMember(self._process, pid)
 
     def close(self) -> None:
         if self._process is not None:

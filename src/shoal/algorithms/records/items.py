@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import gymnasium as gym
 import numpy as np
@@ -54,13 +54,6 @@ class EpisodeItems(ItemRecord):
     `begin` and `end` are numbers of steps in the seats' episodes.
     """
 
-    observed: ClassVar[tuple[str, ...]]  # the fields that are observations
-
-    @property
-    def apart(self) -> int:
-        """Steps from the beginning of one item to that of the next."""
-        return 1
-
     seats: int
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
@@ -85,6 +78,16 @@ class EpisodeItems(ItemRecord):
     """Frames in an observation: within an episode each observation is the one before, moved by one frame."""
 
     # -------------------------------------------------------------------------------- what a kind of item says
+    @property
+    @abstractmethod
+    def observed(self) -> tuple[str, ...]:
+        """The fields that are observations."""
+
+    @property
+    def apart(self) -> int:
+        """Steps from the beginning of one item to that of the next."""
+        return 1
+
     @property
     @abstractmethod
     def reach(self) -> int:
