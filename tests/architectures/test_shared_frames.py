@@ -14,7 +14,7 @@ from shoal.algorithms.records.transitions import Transitions
 from shoal.algorithms.records.windows import Windows
 from shoal.envs.interface import Step
 from shoal.replay.table.replay_core import Core
-from shoal.roles.replay_frames import FrameTable, frame_stacks, insert_fields, kept_columns
+from shoal.roles.replay_frames import FrameTable, frame_stacks, insert_fields, kept_columns, unused_bytes
 from shoal.roles.replay_memory import codecs
 from shoal.roles.replay_wires import Block, items_layout, store, stored_columns
 from shoal.slots import Layout, leaves
@@ -133,6 +133,13 @@ def test_room_is_made_and_grows():
         np.testing.assert_array_equal(got[places[:, None] + np.arange(STACK)], stacks)
     kept = [one for one in names if (one > 0).all()]
     assert 200 < len(kept) < 400, "those in use are there, others are gone"
+
+
+def test_unused_room_is_not_counted():
+    insert = Layout(insert_fields(transitions(3), 5)).empty()
+    insert["frame_count"][0] = 9
+    assert insert["frames"].shape == (5 * 7 + 4, SIDE, SIDE) and unused_bytes(insert) == 30 * SIDE * SIDE
+    assert unused_bytes({"reward": np.zeros(5)}) == 0
 
 
 def test_only_stacked_frames_say_so():
