@@ -1,6 +1,7 @@
 """The command as a user types it: exit codes, one sentence for each mistake, signals. What trains is a real process."""
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -68,11 +69,13 @@ def test_exit_code_after_a_lost_cluster():
 
 # ---------------------------------------------------------------------------------------------- help and imports
 def test_help_answers_at_once():
+    """In processor time, which does not depend on what else the machine does."""
     took = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([*SHOAL, "--help"], capture_output=True, text=True)
-        took.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert done.returncode == 0 and "shoal train PRESET ENV" in done.stdout
     assert min(took) < 0.3, took
 

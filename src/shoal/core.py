@@ -252,7 +252,8 @@ class Draft(Protocol):
     """A free slot of a call: a request that is being written."""
 
     data: Tree
-    def send(self, to: int | None = None) -> Pending: ...  # to this client's server, or to the server with this number
+    def send(self, to: int | None = None, unused: int = 0) -> Pending: ...
+    """To this client's server, or to the server with this number. `unused` bytes of the request do not count as moved."""
 
 
 class Pending(Protocol):

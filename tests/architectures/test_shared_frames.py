@@ -14,7 +14,7 @@ from shoal.algorithms.records.transitions import Transitions
 from shoal.algorithms.records.windows import Windows
 from shoal.envs.interface import Step
 from shoal.replay.table.replay_core import Core
-from shoal.roles.replay_frames import FrameTable, frame_stacks, insert_fields, kept_columns
+from shoal.roles.replay_frames import FrameTable, frame_stacks, insert_fields, kept_columns, unused_bytes
 from shoal.roles.replay_memory import codecs
 from shoal.roles.replay_wires import Block, items_layout, store, stored_columns
 from shoal.slots import Layout, leaves
@@ -135,11 +135,22 @@ def test_room_is_made_and_grows():
     assert 200 < len(kept) < 400, "those in use are there, others are gone"
 
 
+def test_unused_room_is_not_counted():
+    insert = Layout(insert_fields(transitions(3), 5)).empty()
+    insert["frame_count"][0] = 9
+    assert insert["frames"].shape == (5 * 7 + 4, SIDE, SIDE) and unused_bytes(insert) == 30 * SIDE * SIDE
+    assert unused_bytes({"reward": np.zeros(5)}) == 0
+
+
+@pytest.mark.atari
 def test_only_stacked_frames_say_so():
+    pytest.importorskip("ale_py")
     assert envs.describe("ALE/Pong-v5").frame_stack == 4 and envs.describe("CartPole-v1").frame_stack == 1
 
 
+@pytest.mark.atari
 def test_ale_moves_its_stacks_by_one_frame():
+    pytest.importorskip("ale_py")
     env = envs.make("ALE/Pong-v5", num_envs=2)
     rng, before = np.random.default_rng(0), env.reset(seed=1).observation.copy()
     for _ in range(300):

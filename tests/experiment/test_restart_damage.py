@@ -8,6 +8,7 @@ from shoal.experiment.rundir import RunDir
 from shoal.telemetry.outputs import read_lines
 from tests.experiment.test_checkpoints import flip
 from tests.experiment.test_live_values import Running, eventually, place
+from tests.runtime.harness import PATIENCE
 
 
 def test_trainer_skips_damaged_checkpoint(tmp_path):
@@ -25,4 +26,4 @@ def test_trainer_skips_damaged_checkpoint(tmp_path):
         after = checkpoints.sound()
         assert after.name > newest.name and read_meta(after)["learner_steps"] > 0
         assert running.shoal("stop") == 0
-        assert running.process.wait(60) == 0
+        assert running.process.wait(PATIENCE) == 0

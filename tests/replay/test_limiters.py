@@ -147,16 +147,16 @@ def test_removals_and_reset() -> None:
 def test_time_blocked_on_each_side() -> None:
     table = replay.Table.queue("q", 1)
     with replay.Server([table]) as server:
-        client = server.client()
+        client, began = server.client(), time.monotonic()
         with pytest.raises(replay.Timeout):
             client.sample("q", timeout=0.1)
+        waited, began = time.monotonic() - began, time.monotonic()
         client.insert({"x": 1}, {"q": 1.0})
-        began = time.monotonic()
         with pytest.raises(replay.Timeout):
             client.insert({"x": 2}, {"q": 1.0}, timeout=0.2)
         blocked = time.monotonic() - began
         info = client.info()["tables"]["q"]
-        assert 0.1 <= info["sample_blocked_seconds"] < 0.6
+        assert 0.1 <= info["sample_blocked_seconds"] <= waited
         assert 0.2 <= info["insert_blocked_seconds"] <= blocked
 
 

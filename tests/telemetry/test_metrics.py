@@ -105,7 +105,7 @@ def test_nested_phases_and_waiting():
             time.sleep(0.02)
         stats.waited("unrolls", 5.0)  # a wait that happened inside counts for the wire, not for the phase
     read = stats.read()
-    assert 0.02 <= read["phase_seconds/publish"] < 0.2
+    assert 0.02 <= read["phase_seconds/publish"] < 4.0
     assert read["phase_seconds/learn"] < 0.0
     assert read["wait_seconds/unrolls"] == 5.0
     assert set(PHASES) == {name.partition("/")[2] for name in read if name.startswith("phase_seconds/")}

@@ -26,6 +26,7 @@ from shoal.core import Call, Draft, Pending, Tree, any_of
 from shoal.replay.client.sharding import SHARD_BIT
 from shoal.roles.observation_moments import NAME as MOMENTS
 from shoal.roles.parts import Parts
+from shoal.roles.replay_frames import unused_bytes
 from shoal.roles.replay_wires import items_layout
 from shoal.slots import map_tree
 
@@ -42,7 +43,7 @@ class Insert:
         self.data, self._draft, self._sent, self._shard = draft.data, draft, sent, shard
 
     def send(self) -> None:
-        self._sent.append(self._draft.send(self._shard))
+        self._sent.append(self._draft.send(self._shard, unused_bytes(self.data["items"])))
 
 
 class ReplayInserter:

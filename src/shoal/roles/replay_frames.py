@@ -21,7 +21,7 @@ from shoal.replay.table.replay_core import Core, PendingInserts
 from shoal.replay.table.table_core import TableCore
 from shoal.slots import Field
 
-__all__ = ["FrameTable", "frame_stacks", "insert_fields", "kept_columns"]
+__all__ = ["FrameTable", "frame_stacks", "insert_fields", "kept_columns", "unused_bytes"]
 
 FRAMES, COUNT = "frames", "frame_count"
 
@@ -41,6 +41,11 @@ def insert_fields(stored: StoredItems, count: int) -> dict[str, Any]:
         fields[name] = Field(fields[name].shape[: -1 - len(stacks.shape)], "i4")
     frames = count * stacks.most + stacks.size  # each item on its own, and a stack of zeros
     return {**fields, FRAMES: Field((frames, *stacks.shape), stacks.dtype), COUNT: Field((1,), "i4")}
+
+
+def unused_bytes(items: Tree) -> int:
+    """Room for frames that an insert did not need."""
+    return (len(items[FRAMES]) - int(items[COUNT][0])) * items[FRAMES][0].nbytes if FRAMES in items else 0
 
 
 def kept_columns(stored: StoredItems, whole: tuple[Column, ...], count: int) -> tuple[Column, ...]:

@@ -27,7 +27,7 @@ from shoal.slots import Allocator, Channel, Layout, fence, map_tree
 __all__ = ["INCARNATION_SHIFT", "CallWire"]
 
 IDENTITY, OPEN, SERVER, REPLY = range(4)             # a slot's header
-ASKED, LATE, TIMEOUTS = range(3)                     # a client's counters
+ASKED, LATE, TIMEOUTS, UNUSED = range(4)             # a client's counters; UNUSED: bytes of its requests
 BATCHES, ANSWERED, HERE = range(3)                   # a server's; HERE is the supervisor's
 HEADER = 64
 INCARNATION_SHIFT = 40
@@ -108,8 +108,8 @@ class CallWire(Wire):
     def numbers(self) -> dict[str, float]:
         clients, servers, _ = self._views()
         batches, answered = (int(n) for n in servers[:, :2].sum(0))  # first: never more than were asked, though both keep counting
-        asked, late, timeouts = (int(n) for n in clients[:, :3].sum(0))
-        moved = asked * self.request.nbytes + answered * self.reply.nbytes
+        asked, late, timeouts, unused = (int(n) for n in clients[:, :4].sum(0))
+        moved = asked * self.request.nbytes - unused + answered * self.reply.nbytes
         return {"asked": asked, "late": late, "timeouts": timeouts, "batches": batches, "answered": answered, "bytes_moved": moved}
 
 
@@ -145,9 +145,9 @@ class CallDraft:
         self.data = client._slots[number][1]
         self._client, self._number = client, number
 
-    def send(self, to: int | None = None) -> CallPending:
-        """Send it to this client's server, or to server number `to`."""
-        return self._client._send(self._number, to)
+    def send(self, to: int | None = None, unused: int = 0) -> CallPending:
+        """Send it to this client's server, or to server number `to`; `unused` of its bytes do not count as moved."""
+        return self._client._send(self._number, to, unused)
 
 
 class CallClient:
@@ -193,7 +193,7 @@ class CallClient:
             raise Timeout(f"{self.name}: no free request slot within {timeout} s; {self._wire.depth} requests are unanswered")
         return CallDraft(self, self._free.popleft())
 
-    def _send(self, number: int, to: int | None = None) -> CallPending:
+    def _send(self, number: int, to: int | None = None, unused: int = 0) -> CallPending:
         self._identity += 1
         server = self._server() if to is None else to
         words = self._slots[number][0]
@@ -201,6 +201,7 @@ class CallClient:
         fence()
         words[OPEN] = 1
         self._counter[ASKED] += 1
+        self._counter[UNUSED] += unused
         self._wire.asked[server].put(self._member * self._wire.depth + number, self._identity)
         return CallPending(self, number, self._identity)
 
