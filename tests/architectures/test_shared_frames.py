@@ -142,11 +142,15 @@ def test_unused_room_is_not_counted():
     assert unused_bytes({"reward": np.zeros(5)}) == 0
 
 
+@pytest.mark.atari
 def test_only_stacked_frames_say_so():
+    pytest.importorskip("ale_py")
     assert envs.describe("ALE/Pong-v5").frame_stack == 4 and envs.describe("CartPole-v1").frame_stack == 1
 
 
+@pytest.mark.atari
 def test_ale_moves_its_stacks_by_one_frame():
+    pytest.importorskip("ale_py")
     env = envs.make("ALE/Pong-v5", num_envs=2)
     rng, before = np.random.default_rng(0), env.reset(seed=1).observation.copy()
     for _ in range(300):

@@ -94,12 +94,12 @@ class SingleEnvsAdapter(EnvAdapter):
 
     def _step_rows(self, start: int, actions: Any, ended: list[int], truncated_rows: list[int]) -> int:
         """Step the environments from `start` on; returns where to go on: after one that raised and was restarted."""
-        i, reward = start, self._reward
+        i, reward, envs = start, self._reward, self._envs
         shape, dtype, array = self._box_shape, self._box_dtype, np.ndarray
         buffer, watches = self._buffers[0], self._info is not None
         try:
             for i in range(start, self.num_envs):
-                observation, r, terminated, truncated, info = self._envs[i].step(actions[i])
+                observation, r, terminated, truncated, info = envs[i].step(actions[i])
                 reward[i] = r if type(r) in _NUMBERS else as_number(r)
                 if info and "executed_action" in info:
                     self._put_executed(i, info["executed_action"])
