@@ -255,7 +255,7 @@ class FrameStacks:
     """Whose items come in one insert."""
 
     def frames(self, items: int) -> int:
-        """That so many items of one insert have together, about."""
+        """About how many different frames this many items of one insert have together."""
         return min(items * self.most, items * self.fresh + self.seats * (self.most - self.fresh))
 
 
