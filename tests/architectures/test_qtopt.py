@@ -187,18 +187,18 @@ def test_uncounted_reader():
 
 
 # ---------------------------------------------------------------------------------------------- logs
-def stream_of(logs, seed, inserts=30):
+def stream_of(logs, seed, inserts=30, epochs=1):
     source = EnvSource(GRASP)
     parts = Parts(algorithms.make(ALGORITHM, envs.describe(GRASP), NET, 4), source, 4, seed=seed, replay=SMALL)
     reader = LogReader(SimpleNamespace(index=0, incarnation=0, stats=SimpleNamespace(add=lambda *_: None)), parts, logs,
                        SimpleNamespace(depth=2))
     digest = hashlib.sha256()
-    for _ in range(inserts):  # more than one reading of the recording
+    for _ in range(inserts):
         items, _ = next(reader.items)
         for path, leaf in leaves(items):
             if path != ("time",):
                 digest.update(np.ascontiguousarray(leaf).tobytes())
-    assert reader.epoch[0] >= 1
+    assert reader.epoch[0] >= epochs
     return digest.hexdigest()
 
 
@@ -240,7 +240,7 @@ def test_log_of_a_killed_collector(tmp_path):
     assert [made["incarnation"] for made in demos.info.made] == [0, 1]
     for number in (0, known[0], len(whole) - 1):
         assert np.array_equal(demos.episode(number).observation, whole[number].observation)
-    assert len(stream_of(str(logs), 1)) == 64, "a log reader plays it"
+    assert len(stream_of(str(logs), 1, epochs=0)) == 64, "a log reader plays it, however long it is"
     with pytest.raises(ConfigError, match="holds recordings of shoal/PointGrasp-v0, not of Pendulum-v1; give another folder"):
         check_log(str(logs), EnvSource("Pendulum-v1"))
 

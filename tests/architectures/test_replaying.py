@@ -182,9 +182,9 @@ def test_senseless_options(words, sentence, capsys):
 
 def test_the_list_shows_where_replay_is(capsys):
     assert cli.main(["list"]) == 0
-    text = capsys.readouterr().out.partition("algorithms (what they tolerate)")[2]
+    text = capsys.readouterr().out.partition("algorithms, the architectures")[2]
     lines = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
-    assert lines["dqn"][1:8] == ["replay", "replay", "-", "-", "replay", "-", "replay"]
+    assert lines["dqn"][1:8] == ["rep", "rep", "-", "-", "rep", "-", "rep"]
 
 
 QUICK = ["--runtime", "inline", "--console.mode", "none", "--no-tensorboard", "--eval.episodes", "5", "--replay.min-size", "100"]

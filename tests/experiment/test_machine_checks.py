@@ -209,9 +209,9 @@ def test_uncompressed_images(machine):
     """Images that are not compressed are refused with both ways out."""
     pytest.importorskip("ale_py")
     drawn(replaying(env="ALE/Pong-v5"))  # as it is shipped
-    with pytest.raises(ConfigError, match=r"--replay.capacity 2000000 is too much .* at least 11\d.\d GB .*; give "
-                                          r"--replay.capacity \d{6} or fewer or --replay.compression auto$"):
-        drawn(replaying(env="ALE/Pong-v5", **{"replay.compression": "none"}))
+    with pytest.raises(ConfigError, match=r"--replay.capacity 10000000 is too much .* at least 7\d.\d GB .*; give "
+                                          r"--replay.capacity \d{7} or fewer or --replay.compression auto$"):
+        drawn(replaying(env="ALE/Pong-v5", **{"replay.compression": "none", "replay.capacity": 10**7}))
 
 
 def test_free_is_at_most_all(tmp_path, monkeypatch):
