@@ -67,6 +67,10 @@ def test_python_knows_other_words_too():
     for key, ours in (("learning_rate", "algorithm.lr"), ("algorithm.learning_rate", "lr"), ("total_timesteps", "max_env_steps")):
         with pytest.raises(ConfigError, match=f"did you mean .*{ours}"):
             plan_of("impala", "CartPole-v1", None, None, {key: 1})
+    with pytest.raises(ConfigError, match=r"there is no setting 'callback'; did you mean callbacks=\[\.\.\.\]\?"):
+        shoal.train("impala", "CartPole-v1", callback=print)
+    with pytest.raises(ConfigError, match=r"there is no setting 'qqq'; `shoal train PRESET ENV --help` lists them$"):
+        plan_of("impala", "CartPole-v1", None, None, {"qqq": 1})
 
 
 @pytest.mark.parametrize("words", [["list"], ["runs"], ["show"], ["replay"], ["data"], ["data", "info"], ["bench", "compare"],

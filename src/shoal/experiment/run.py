@@ -83,6 +83,8 @@ def train(preset: str | None = None, env: Any = None, *, algorithm: Any = None, 
     SeedRuns: the runs, the mean and the interval of what came out, and the policy of the best.
     """
     callbacks = checked(callbacks)
+    if "callback" in overrides:
+        raise ConfigError("there is no setting 'callback'; did you mean callbacks=[...]?")
     plan = plan_of(preset, env, algorithm, architecture, overrides, data, config)
     if seeds is None:
         return launch(plan, callbacks=callbacks)
