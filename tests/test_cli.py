@@ -181,6 +181,7 @@ BAD = {
     "train ppo CartPole-v1 --seeds none": ["--seeds none", "a whole number"],
     "train ppo CartPole-v1 --seeds 0": ["--seeds is 0", "at least 1"],
     "train ppo CartPole-v1 --seeds-at-once 2": ["--seeds-at-once 2", "--seeds N"],
+    "train ppo CartPole-v1 --seeds 2 --seeds-at-once 0": ["--seeds-at-once is 0", "at least 1"],
     "train --config nosuch.toml": ["--config nosuch.toml", "cannot be read", "shoal show"],
     "train --config": ["--config", "TOML file"],
     "train ppo CartPole-v1 --init-from EMPTY": ["EMPTY", "no run in it"],

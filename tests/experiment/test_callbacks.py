@@ -149,6 +149,39 @@ def test_a_slow_one_gets_the_newest_metrics(monkeypatch):
     assert diary.of("checkpoint") == [("there",)]
 
 
+def test_metrics_do_not_pile_up_behind_other_calls():
+    """A slow callback is not given old metrics: they would keep it from hearing of the end in time."""
+    began, leave = threading.Event(), threading.Event()
+
+    class Slow(Diary):
+        def on_start(self, directory, config):
+            began.set()
+            leave.wait(60)
+
+    diary = Slow()
+    output = CallbackOutput(diary)
+    output.begin(Path("run"), {})
+    assert began.wait(60)
+    for step in range(5):
+        output.write({"env_steps": step})
+        output.checkpoint(Path(str(step)))
+    output.end({})
+    leave.set()
+    output.close()
+    assert [call[0] for call in diary.calls] == [*["checkpoint"] * 4, "metrics", "checkpoint", "end"]
+    assert diary.of("metrics") == [({"env_steps": 4},)]
+
+
+@pytest.mark.parametrize(("given", "said"), [(3, "give a list"), (Diary(), r"callbacks=Diary\(\) is one callback; give a list"),
+                                             ([print], "no shoal.Callback; derive a class"), ([Diary], "make one of it with")])
+def test_what_is_no_list_of_callbacks_is_refused(given, said, tmp_path):
+    for start in (lambda: shoal.train("a2c", "CartPole-v1", run_dir=str(tmp_path / "run"), callbacks=given, **QUIET),
+                  lambda: shoal.resume(tmp_path / "run", callbacks=given)):
+        with pytest.raises(shoal.ConfigError, match=said):
+            start()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_logger_that_is_not_there(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     with pytest.raises(shoal.ConfigError, match="wandb is not installed here; pip install wandb"):

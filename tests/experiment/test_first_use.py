@@ -29,6 +29,10 @@ QUICK = {"runtime": "inline", "actors": 1, "console.mode": "none", "tensorboard"
     (["impala", "CartPole-v1", "--total_timesteps", "3"], "did you mean --max-env-steps?"),
     (["ppo", "CartPole-v1", "--n-steps", "3"], "did you mean --algorithm.unroll?"),
     (["dqn", "CartPole-v1", "--n-steps", "3"], "did you mean --algorithm.n-step?"),
+    (["ppo", "CartPole-v1", "--batch-size", "64"], "did you mean --algorithm.minibatches?"),
+    (["dqn", "CartPole-v1", "--batch-size", "64"], "did you mean --replay.batch-size?"),
+    (["ppo", "CartPole-v1", "--policy-kwargs", "x"], "did you mean --net.hidden?"),
+    (["ppo", "CartPole-v1", "--verbose", "1"], "did you mean --console.mode?"),
     (["ppo", "CartPole-v1", "--n-envs", "3"], "did you mean --architecture.envs-per-actor?"),
     (["dqn", "CartPole-v1", "--buffer-size", "3"], "did you mean --replay.capacity?"),
     (["ppo", "CartPole-v1", "--gae-lambda", "1"], "did you mean --algorithm.lambda?"),
@@ -63,6 +67,10 @@ def test_python_knows_other_words_too():
     for key, ours in (("learning_rate", "algorithm.lr"), ("algorithm.learning_rate", "lr"), ("total_timesteps", "max_env_steps")):
         with pytest.raises(ConfigError, match=f"did you mean .*{ours}"):
             plan_of("impala", "CartPole-v1", None, None, {key: 1})
+    with pytest.raises(ConfigError, match=r"there is no setting 'callback'; did you mean callbacks=\[\.\.\.\]\?"):
+        shoal.train("impala", "CartPole-v1", callback=print)
+    with pytest.raises(ConfigError, match=r"there is no setting 'qqq'; `shoal train PRESET ENV --help` lists them$"):
+        plan_of("impala", "CartPole-v1", None, None, {"qqq": 1})
 
 
 @pytest.mark.parametrize("words", [["list"], ["runs"], ["show"], ["replay"], ["data"], ["data", "info"], ["bench", "compare"],

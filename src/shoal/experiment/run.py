@@ -45,7 +45,7 @@ from shoal.experiment.values import with_values
 from shoal.learning import Algorithm
 from shoal.offline import found_at
 from shoal.options import flag
-from shoal.telemetry.callbacks import Callback, CallbackOutput
+from shoal.telemetry.callbacks import Callback, CallbackOutput, checked
 from shoal.telemetry.console import console, counted
 from shoal.telemetry.outputs import JsonLines, Output
 from shoal.telemetry.snapshot import COUNTERS
@@ -82,6 +82,9 @@ def train(preset: str | None = None, env: Any = None, *, algorithm: Any = None, 
     `config` is a TOML file (`shoal show ... --out FILE`) that says what to train. `seeds=3` trains with three seeds and returns
     SeedRuns: the runs, the mean and the interval of what came out, and the policy of the best.
     """
+    callbacks = checked(callbacks)
+    if "callback" in overrides:
+        raise ConfigError("there is no setting 'callback'; did you mean callbacks=[...]?")
     plan = plan_of(preset, env, algorithm, architecture, overrides, data, config)
     if seeds is None:
         return launch(plan, callbacks=callbacks)
@@ -150,6 +153,7 @@ def load(run: str | Path, *, env: Any = None, trust: bool = False, checkpoint: s
 def resume(run: str | Path, *, env: Any = None, trust: bool = False, callbacks: Sequence[Callback] = (), **overrides: Any) -> Run:
     """Continue from the newest checkpoint. New stop conditions (until_return, max_env_steps, max_learner_steps, max_seconds) may
     be given."""
+    callbacks = checked(callbacks)
     rundir = RunDir.open(Path(run))
     return launch(resume_plan(rundir, overrides, env, trust), rundir, callbacks=callbacks)
 

@@ -36,7 +36,7 @@ def train_command(arguments: list[str]) -> int:
     arguments = list(arguments)
     seeds, at_once = (_whole_number(arguments, name) for name in ("--seeds", "--seeds-at-once"))
     if seeds is not None:
-        return _train_seeds(arguments, SeedOptions(seeds, at_once or 1))
+        return _train_seeds(arguments, SeedOptions(seeds, 1 if at_once is None else at_once))
     if at_once is not None:
         raise ConfigError(f"--seeds-at-once {at_once} says how many seeds train at the same time; give --seeds N too")
     return _go(lambda: launch(parse_train(arguments)))

@@ -15,6 +15,7 @@ from shoal.experiment.suggestions import closest, translated
 __all__ = ["json_values", "keys", "with_values"]
 
 T = TypeVar("T")
+MANY = 30  # more names than these are not listed in a sentence
 SECTIONS = ("algorithm", "architecture", "net", "replay", "envs", "eval", "checkpoint")
 
 
@@ -45,7 +46,10 @@ def _put(config: Any, path: list[str], value: Any, key: str, where: str) -> Any:
 def _meant(name: str, known: list[str]) -> str:
     sections = ("", *(f"{section}." for section in SECTIONS))
     ours = next((key for section in sections if (key := translated(name, [f"{section}{key}" for key in known]))), None)
-    return f"; did you mean {ours}?" if ours else closest(name, known, "there are")
+    if ours:
+        return f"; did you mean {ours}?"
+    hint = closest(name, known, "there are")
+    return hint if len(known) <= MANY or hint.startswith("; did you mean") else "; `shoal train PRESET ENV --help` lists them"
 
 
 def _fields(config: Any) -> set[str]:

@@ -75,7 +75,7 @@ def note_restarts(me: Me, now: Step) -> None:
         me.stats.add("env_restarts")
         count = int(me.stats.get("env_restarts"))
         if count & (count - 1) == 0:
-            me.note(f"restarted after it raised: {text}" + (f" ({count} restarts here so far)" if count > 1 else ""))
+            me.note(f"{text}; it was restarted" + (f" ({count} restarts here so far)" if count > 1 else ""))
 
 
 class EpisodeLog:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shoal.errors import ConfigError
 from shoal.telemetry.outputs import jsonable
 
-__all__ = ["Callback", "CallbackOutput", "scalars"]
+__all__ = ["Callback", "CallbackOutput", "checked", "scalars"]
 
 CLOSE_SECONDS = 30.0  # for what is left to call when the run is over
 
@@ -41,6 +42,20 @@ class Callback:
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
         """The run is over. `summary` is what summary.json holds."""
+
+
+def checked(callbacks: Any) -> Sequence[Callback]:
+    """The callbacks that were given; a mistake is told before anything begins."""
+    if isinstance(callbacks, Callback):
+        raise ConfigError(f"callbacks={type(callbacks).__name__}() is one callback; give a list: callbacks=[...]")
+    if not isinstance(callbacks, Iterable):
+        raise ConfigError(f"callbacks={callbacks!r} is not possible: give a list of callbacks (shoal.Callback)")
+    found = list(callbacks)
+    for callback in found:
+        if not isinstance(callback, Callback):
+            made = "; make one of it with ()" if isinstance(callback, type) and issubclass(callback, Callback) else ""
+            raise ConfigError(f"callbacks has {callback!r}, which is no shoal.Callback{made or '; derive a class from it'}")
+    return found
 
 
 class Due(NamedTuple):
@@ -74,8 +89,7 @@ class CallbackOutput:
             self._evaluated = version
             self._add("on_evaluation", metrics)
         with self._changed:
-            if self._calls and self._calls[-1].method == "on_metrics":
-                self._calls.pop()
+            self._calls = deque(due for due in self._calls if due.method != "on_metrics")
         self._add("on_metrics", metrics)
 
     def event(self, event: Mapping[str, Any]) -> None:
