@@ -8,10 +8,11 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from shoal.acting import HasModule, Progress, StepView
 from shoal.core import Tree
 from shoal.envs.space_codecs import ActionCodec, BadValue, ObservationCodec
 from shoal.errors import ConfigError
-from shoal.learning import Algorithm, HasModule, Progress, StepView
+from shoal.learning import Algorithm
 from shoal.slots import leaves
 
 __all__ = ["TrainedPolicy"]
