@@ -19,10 +19,9 @@ $(STAMP): pyproject.toml constraints.txt
 train: setup
 	$(BIN)/shoal train impala CartPole-v1 --until-return 475
 
-# Most tests run in two processes; those marked `alone` (see tests/conftest.py) run after them, one at a time.
+# In two processes. Any test must pass beside others and on a busy machine.
 test: setup lint type
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not stress and not alone"
-	$(BIN)/python -m pytest -q -m "alone and not slow and not stress"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not stress"
 
 evidence: setup
 	$(BIN)/python -m evidence

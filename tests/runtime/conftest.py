@@ -15,7 +15,7 @@ def fork_server():
     Shared.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ray_cluster():
     """Two nodes with raylets and object stores of their own; programs that run on `ray` in this process join them."""
     set_defaults()

@@ -189,10 +189,15 @@ class Stuck:
         time.sleep(300)
 
 
+def shared_memory():
+    """Names that libraries give to shared memory. Ours has none; Ray's and that of other tests does not count."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("shoal", "psm_", "torch_", "sem."))}
+
+
 @pytest.mark.parametrize("how", ["kill -9", "interrupt"])
 def test_killed_parent_leaves_nothing(how, tmp_path):
     """When the parent is killed nothing is left."""
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     script = textwrap.dedent(SCRIPT).format(folder=str(tmp_path))
     parent = subprocess.Popen([sys.executable, "-c", script], env=tree_environment())
     try:
@@ -206,7 +211,7 @@ def test_killed_parent_leaves_nothing(how, tmp_path):
         parent.kill()
         parent.wait()
     assert eventually(lambda: all(map(gone, pids)), 3.0), [psutil.Process(p) for p in pids if not gone(p)]
-    assert set(os.listdir("/dev/shm")) <= before
+    assert eventually(lambda: shared_memory() <= before)
 
 
 def test_many_runs_leave_nothing(tmp_path):
