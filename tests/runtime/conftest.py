@@ -15,6 +15,11 @@ def fork_server():
     Shared.close()
 
 
+@pytest.fixture
+def lent_fork_server():
+    """What a run does with a fork server of its own is tested here."""
+
+
 @pytest.fixture(scope="package")
 def ray_cluster():
     """Two nodes with raylets and object stores of their own; programs that run on `ray` in this process join them."""

@@ -159,11 +159,12 @@ def test_fork_server_killed_three_times(tmp_path):
 
 SCRIPT = """
     from pathlib import Path
-    from shoal.runtime import Program, run
+    from shoal.runtime import Program, local, run
     from shoal.runtime.fork_server_client import ForkServerClient
     from tests.runtime.harness import PRELOAD, Watch
     from tests.runtime.test_leftovers import Parent, Stuck
 
+    local.STOP_SECONDS = 1.0
     folder = Path({folder!r})
     program = Program("t")
     program.add("parent", Parent, folder=folder, replicas=2)
@@ -206,7 +207,7 @@ def test_killed_parent_leaves_nothing(how, tmp_path):
         assert len(pids) == 4 + 2 * PIDS and not any(map(gone, pids))
         if how == "interrupt":
             parent.send_signal(signal.SIGINT)
-            parent.wait(60)  # the role that is stuck is given some seconds
+            parent.wait(60)  # the role that is stuck is given a second
     finally:
         parent.kill()
         parent.wait()
