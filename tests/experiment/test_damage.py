@@ -103,6 +103,13 @@ def test_configuration_with_other_values(seed, run, capsys):
     assert code in (0, 2) and said.count("\n") <= 1, (config, said)
 
 
+@pytest.mark.parametrize("value", ["..", None, [], 0.5])
+def test_count_of_resumes(value, run, capsys):
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "resumed": value}))
+    assert "resumed is" in refused(capsys, "resume", run, "--max-env-steps", "600")
+
+
 @pytest.mark.parametrize("changes", [{"net": {"hidden": [5]}}, {"env": {"name": "Acrobot-v1", "id": "Acrobot-v1"}}])
 def test_configuration_of_another_net(changes, run, capsys):
     """A configuration of another net or environment."""

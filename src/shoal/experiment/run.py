@@ -267,7 +267,7 @@ def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float
         undo: Callable[[], None] = rundir.remove
     else:
         before = rundir.config()
-        resumed, base = int(before.get("resumed", 0)) + 1, base_of(rundir)
+        resumed, base = before.get("resumed", 0) + 1, base_of(rundir)
         program = drawn(prepared, resumed)
         _check_slices(prepared, rundir)
         rundir.begin_again(plan_to_json(plan, resumed))

@@ -248,7 +248,7 @@ class Instance:
         state = store.load(Path(path))
         try:
             self.role.load(state)
-        except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
+        except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
             raise CheckpointError(f"{path} is not what {self.name} had saved: {type(error).__name__}: {error}; continue from an "
                                   "older checkpoint, or start a new run") from error
 
