@@ -57,11 +57,13 @@ def test_file_that_is_not_what_it_should_be(name, text, run, capsys):
 
 
 @pytest.mark.parametrize("text", [b"\xff\n", b"[]\n3\n", DEEP.encode() + b"\n",
-                                  b'{"kind": "snapshot", "env_steps": "x", "seconds": []}\n'])
+                                  b'{"kind": "snapshot", "env_steps": "x", "seconds": []}\n',
+                                  b'{"kind": "snapshot", "env_steps": 9, "losses": {"loss": "x"}, "policy_lag": 3}\n'])
 def test_unreadable_metrics(text, run, capsys):
     """Metrics that cannot be read are passed over."""
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(text)
+    assert say(capsys, "watch", run, "--mode", "plain")[0] == say(capsys, "watch", run, "--mode", "live")[0] == 0
     assert say(capsys, "resume", run, "--max-env-steps", "600", "--console.mode", "none")[0] == 0
 
 

@@ -66,11 +66,15 @@ def test_league_without_damaged_snapshots(tmp_path):
     assert any("is left out from now on" in str(row) for row in events)
 
 
-def changed(newest, change):
+CHANGES = [(b'"main"', b'"ma\xff"'), (b'"reports": ', b'"reports": "x", "r": '), (b'"parent": {', b'"parent": 3, "p": {'),
+           (b'"counts": [[', b'"counts": [["a", "b", "x", 1, 1, 1], ['), (b'"players": {', b'"players": [], "p": {')]
+
+
+def write_league(newest, text):
     """The coordinator's file as of somebody who changed it by hand, and its checksums with it."""
     path = newest / "coordinator-0.safetensors"
     arrays = dict(TensorFiles().load(path))
-    arrays["league"] = np.frombuffer(change(bytes(arrays["league"])), np.uint8)
+    arrays["league"] = np.frombuffer(text, np.uint8)
     TensorFiles().save(path, arrays)
     path.with_name(path.name + ".sha256").unlink()
     meta = json.loads((newest / "checkpoint.json").read_text())
@@ -85,15 +89,14 @@ def test_state_of_another_kind(tmp_path, capsys):
     newest = sorted((folder / "checkpoints").glob("0*"))[-1]
     whole = bytes(TensorFiles().load(newest / "coordinator-0.safetensors")["league"])
     said = []
-    for before, after in ((b'"main"', b'"ma\xff"'), (b'"reports": ', b'"reports": "x", "r": '), (b'"parent": {', b'"parent": 3, "p": {'),
-                          (b'"counts": [[', b'"counts": [["a", "b", "x", 1, 1, 1], ['), (b'"players": {', b'"players": [], "p": {')):
+    for before, after in CHANGES:
         assert before in whole
-        changed(newest, lambda _, new=whole.replace(before, after, 1): new)
+        write_league(newest, whole.replace(before, after, 1))
         for words in (["league", str(folder)], ["resume", str(folder), "--max-env-steps", "600", *small]):
             assert cli.main(words) == 2, (after, words)
             said.append(capsys.readouterr().err)
     assert all(text.count("\n") == 1 and "is not what" in text for text in said), said
-    changed(newest, lambda _: whole)
+    write_league(newest, whole)
     snapshot = folder / "vault" / "snapshots" / "main-0000.json"
     snapshot.write_text(snapshot.read_text().replace('"steps"', '"stops"'))
     assert cli.main(["league", str(folder)]) == 2 and "main-0000" in capsys.readouterr().err

@@ -44,8 +44,8 @@ class LeagueRecord:
         try:
             self._read(json.loads(bytes(TensorFiles().load(path)["league"])))
         except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise CheckpointError(f"{path} is not what a league had saved: {type(error).__name__}: {error}; remove this checkpoint, "
-                                  "and the one before it is read") from None
+            raise CheckpointError(f"{path} is not what a league had saved: {type(error).__name__}: {error}; remove this "
+                                  "checkpoint, and the one before it is read") from None
 
     def _read(self, state: dict[str, Any]) -> None:
         league = state["league"]
@@ -63,7 +63,8 @@ class LeagueRecord:
         try:
             return int(about["steps"]), str(about["parent"] or "the beginning")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise CheckpointError(f"snapshot {snapshot} in {self.vault.folder} is damaged: {type(error).__name__}: {error}") from None
+            why = f"{type(error).__name__}: {error}"
+            raise CheckpointError(f"snapshot {snapshot} in {self.vault.folder} is damaged: {why}") from None
 
     @cached_property
     def exploitability(self) -> list[tuple[int, float]]:

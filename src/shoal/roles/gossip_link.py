@@ -63,6 +63,7 @@ class GossipLink:
         return {name: tensor.numpy() for name, tensor in self.learn.weights.items()}
 
     async def begin(self) -> None:
+        await self.me.permit(1, counter="learner_steps")
         if self.begun:
             return
         self.begun = True

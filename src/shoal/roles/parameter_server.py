@@ -201,6 +201,7 @@ class ParameterServer:
             if request.data["empty"][0]:
                 self._reply(request)
             elif self._young(request):
+                await self.me.permit(1, counter="learner_steps")
                 self.held.append(request)
                 self._collect()
             else:
