@@ -54,7 +54,7 @@ class DeviceLearner:
         self.graph: Any = None
         self.made = 0  # updates since the start, until the graph is there
         self.metrics: list[Mapping[str, float]] = []  # of the last minibatch, by phase
-        self.greeted = False
+        self.greeted = self.settled = False
 
     async def step(self) -> None:
         """Some updates, then one look at what happened."""
@@ -65,7 +65,9 @@ class DeviceLearner:
         if self.learner_state.budget and self.learner_state.totals[0] >= self.learner_state.budget:  # nothing else holds it back
             await any_of(timeout=0.1)
             return
+        self.settled = True
         await self.me.permit(1, counter="learner_steps")
+        self.settled = False
         began, stats = time.perf_counter(), self.me.stats
         updates = self._due()
         with stats.phase("learn"):

@@ -200,8 +200,10 @@ class ParameterServer:
         for request in await self.gradients.take(most=64):
             if request.data["empty"][0]:
                 self._reply(request)
+            elif self.learner_state.enough():  # a worker that waits for its reply could not be saved
+                self.me.finish("learner_steps")
+                self._reply(request)
             elif self._young(request):
-                await self.me.permit(1, counter="learner_steps")
                 self.held.append(request)
                 self._collect()
             else:

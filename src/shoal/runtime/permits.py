@@ -86,7 +86,7 @@ class Permits:
         if ask.round > self._rounds:
             together = ask.units * ask.replicas
             given = self._portion(self._round, together, together)
-            self._left -= given
+            self._left = round(self._left - given, 6)  # the parts of a round need not add up to the last bit
             self._rounds = ask.round - 1 + round(given / together)
         ask.answer(self._rounds)
 
