@@ -24,6 +24,7 @@ from shoal.coordination.autoscale import Autoscaler, Rule
 from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError
 from shoal.experiment.auto_layout import laid_out
+from shoal.experiment.callback_process import callback_output
 from shoal.experiment.checkpoints import SavedSlices, read_meta, saved_slices
 from shoal.experiment.components import Components
 from shoal.experiment.config import Experiment, Names, Plan, check_ray, default_plan, offline_data
@@ -45,7 +46,7 @@ from shoal.experiment.values import with_values
 from shoal.learning import Algorithm
 from shoal.offline import found_at
 from shoal.options import flag
-from shoal.telemetry.callbacks import Callback, CallbackOutput, checked
+from shoal.telemetry.callbacks import Callback, checked
 from shoal.telemetry.console import console, counted
 from shoal.telemetry.outputs import JsonLines, Output
 from shoal.telemetry.snapshot import COUNTERS
@@ -370,7 +371,7 @@ def _session(prepared: Prepared, program: Program, rundir: RunDir, base: Base, s
         console(experiment.console.mode, stream, title, vars(goals), experiment.console.every_seconds),
         JsonLines(rundir.metrics_file),
         TensorBoard(rundir.path / "tensorboard") if experiment.tensorboard else None,
-        *(CallbackOutput(callback) for callback in callbacks),
+        *(callback_output(callback) for callback in callbacks),
     ]
     learning = prepared.metrics
     labels = {"preset": names.preset, "algorithm": names.algorithm, "architecture": names.architecture, "env": env.name,
