@@ -21,6 +21,7 @@ from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 from shoal.coordination.autoscale import Autoscaler, Rule
+from shoal.envs.factory import must_be_compiled
 from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError
 from shoal.experiment.auto_layout import laid_out
@@ -256,10 +257,12 @@ def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float
     say = _speaker(plan, stream)
     for line in sizing_lines(plan):
         say(line)
+    if must_be_compiled(plan.env.target):
+        say(f"{plan.env.name} is compiled now, at its first use on this machine; that takes up to half a minute")
     prepared = prepare(laid_out(plan, say))
     plan, resumed = prepared.plan, 0
     if rundir is None and plan.experiment.init_from is not None:
-        prepared = replace(prepared, initial=initial_weights(prepared, plan.experiment.init_from))
+        prepared = replace(prepared, initial=initial_weights(prepared, plan.experiment.init_from, say))
     if rundir is None:
         program = drawn(prepared)
         program.starts_paused = plan.experiment.runtime != "ray"  # until there is a checkpoint; in a cluster some may never start

@@ -27,6 +27,7 @@ from shoal.experiment.checkpoints import write_json
 from shoal.experiment.config import Plan
 from shoal.experiment.loaded_run import Run
 from shoal.experiment.prepare import prepare
+from shoal.experiment.run_card import seeds_card
 from shoal.experiment.rundir import SEEDS, RunDir, default_directory
 from shoal.telemetry.callbacks import Callback
 from shoal.telemetry.curves import student_t
@@ -82,6 +83,12 @@ class SeedRuns:
 
     def __repr__(self) -> str:
         return f"<{len(self.runs)} runs in {self.directory}: {sentence(self.summary)}>"
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks."""
+        plan = self.runs[0].prepared.plan if self.runs else None
+        title = f"{plan.title} on {plan.env.name}, {len(self.runs)} seeds" if plan is not None else "no run has finished"
+        return seeds_card(title, self.directory, self.summary, [run.directory for run in self.runs])
 
     @property
     def best(self) -> Run:

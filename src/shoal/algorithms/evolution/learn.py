@@ -117,6 +117,9 @@ class EvolutionLearn:
     def weights(self) -> Mapping[str, torch.Tensor]:
         return {name: self.state[name] for name in ("params", *self.statistics.state)}
 
+    def layers(self, params: np.ndarray) -> Mapping[str, np.ndarray]:
+        return self.model.layers(params)
+
     def published(self, progress: Progress) -> Tree:
         norm = {name: tensor.numpy() for name, tensor in self.statistics.published.items()}
         return {"params": self.model.params.numpy(), "norm": norm, "progress": progress.numbers}
