@@ -517,11 +517,15 @@ def test_a_key_that_no_info_has(env, tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------- shoal's own environments
-def test_the_compiler_is_announced(tmp_path):
+def test_the_compiler_is_announced(tmp_path, monkeypatch, capsys):
     """The first use of a compiled environment on a machine takes some seconds; later ones say nothing."""
-    words = ["-m", "shoal.cli", "train", "a2c", "shoal/Catch-v0", *WORDS, "--console.mode", "plain", "--run-dir"]
-    where = {**tree_environment(), "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
-    told = [subprocess.run([sys.executable, *words, str(tmp_path / name)], capture_output=True, text=True, env=where,
-                           timeout=300).stdout for name in ("first", "second")]
-    line = "shoal/Catch-v0 is compiled now, at its first use on this machine"
-    assert line in told[0] and line not in told[1] and "env steps" in told[1]
+    code = ("import numpy as np\nfrom shoal.envs.factory import make, must_be_compiled as must\nname = 'shoal/RiskyChain-v0'\n"
+            "env, before = make(name, 2), must(name)\nenv.reset(0)\nenv.step(np.zeros(2, np.int64))\n"
+            "print(before, must(name), must('shoal/TicTacToe-v0'), must('CartPole-v1'))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300,
+                          env={**tree_environment(), "NUMBA_CACHE_DIR": str(tmp_path / "numba")})
+    assert done.stdout.split() == ["True", "False", "True", "False"], done.stderr
+    monkeypatch.setattr("shoal.experiment.run.must_be_compiled", lambda env: True)
+    folder = str(tmp_path / "run")
+    code, told = say(capsys, "train", "a2c", "shoal/Catch-v0", *WORDS, "--console.mode", "plain", "--run-dir", folder)
+    assert code == 0 and "shoal/Catch-v0 is compiled now, at its first use on this machine" in told
