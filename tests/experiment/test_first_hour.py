@@ -25,6 +25,7 @@ from shoal.experiment.evaluation import learned_arrays
 from shoal.experiment.parse import parse_train
 from shoal.experiment.presets import load_preset, preset_names
 from shoal.experiment.references import EnvRef
+from shoal.experiment.run_card import card
 from shoal.telemetry.curves import Curve, band_of, read_curve, sparkline, student_t
 from tests.tree import tree_environment
 
@@ -299,18 +300,19 @@ def test_a_film_without_ffmpeg(run, tmp_path, capsys, monkeypatch):
 
 
 def test_a_card_for_notebooks(run):
-    card = run._repr_html_()
-    assert card.count("<svg") == 1 and "ppo on CartPole-v1" in card and f"{run.summary['eval_return']:,.2f}" in card
-    assert "<script" not in card and len(repr(run)) < 300
+    drawn = run._repr_html_()
+    assert drawn.count("<svg") == 1 and "ppo on CartPole-v1" in drawn and f"{run.summary['eval_return']:,.2f}" in drawn
+    assert "<script" not in drawn and len(repr(run)) < 300
 
 
 def test_cards_of_seeds_and_policies(seeds, run):
-    card = seeds._repr_html_()
-    assert card.count("<polyline") == 2 and "ppo on CartPole-v1, 2 seeds" in card
-    assert f"{seeds.summary['eval_return']['mean']:,.6g} (" in card
+    drawn = seeds._repr_html_()
+    assert "ppo on CartPole-v1, 2 seeds" in drawn and f"{seeds.summary['eval_return']['mean']:,.6g} (" in drawn
+    curves = [Curve(np.arange(3.0), np.arange(3.0)), Curve(np.arange(2.0), np.ones(2)), Curve(np.zeros(1), np.zeros(1))]
+    assert card("two of three have a line", [], "", curves).count("<polyline") == 2
     assert repr(run.policy).startswith("<TrainedPolicy of ppo: Box(") and " env steps>" in repr(run.policy)
-    card = run.policy._repr_html_()
-    assert "a policy of ppo" in card and "Discrete(2)" in card and " parameters" in card
+    drawn = run.policy._repr_html_()
+    assert "a policy of ppo" in drawn and "Discrete(2)" in drawn and " parameters" in drawn
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

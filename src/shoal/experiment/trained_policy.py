@@ -8,11 +8,12 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from shoal.acting import HasModule, Progress, StepView
 from shoal.core import Tree
 from shoal.envs.space_codecs import ActionCodec, BadValue, ObservationCodec
 from shoal.errors import ConfigError
 from shoal.experiment.run_card import card
-from shoal.learning import Algorithm, HasModule, Progress, StepView
+from shoal.learning import Algorithm
 from shoal.slots import leaves
 
 __all__ = ["TrainedPolicy"]

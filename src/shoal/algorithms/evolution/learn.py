@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.algorithms.common.normaliser import LearnerNormalisers
 from shoal.algorithms.common.phases import Phase, PhasedParameters
 from shoal.algorithms.evolution.model import EvolutionModel
 from shoal.algorithms.evolution.noise import NoiseTable, draw_indices
 from shoal.core import Tree, Vector
-from shoal.learning import Progress
 from shoal.ops.evolution import noise_weights
 
 if TYPE_CHECKING:
