@@ -66,11 +66,14 @@ def _weights(prepared: Prepared, policy: PreparedPolicy, earlier: _EarlierRun, s
     here = {name: tensor.numpy() for name, tensor in learn.weights.items()}
     if "params" not in saved:
         raise ConfigError(f"--init-from {earlier.path} holds no weights of a policy {policy.name}; give a run that has one")
-    _check_normalised(saved, here, earlier.path)
     taken = {name: saved[name] for name, array in here.items() if name in saved and saved[name].shape == array.shape}
+    told = ""
     if not _same_net(prepared, earlier.config) or "params" not in taken:
-        taken["params"] = _fitting(policy, earlier, saved["params"], here["params"], say)
+        taken["params"], told = _fitting(policy, earlier, saved["params"], here["params"])
         taken.pop("target", None)
+    _check_normalised(saved, here, earlier.path)
+    if told:
+        say(told)
     params = taken["params"]
     copies = {name: params for name, array in here.items() if name not in taken and array.shape == params.shape}  # target networks
     return {**taken, **copies}
@@ -90,9 +93,9 @@ def _check_normalised(saved: Arrays, here: Arrays, path: str) -> None:
                           "--algorithm.no-normalise-observations")
 
 
-def _fitting(policy: PreparedPolicy, earlier: _EarlierRun, saved: np.ndarray, here: np.ndarray,
-             say: Callable[[str], None]) -> np.ndarray:
-    """The parameters that this run would begin with, with the layers of the other one that have the same name and shapes."""
+def _fitting(policy: PreparedPolicy, earlier: _EarlierRun, saved: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, str]:
+    """The parameters that this run would begin with, with the layers of the other one that have the same name and shapes; and what
+    is to be said of the others."""
     params = here.copy()
     new, old = _layers(policy.algorithm, params), _layers(earlier.algorithm(policy.name), saved)
     fit = [name for name, layer in new.items() if _shapes(layer) == _shapes(old.get(name, {}))]
@@ -103,10 +106,10 @@ def _fitting(policy: PreparedPolicy, earlier: _EarlierRun, saved: np.ndarray, he
     for name in fit:
         for key, array in new[name].items():
             array[...] = old[name][key]  # `new` are views of `params`
-    if left:
-        say(f"--init-from {earlier.path}: {len(fit)} of {len(new)} layers fit and are taken; these begin anew: "
-            f"{_named(left, new, old)}")
-    return params
+    if not left:
+        return params, ""
+    return params, (f"--init-from {earlier.path}: {len(fit)} of {len(new)} layers fit and are taken; these begin anew: "
+                    f"{_named(left, new, old)}")
 
 
 def _layers(algorithm: Algorithm, params: np.ndarray) -> Layers:
