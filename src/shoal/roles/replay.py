@@ -35,9 +35,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoal import replay
+from shoal.acting import IndexedItems
 from shoal.core import Me, Pieces, Request, Server, Tree, any_of
 from shoal.errors import CheckpointError
-from shoal.learning import IndexedItems
 from shoal.replay.table import checkpoint
 from shoal.replay.table.replay_core import Core
 from shoal.roles.demonstrations import Demonstrations
