@@ -39,12 +39,12 @@ from benchmarks.synthetic import waiting_for
 from benchmarks.training_curve import evaluations
 from benchmarks.work_rate import work_rate
 from shoal import algorithms, envs
+from shoal.acting import Progress
 from shoal.algorithms import sac
 from shoal.bench import machine
 from shoal.bench.rates import snapshots, tail
 from shoal.core import Tree
 from shoal.device.placement import GpuConfig, Hardware
-from shoal.learning import Progress
 from shoal.nets import NetConfig
 from shoal.roles.replay_config import LAUNCH_UPDATES
 from shoal.runtime.fork_server import PR_SET_PDEATHSIG, prctl

@@ -28,9 +28,9 @@ import torch
 from benchmarks.switch_tables import switch_row, switch_rows
 from benchmarks.synthetic import FRAMES, Requests, algorithm_of, fill, waiting_for
 from benchmarks.work_rate import work_rate
+from shoal.acting import Progress
 from shoal.bench import machine
 from shoal.device.placement import GpuConfig, Hardware
-from shoal.learning import Progress
 
 __all__ = ["main"]
 

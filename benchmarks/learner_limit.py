@@ -29,10 +29,10 @@ import torch
 
 from benchmarks.synthetic import Requests, algorithm_of, fill, waiting_for
 from benchmarks.work_rate import work_rate
+from shoal.acting import Progress
 from shoal.coordination.trial_session import TrialSession
 from shoal.core import Me, Reader, Sink
 from shoal.device.placement import GpuConfig, Hardware
-from shoal.learning import Progress
 from shoal.roles.batches import Intake
 from shoal.roles.learner import Learner
 from shoal.roles.parts import EnvSource, Parts

@@ -24,11 +24,11 @@ import torch
 from benchmarks.synthetic import ACTIONS, spec_of, waiting_for
 from benchmarks.work_rate import work_rate
 from shoal import algorithms
+from shoal.acting import Progress
 from shoal.algorithms import dqn, r2d2
 from shoal.core import Tree
 from shoal.device.placement import GpuConfig, Hardware
 from shoal.device.transfer import DeviceEvent, to_host
-from shoal.learning import Progress
 from shoal.nets import NetConfig
 from shoal.slots import map_tree
 

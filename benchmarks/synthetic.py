@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from shoal import algorithms
+from shoal.acting import StepView
 from shoal.algorithms import vtrace
 from shoal.device.batched_inference import BatchedInference
 from shoal.device.placement import Hardware
 from shoal.envs import EnvSpec
-from shoal.learning import StepView
 from shoal.nets import NetConfig
 
 __all__ = ["ACTIONS", "FRAMES", "Requests", "algorithm_of", "fill", "spec_of", "waiting_for"]

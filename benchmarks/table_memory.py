@@ -17,12 +17,12 @@ import numpy as np
 
 from benchmarks.results import load, parser_for, save, say, with_earlier_rows
 from shoal import replay
+from shoal.acting import FrameStacks, ItemRecord, Progress
 from shoal.bench import machine
 from shoal.core import Tree
 from shoal.errors import ShoalError
 from shoal.experiment.prepare import Prepared, prepare
 from shoal.experiment.run import plan_of
-from shoal.learning import FrameStacks, ItemRecord, Progress
 from shoal.replay.table.replay_core import Core
 from shoal.roles.player import Player
 from shoal.roles.replay_frames import FrameTable, frame_stacks, insert_fields, kept_columns

@@ -22,10 +22,10 @@ import torch.nn.functional as F
 
 from evidence.lines import Line, apart, side_by_side
 from shoal import algorithms, envs
+from shoal.acting import Progress
 from shoal.algorithms import curl
 from shoal.algorithms.common.contrast import ENCODER
 from shoal.algorithms.common.representation_learn import RepresentationLearn
-from shoal.learning import Progress
 from shoal.nets import NetConfig
 
 __all__ = ["LINES", "trial"]

@@ -20,8 +20,8 @@ from benchmarks.peers.install import DRIVERS, PeerLibrary, driver_environment, i
 from evidence.learning import reaches
 from evidence.lines import Line, train
 from shoal import algorithms, envs
+from shoal.acting import Progress
 from shoal.algorithms import es
-from shoal.learning import Progress
 from shoal.nets import NetConfig
 from tests.architectures.graphs import train as train_graph
 

@@ -20,8 +20,9 @@ import torch
 
 from evidence.lines import Line, apart, side_by_side, train
 from shoal import algorithms, envs, replay
+from shoal.acting import Progress
 from shoal.algorithms import sac, td3
-from shoal.learning import Progress, phases_due
+from shoal.learning import phases_due
 from shoal.nets import NetConfig
 from tests.algorithms.replay_loop import Actor, batch_of
 

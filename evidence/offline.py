@@ -108,7 +108,7 @@ def grasps(seed: int) -> dict[str, Any]:
 def success(run: str, seed: int, sampled: bool) -> float:
     """Of samples of the policy, or of its means."""
     import shoal as library
-    from shoal.learning import Progress
+    from shoal.acting import Progress
     from shoal.roles.episodes import EpisodePlay
 
     loaded = library.load(run)

@@ -126,8 +126,8 @@ def acting(workload: str, batch: int) -> Work:
     import torch
 
     from shoal import algorithms
+    from shoal.acting import DevicePolicy, Progress
     from shoal.device.batched_inference import BatchedInference
-    from shoal.learning import DevicePolicy, Progress
 
     ready = prepared(workload)
     seats = min(batch, SEATS)
@@ -167,7 +167,7 @@ def learning(workload: str, batch: int) -> Work:
     """l: whole updates of the algorithm's own Learn, on one batch in memory; on a GPU in the GPU's memory, minibatch by
     minibatch, because the bus is not part of l."""
     from shoal import algorithms
-    from shoal.learning import Progress
+    from shoal.acting import Progress
     from shoal.roles.parts import Parts
 
     ready = prepared(workload)
@@ -196,7 +196,7 @@ def _batch(algorithm: Any, env: Any, slots: int) -> tuple[Any, int]:
     """One real unroll, as an actor would write it, side by side `slots` times."""
     import torch
 
-    from shoal.learning import Progress
+    from shoal.acting import Progress
 
     policy, recorder, rng = algorithm.policy(), algorithm.record.recorder(SEATS), torch.Generator().manual_seed(0)
     now, state, explore = env.reset(0), policy.initial_state(SEATS), algorithm.explore(0, 1, SEATS, Progress())

@@ -78,7 +78,7 @@ def _items(algorithm: Any, ready: Prepared, count: int) -> Any:
     """Items of real steps, side by side."""
     import torch
 
-    from shoal.learning import Progress
+    from shoal.acting import Progress
 
     env, policy, recorder = ready.source.make(SEATS), algorithm.policy(), algorithm.record.recorder(SEATS)
     rng, explore = torch.Generator().manual_seed(0), algorithm.explore(0, 1, SEATS, Progress())
@@ -132,7 +132,7 @@ def _drawing(kept: _Table) -> Callable[[], tuple[Any, Any]]:
 
 def updating(ready: Prepared) -> Work:
     """l: items learned from; on a GPU in the GPU's memory, because the bus is not part of l."""
-    from shoal.learning import Progress
+    from shoal.acting import Progress
     from shoal.roles.parts import Parts
 
     kept = _Table(ready)

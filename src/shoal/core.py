@@ -1,4 +1,5 @@
-"""The contract of roles and wires: what a role is and what the five wires promise. `learning.py` has algorithms and architectures.
+"""The contract of roles and wires: what a role is and what the five wires promise. `acting.py` has policies and records,
+`learning.py` algorithms and architectures.
 
     algorithm      what is learned            Policy, Record, Learn                 knows nothing of processes
     architecture   who does what, with whom   a Program: roles joined by wires      knows nothing of losses

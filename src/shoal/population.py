@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
+from shoal.acting import Record, StepView
 from shoal.core import Tree
-from shoal.learning import Learn, Record, StepView
+from shoal.learning import Learn
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from shoal import algorithms, envs
-from shoal.learning import Progress
+from shoal.acting import Progress
 from shoal.slots import map_tree
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from shoal.acting import Progress, StepView
 from shoal.algorithms.common.item_batch import ItemMinibatch, item_minibatch, item_sums
 from shoal.algorithms.common.learn import Loss, PhasedLearn
 from shoal.algorithms.common.metrics import Q_MEAN, TD_ERROR, phase_metrics
@@ -27,7 +28,7 @@ from shoal.algorithms.common.policy import ModelPolicy
 from shoal.algorithms.records.transitions import Transitions
 from shoal.core import Tree, Vector
 from shoal.envs import EnvSpec
-from shoal.learning import Algorithm, Progress, StepView, Tolerance
+from shoal.learning import Algorithm, Tolerance
 from shoal.nets import Critic, DeterministicActor, NetConfig, build_actor, build_critic
 from shoal.options import Options, number
 from shoal.slots import Layout, map_tree

@@ -2,7 +2,7 @@
 
 import torch
 
-from shoal.learning import Progress
+from shoal.acting import Progress
 from shoal.nets import NetConfig
 from shoal.slots import map_tree
 from tests.algorithms.replay_loop import Actor

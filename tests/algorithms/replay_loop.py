@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from shoal import envs, replay
-from shoal.learning import Progress
+from shoal.acting import Progress
 from shoal.slots import map_tree
 
 

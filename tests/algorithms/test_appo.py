@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from shoal import algorithms
+from shoal.acting import Progress
 from shoal.algorithms import appo, ppo
 from shoal.algorithms.actor_critic.advantages import Advantages
 from shoal.algorithms.actor_critic.proximal import ProximalMinibatch
 from shoal.errors import ConfigError
-from shoal.learning import Progress
 from shoal.nets import NetConfig
 from shoal.ops import returns
 from tests.algorithms.loop import Actor, join, update

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from shoal import algorithms, envs
+from shoal.acting import Progress
 from shoal.algorithms import a2c, appo, ppo, vtrace
 from shoal.device.cuda_graph import CapturedFunction
 from shoal.device.placement import Hardware
-from shoal.learning import Progress
 from shoal.nets import NetConfig
 from tests.algorithms.loop import Actor, join
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from shoal import algorithms, envs
+from shoal.acting import Progress
 from shoal.algorithms import a2c, ppo
 from shoal.algorithms.actor_critic.unroll_batch import Finals, UnrollBatch
 from shoal.errors import ConfigError
-from shoal.learning import Progress
 from shoal.nets import NetConfig
 from tests.algorithms.loop import Actor, join, update
 

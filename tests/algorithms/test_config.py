@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from shoal import algorithms
+from shoal.acting import Progress
 from shoal.algorithms import a2c, ppo, vtrace
 from shoal.envs import EnvSpec
 from shoal.errors import ConfigError
-from shoal.learning import Progress, Tolerance
+from shoal.learning import Tolerance
 from shoal.nets import NetConfig
 from shoal.options import Options
 from tests.algorithms import loop, replay_loop
@@ -81,7 +82,7 @@ def test_names():
     with pytest.raises(ConfigError, match=r"the module shoal\.learning has no Mine"):
         algorithms.named("shoal.learning:Mine")
     with pytest.raises(ConfigError, match="has Progress, which is not a subclass"):
-        algorithms.named("shoal.learning:Progress")
+        algorithms.named("shoal.acting:Progress")
     assert algorithms.named("shoal.algorithms.ppo:PPO") is algorithms.named("ppo") is ppo.PPO
     nets = {"r2d2": NetConfig(recurrent="lstm")}
     made = {name: algorithms.make(name, spec(IMAGE if name in PIXELS else BOX, BOX if name in CONTINUOUS else TWO),

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from shoal import algorithms, cli, envs
+from shoal.acting import Progress
 from shoal.algorithms import curl
 from shoal.algorithms.common.contrast import ENCODER
 from shoal.errors import ConfigError
-from shoal.learning import DeviceLearn, EncodedLearn, Progress, ReplayLearn
+from shoal.learning import DeviceLearn, EncodedLearn, ReplayLearn
 from shoal.nets import NetConfig
 from shoal.ops import contrast as ops
 from shoal.slots import map_tree

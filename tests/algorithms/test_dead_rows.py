@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from shoal import algorithms
+from shoal.acting import Progress
 from shoal.algorithms import a2c, ppo, vtrace
 from shoal.envs import EnvSpec, Step
-from shoal.learning import Progress
 from shoal.nets import NetConfig
 
 OBSERVED = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)  # x_0 .. x_3 | x_4 .. x_7: two episodes

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from shoal import algorithms, envs
+from shoal.acting import Progress, StepView
 from shoal.algorithms import es
 from shoal.algorithms.evolution.noise import NoiseTable, draw_indices
 from shoal.errors import ConfigError
-from shoal.learning import Progress, StepView
 from shoal.nets import NetConfig, build_policy
 from shoal.nets.batched import BatchedPolicy, DensePass
 from shoal.nets.flat import flatten

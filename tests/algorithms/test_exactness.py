@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from shoal import algorithms
+from shoal.acting import Progress, StepView
 from shoal.algorithms import a2c, ppo, vtrace
 from shoal.envs import EnvSpec
-from shoal.learning import Progress, StepView
 from shoal.nets import NetConfig
 from tests.algorithms.loop import Actor, join, update
 from tests.algorithms.toys import ReadOff, toy_env, toy_spec

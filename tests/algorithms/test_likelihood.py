@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from shoal import algorithms
+from shoal.acting import ActionLikelihood, Progress, StepView
 from shoal.algorithms import bc, dqn, iql, ppo, sac, td3
-from shoal.learning import ActionLikelihood, Progress, StepView
 from shoal.nets import NetConfig
 from tests.algorithms.toys import toy_spec
 

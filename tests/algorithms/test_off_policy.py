@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from shoal import algorithms, envs
+from shoal.acting import Progress, StepView
 from shoal.algorithms import ddpg, sac, td3
 from shoal.algorithms.off_policy.noise import OrnsteinUhlenbeck
 from shoal.algorithms.off_policy.policy import UNIFORM
@@ -17,7 +18,7 @@ from shoal.device.batched_inference import BatchedInference
 from shoal.device.placement import Hardware
 from shoal.envs import EnvSpec
 from shoal.errors import ConfigError
-from shoal.learning import Progress, StepView, phases_due
+from shoal.learning import phases_due
 from shoal.nets import NetConfig
 from shoal.slots import map_tree
 from tests.algorithms.replay_loop import Actor, batch_of, batches

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from shoal import algorithms
+from shoal.acting import Progress, StepView
 from shoal.algorithms import bc, cql, dqn, iql, marwil, sac, td3, td3_bc
 from shoal.device.placement import Hardware
 from shoal.envs import EnvSpec
 from shoal.errors import ConfigError
-from shoal.learning import Progress, StepView, phases_due
+from shoal.learning import phases_due
 from shoal.nets import NetConfig
 from shoal.slots import map_tree
 from tests.algorithms.replay_loop import Actor, batch_of, batches

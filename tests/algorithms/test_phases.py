@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from shoal import algorithms, envs
+from shoal.acting import DevicePolicy, Progress
 from shoal.algorithms import dqn
 from shoal.algorithms.common.phases import Phase, PhasedParameters, TargetSchedule, overlap
 from shoal.device.placement import Hardware
-from shoal.learning import DeviceLearn, DevicePolicy, Learn, Progress, ReplayLearn, SlicedLearn, Updater
+from shoal.learning import DeviceLearn, Learn, ReplayLearn, SlicedLearn, Updater
 from shoal.nets import NetConfig
 from tests.algorithms.outside_ddpg import DDPG, Config
 from tests.algorithms.replay_loop import Actor, batch_of, greedy_return, train

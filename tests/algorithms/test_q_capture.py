@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from shoal import envs
+from shoal.acting import Progress, StepView
 from shoal.algorithms import dqn, r2d2
 from shoal.device.batched_inference import BatchedInference
 from shoal.device.placement import Hardware
-from shoal.learning import Progress, StepView
 from shoal.nets import NetConfig
 from shoal.nets.cores import LSTMCore
 from shoal.nets.q_network import HeadConfig, build_q

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from shoal import envs
+from shoal.acting import Progress, StepView
 from shoal.algorithms import dqn, make, r2d2
 from shoal.algorithms.records.moments import moment_fields
 from shoal.errors import ConfigError
-from shoal.learning import Progress, StepView, Tolerance
+from shoal.learning import Tolerance
 from shoal.nets import NetConfig
 from shoal.ops import priorities, schedules, value
 from shoal.slots import map_tree

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from shoal import algorithms, envs
+from shoal.acting import Progress, StepView
 from shoal.algorithms import qtopt
 from shoal.algorithms.common.lagged_copy import Lag, LaggedCopy
 from shoal.envs import EnvSpec
 from shoal.errors import ConfigError
-from shoal.learning import Progress, StepView
 from shoal.nets import NetConfig
 from shoal.slots import map_tree
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from shoal import envs
+from shoal.acting import Progress
 from shoal.algorithms import r2d2
-from shoal.learning import Progress
 from shoal.nets import NetConfig
 from shoal.ops import priorities, value
 from shoal.slots import map_tree

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from shoal import cli, envs
+from shoal.acting import Progress, StepView
 from shoal.algorithms import dqn
 from shoal.device.batched_inference import BatchedInference
 from shoal.device.placement import Hardware
 from shoal.errors import ConfigError
-from shoal.learning import Progress, StepView
 from shoal.nets import NetConfig
 from shoal.ops import priorities
 from shoal.slots import map_tree

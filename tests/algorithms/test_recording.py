@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from shoal import algorithms, envs
+from shoal.acting import Progress
 from shoal.algorithms import curl, ddpg, dqn, r2d2, sac, td3
 from shoal.device import cpu_graph
 from shoal.device.cpu_graph import RecordedFunction
-from shoal.learning import Progress, phases_due
+from shoal.learning import phases_due
 from shoal.nets import NetConfig
 from tests.algorithms.replay_loop import batches
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from shoal.acting import Progress
 from shoal.algorithms import td3
 from shoal.envs import EnvSpec
-from shoal.learning import Progress, phases_due
+from shoal.learning import phases_due
 from shoal.nets import NetConfig
 
 LOW, HIGH = np.array([-2.0, 0.0], np.float32), np.array([2.0, 3.0], np.float32)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from shoal import algorithms, envs
+from shoal.acting import Progress
 from shoal.algorithms import vtrace
-from shoal.learning import Progress
 from shoal.nets import NetConfig
 from shoal.ops import losses, returns
 from tests.algorithms.loop import Actor, join, update

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 
-from shoal.learning import Progress
+from shoal.acting import Progress
 
 ACTIONS = 64  # many, so that an action meant for somebody else is noticed
 

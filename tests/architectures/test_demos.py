@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from shoal import cli, envs
+from shoal.acting import Progress
 from shoal.algorithms import dqn, r2d2
-from shoal.learning import Progress
 from shoal.nets import NetConfig
 from shoal.offline import DemoWriter, open_demos
 from shoal.offline.recording import RecordingOptions, record, recording_info

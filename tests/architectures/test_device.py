@@ -9,12 +9,12 @@ import torch
 
 from benchmarks.device_limit import measure
 from shoal import algorithms, cli
+from shoal.acting import Progress
 from shoal.algorithms import a2c, appo, ppo, vtrace
 from shoal.device.placement import GpuConfig, Hardware, choose_device
 from shoal.errors import ConfigError
 from shoal.experiment.parse import parse_train
 from shoal.experiment.prepare import prepare
-from shoal.learning import Progress
 from shoal.nets import NetConfig
 from shoal.roles.device_learner import DeviceLearner
 from shoal.roles.parts import EnvSource, Parts

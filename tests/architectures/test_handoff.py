@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from shoal import algorithms, envs
+from shoal.acting import Progress
 from shoal.algorithms import ppo, vtrace
 from shoal.architectures import central_inference
 from shoal.device.weight_handoff import DeviceWeights, WeightHandoff
-from shoal.learning import Progress
 from shoal.nets import NetConfig
 from shoal.roles.parts import Parts
 from tests.architectures.graphs import Weights, draw, go, train

@@ -12,10 +12,10 @@ import pytest
 
 import shoal
 from shoal import algorithms, cli, envs
+from shoal.acting import Progress
 from shoal.algorithms import qtopt
 from shoal.envs.experts import explore_grasps
 from shoal.errors import ConfigError
-from shoal.learning import Progress
 from shoal.nets import NetConfig
 from shoal.offline import open_demos
 from shoal.offline.joined_recordings import recordings_in

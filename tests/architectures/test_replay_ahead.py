@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shoal.acting import Progress
 from shoal.algorithms import dqn, r2d2
 from shoal.device.placement import Hardware
-from shoal.learning import Progress
 from shoal.nets import NetConfig
 from shoal.roles.learner import Learner
 from shoal.roles.replay import Replay

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.acting import Progress
 from shoal.algorithms import curl, dqn
-from shoal.learning import Progress
 from shoal.nets import NetConfig
 from shoal.roles.learner import Learner
 from shoal.roles.replay_config import ReplayConfig

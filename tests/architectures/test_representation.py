@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from shoal import cli
+from shoal.acting import Progress
 from shoal.algorithms import curl
-from shoal.learning import Progress
 from shoal.nets import NetConfig
 from shoal.roles.replay_config import ReplayConfig
 from tests.algorithms.test_curl import Drawing

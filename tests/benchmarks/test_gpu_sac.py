@@ -6,8 +6,8 @@ import numpy as np
 
 from benchmarks import gpu_sac
 from benchmarks.training_curve import evaluations
+from shoal.acting import Progress
 from shoal.device.placement import Hardware
-from shoal.learning import Progress
 
 
 def test_the_bare_loop_makes_whole_updates():

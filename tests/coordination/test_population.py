@@ -32,6 +32,12 @@ def test_truncation():
     rng = np.random.default_rng(0)
     copies = {member: {to_copy(member, known, "truncation", rng) for _ in range(50)} for member in known}
     assert all(copies[member] == {8, 9} for member in (0, 1)) and all(copies[member] == {None} for member in range(2, 10))
+    eight = {member: Fitness(float(member)) for member in range(8)}
+    copies = {member: {to_copy(member, eight, "truncation", rng) for _ in range(50)} for member in eight}
+    assert all(copies[member] == {6, 7} for member in (0, 1)) and all(copies[member] == {None} for member in range(2, 8))
+    copying = [sum(to_copy(member, {one: Fitness(float(one)) for one in range(size)}, "truncation", rng) is not None
+                   for member in range(size)) for size in range(1, 14)]
+    assert copying == [0, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3]
     ties = {member: Fitness(1.0) for member in range(10)}
     assert {to_copy(member, ties, "truncation", rng) for member in ties} == {None}
     assert to_copy(0, {0: Fitness(0.0)}, "truncation", rng) is None

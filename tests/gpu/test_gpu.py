@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.synthetic import fill
 from shoal import algorithms, envs
+from shoal.acting import Progress, StepView
 from shoal.algorithms import a2c, ppo, vtrace
 from shoal.device.batched_inference import BatchedInference
 from shoal.device.cuda_graph import CapturedFunction
@@ -16,7 +17,6 @@ from shoal.device.placement import GpuConfig, Hardware
 from shoal.device.transfer import DirectSlotCopy
 from shoal.device.weight_handoff import WeightHandoff
 from shoal.envs import EnvSpec
-from shoal.learning import Progress, StepView
 from shoal.nets import NetConfig
 from shoal.nets.heads import action_head
 from shoal.roles.parts import EnvSource, Parts

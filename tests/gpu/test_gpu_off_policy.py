@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from shoal import algorithms, cli, envs
+from shoal.acting import Progress
 from shoal.algorithms import ddpg, sac, td3
 from shoal.device.batched_inference import BatchedInference
-from shoal.learning import Progress, phases_due
+from shoal.learning import phases_due
 from shoal.nets import NetConfig
 from shoal.roles.parts import Parts
 from shoal.roles.replay_config import ReplayConfig

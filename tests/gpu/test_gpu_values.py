@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from shoal import algorithms, cli, envs
+from shoal.acting import Progress, StepView
 from shoal.algorithms import dqn, r2d2
 from shoal.device.batched_inference import BatchedInference
 from shoal.device.placement import GpuConfig, Hardware
 from shoal.device.transfer import DeviceEvent, to_host
 from shoal.envs import EnvSpec
-from shoal.learning import Progress, StepView
 from shoal.nets import NetConfig
 from shoal.roles.parts import Parts
 from shoal.roles.replay_config import ReplayConfig

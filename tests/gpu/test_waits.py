@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from shoal import algorithms, envs
+from shoal.acting import Progress
 from shoal.algorithms import appo, ppo, vtrace
 from shoal.device.placement import GpuConfig, Hardware
-from shoal.learning import Progress
 from shoal.nets import NetConfig
 from shoal.roles.parts import EnvSource
 from tests.algorithms.loop import Actor, join

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.algorithms.actor_critic.advantages import estimate
 from shoal.algorithms.actor_critic.algorithm import ActorCritic, ActorCriticConfig
 from shoal.algorithms.actor_critic.learn import ActorCriticLearn, Totals
@@ -29,7 +30,7 @@ from shoal.algorithms.common.learn import Loss
 from shoal.algorithms.common.metrics import POLICY_METRICS, phase_metrics
 from shoal.algorithms.common.optimiser import annealed
 from shoal.core import Tree
-from shoal.learning import Progress, Tolerance
+from shoal.learning import Tolerance
 from shoal.ops import losses
 from shoal.options import number
 

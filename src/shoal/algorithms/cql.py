@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.acting import Policy, Progress
 from shoal.algorithms import dqn, sac
 from shoal.algorithms.common.item_learn import ItemLearn
 from shoal.algorithms.common.metrics import phase_metrics
@@ -39,7 +40,7 @@ from shoal.algorithms.q_learning.model import QModel
 from shoal.algorithms.records.transitions import Transitions
 from shoal.core import Tree
 from shoal.errors import ConfigError
-from shoal.learning import Algorithm, Policy, Progress, Tolerance
+from shoal.learning import Algorithm, Tolerance
 from shoal.ops.off_policy import clipped_double_q
 from shoal.ops.offline import action_gap, sampled_logsumexp
 from shoal.options import Options, number

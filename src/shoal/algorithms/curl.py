@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import gymnasium as gym
 import numpy as np
 
+from shoal.acting import Policy, Progress
 from shoal.algorithms import dqn, sac
 from shoal.algorithms.common.contrast import ENCODER, Contrast
 from shoal.algorithms.common.item_learn import ItemLearn
@@ -37,7 +38,7 @@ from shoal.algorithms.common.metrics import CONTRAST_ACCURACY, CONTRAST_LOSS, ph
 from shoal.algorithms.common.representation_learn import RepresentationLearn
 from shoal.algorithms.records.transitions import Transitions
 from shoal.errors import ConfigError
-from shoal.learning import Algorithm, Policy, Progress, Tolerance
+from shoal.learning import Algorithm, Tolerance
 from shoal.nets.encoder import image_shape, is_image
 from shoal.nets.representation import RepresentationConfig
 from shoal.options import Options, number

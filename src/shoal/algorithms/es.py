@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from shoal.acting import Progress
 from shoal.algorithms.common.metrics import GRAD_NORM, LEARNING_RATE
 from shoal.algorithms.common.plan import AlgorithmPlan, weights_layout
 from shoal.algorithms.evolution.learn import EvolutionLearn
@@ -33,7 +34,7 @@ from shoal.algorithms.evolution.model import EvolutionModel, EvolutionPolicy, Pe
 from shoal.algorithms.evolution.noise import NoiseTable
 from shoal.algorithms.records.scores import Scores
 from shoal.errors import ConfigError
-from shoal.learning import Algorithm, Progress, Tolerance
+from shoal.learning import Algorithm, Tolerance
 from shoal.ops.evolution import Shaping
 from shoal.options import Options, number
 from shoal.slots import Layout

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from shoal.acting import Progress, StepView
 from shoal.algorithms.common.item_batch import ItemMinibatch, item_minibatch
 from shoal.algorithms.common.item_learn import ItemLearn
 from shoal.algorithms.common.lagged_copy import Lag
@@ -43,7 +44,7 @@ from shoal.algorithms.records.relabelled import RelabelledItems
 from shoal.algorithms.records.transitions import Transitions
 from shoal.core import Tree
 from shoal.errors import ConfigError
-from shoal.learning import Algorithm, Progress, StepView, Tolerance
+from shoal.learning import Algorithm, Tolerance
 from shoal.nets.action_value import ActionValue, build_action_value
 from shoal.ops.cem import cem
 from shoal.options import Options, number

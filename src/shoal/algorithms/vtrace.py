@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.algorithms.actor_critic.algorithm import ActorCritic, ActorCriticConfig
 from shoal.algorithms.actor_critic.learn import ActorCriticLearn
 from shoal.algorithms.common.learn import Loss
@@ -33,7 +34,7 @@ from shoal.algorithms.common.metrics import CLIP_FRACTION, POLICY_METRICS, phase
 from shoal.algorithms.common.optimiser import annealed
 from shoal.core import Tree
 from shoal.errors import ConfigError
-from shoal.learning import Progress, Tolerance
+from shoal.learning import Tolerance
 from shoal.ops import losses, returns
 from shoal.options import number
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.acting import Policy, StepView
 from shoal.core import Tree
 from shoal.device.cuda_graph import CAPTURE_LOCK, capturing
 from shoal.device.placement import Hardware
-from shoal.learning import Policy, StepView
 from shoal.slots import map_tree
 
 __all__ = ["BatchedInference", "padded"]

@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 import torch
 
+from shoal.acting import Policy, Progress
 from shoal.core import Tree
 from shoal.device.transfer import HostCopy, to_host
-from shoal.learning import Policy, Progress
 from shoal.slots import map_tree
 
 __all__ = ["DeviceWeights", "WeightExporter", "WeightHandoff", "WeightSnapshot"]

@@ -189,8 +189,8 @@ def _run_source(path: Path, env: str | None, options: RecordOptions) -> EpisodeS
 
 def _preset_source(name: str, env: EnvRef, options: RecordOptions) -> EpisodeSource:
     """A preset's policy before anything is learned, exploring as training begins."""
+    from shoal.acting import Progress
     from shoal.experiment.prepare import prepare
-    from shoal.learning import Progress
 
     preset = load_preset(name)
     plan = default_plan(Names(preset.algorithm, preset.architecture, name), env, preset,
@@ -207,7 +207,7 @@ class _Acting:
     def __init__(self, algorithm: Algorithm, published: Any, seats: int, explore: bool, rng: np.random.Generator) -> None:
         import torch
 
-        from shoal.learning import ActionLikelihood, Progress
+        from shoal.acting import ActionLikelihood, Progress
 
         self.policy, self.viewer = algorithm.policy(), algorithm.record.viewer(seats)
         self.policy.load(published)

@@ -11,13 +11,14 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.core import Tree
 from shoal.envs import BatchedEnv
 from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment.checkpoints import TensorFiles, holds_table
 from shoal.experiment.policy_choice import PolicyChoice, policy_files
 from shoal.experiment.trained_policy import TrainedPolicy
-from shoal.learning import Algorithm, Progress
+from shoal.learning import Algorithm
 from shoal.roles.episodes import EpisodePlay
 from shoal.roles.matches import match_rates, rate_interval
 from shoal.slots import leaves

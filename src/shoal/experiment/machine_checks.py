@@ -10,11 +10,11 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shoal.acting import ItemRecord
 from shoal.errors import ConfigError
 from shoal.experiment.config import Experiment, Plan
 from shoal.experiment.prepare import Prepared, remade
 from shoal.experiment.values import with_values
-from shoal.learning import ItemRecord
 from shoal.options import flag
 from shoal.runtime import Program, start_checks
 from shoal.runtime.start_checks import PLACE_BYTES, SPARE_PROCESSES, Need, least, needs, shortage

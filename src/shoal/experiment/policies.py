@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
+from shoal.acting import Progress
 from shoal.envs import EnvSpec
 from shoal.envs.multi_agent import GroupSpec
 from shoal.envs.opponent_env import OpponentMaker, random_opponent
 from shoal.errors import ConfigError
 from shoal.experiment.references import find, modules_of
 from shoal.experiment.values import with_values
-from shoal.learning import Algorithm, Progress
+from shoal.learning import Algorithm
 from shoal.roles.policies import PolicyOf
 from shoal.roles.policy_opponent import policy_opponent, script_opponent
 

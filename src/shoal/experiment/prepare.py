@@ -20,6 +20,7 @@ import gymnasium as gym
 import numpy as np
 
 from shoal import __version__
+from shoal.acting import ItemRecord
 from shoal.algorithms.records.spaces import leaf_tree
 from shoal.architectures.offline import draw_offline
 from shoal.device.placement import Hardware, choose_device
@@ -36,7 +37,7 @@ from shoal.experiment.preload import PRELOAD
 from shoal.experiment.references import EnvRef, find
 from shoal.experiment.values import json_values, with_values
 from shoal.league.matchmaking import LeaguePlan
-from shoal.learning import Algorithm, ItemRecord
+from shoal.learning import Algorithm
 from shoal.nets.net_config import NetConfig
 from shoal.population import ScoreRecord
 from shoal.roles.matches import quick_tree
@@ -165,7 +166,7 @@ class Prepared:
         if self.several:
             parts = dataclasses.replace(parts, policies=self.named(parts), league=self.league)
         program.on_gpu = parts.hardware.on_gpu
-        program.settings = LiveValues(algorithm=self.algorithm.config, eval=parts.eval)
+        program.settings = LiveValues(algorithm=self.algorithm.config, eval=parts.eval, replay=parts.replay)
         with making_networks():  # to know the size of the weights
             if parts.offline and not self.plan.architecture.draws_offline:
                 draw_offline(program, parts)
@@ -292,21 +293,22 @@ def made_for(plan: Plan, name: str, seating: Seating) -> PreparedPolicy:
 
 
 def _check_contract(algorithm: Algorithm) -> None:
-    """Raise if an algorithm, perhaps from outside, lacks what roles read of it (see learning.py)."""
+    """Raise if an algorithm, perhaps from outside, lacks what roles read of it (see learning.py and acting.py)."""
     record, who = algorithm.record, type(algorithm).__name__
     if algorithm.from_replay != isinstance(record, ItemRecord):
         raise ConfigError(f"{who}.from_replay is {algorithm.from_replay}, but its record is a {type(record).__name__}; an "
-                          "algorithm that learns from replay has an ItemRecord, any other an UnrollRecord (shoal/learning.py)")
+                          "algorithm that learns from replay has an ItemRecord, any other an UnrollRecord (shoal/acting.py)")
     if algorithm.evolves != isinstance(record, ScoreRecord):
         raise ConfigError(f"{who}.evolves is {algorithm.evolves}, but its record is a {type(record).__name__}; an algorithm that "
-                          "evolves has a ScoreRecord (shoal/learning.py)")
+                          "evolves has a ScoreRecord (shoal/population.py)")
     needed = ("weights_version", "time") if algorithm.from_replay else ("valid", "weights_version", "time")
     needed = ("score", "decisions") if algorithm.evolves else needed
-    for what, layout, names in (("record.layout", record.layout, needed),
-                                ("published_layout()", algorithm.published_layout(), ("progress",))):
+    of_record = "population.py" if algorithm.evolves else "acting.py"
+    for what, layout, names, page in (("record.layout", record.layout, needed, of_record),
+                                      ("published_layout()", algorithm.published_layout(), ("progress",), "learning.py")):
         missing = [name for name in names if name not in layout.fields]
         if missing:
-            raise ConfigError(f"{who}.{what} has no field {' and no field '.join(missing)}; roles read it (shoal/learning.py)")
+            raise ConfigError(f"{who}.{what} has no field {' and no field '.join(missing)}; roles read it (shoal/{page})")
 
 
 def _check_matches(experiment: Experiment[Any, Any], source: EnvSource, spec: EnvSpec, algorithm: Algorithm) -> None:

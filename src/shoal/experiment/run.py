@@ -21,9 +21,11 @@ from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 from shoal.coordination.autoscale import Autoscaler, Rule
+from shoal.envs.factory import must_be_compiled
 from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError
 from shoal.experiment.auto_layout import laid_out
+from shoal.experiment.callback_process import callback_output
 from shoal.experiment.checkpoints import SavedSlices, read_meta, saved_slices
 from shoal.experiment.components import Components
 from shoal.experiment.config import Experiment, Names, Plan, check_ray, default_plan, offline_data
@@ -45,7 +47,7 @@ from shoal.experiment.values import with_values
 from shoal.learning import Algorithm
 from shoal.offline import found_at
 from shoal.options import flag
-from shoal.telemetry.callbacks import Callback, CallbackOutput, checked
+from shoal.telemetry.callbacks import Callback, checked
 from shoal.telemetry.console import console, counted
 from shoal.telemetry.outputs import JsonLines, Output
 from shoal.telemetry.snapshot import COUNTERS
@@ -255,10 +257,12 @@ def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float
     say = _speaker(plan, stream)
     for line in sizing_lines(plan):
         say(line)
+    if must_be_compiled(plan.env.target):
+        say(f"{plan.env.name} is compiled now, at its first use on this machine; that takes up to half a minute")
     prepared = prepare(laid_out(plan, say))
     plan, resumed = prepared.plan, 0
     if rundir is None and plan.experiment.init_from is not None:
-        prepared = replace(prepared, initial=initial_weights(prepared, plan.experiment.init_from))
+        prepared = replace(prepared, initial=initial_weights(prepared, plan.experiment.init_from, say))
     if rundir is None:
         program = drawn(prepared)
         program.starts_paused = plan.experiment.runtime != "ray"  # until there is a checkpoint; in a cluster some may never start
@@ -369,7 +373,7 @@ def _session(prepared: Prepared, program: Program, rundir: RunDir, base: Base, s
         console(experiment.console.mode, stream, title, vars(goals), experiment.console.every_seconds),
         JsonLines(rundir.metrics_file),
         TensorBoard(rundir.path / "tensorboard") if experiment.tensorboard else None,
-        *(CallbackOutput(callback) for callback in callbacks),
+        *(callback_output(callback) for callback in callbacks),
     ]
     learning = prepared.metrics
     labels = {"preset": names.preset, "algorithm": names.algorithm, "architecture": names.architecture, "env": env.name,

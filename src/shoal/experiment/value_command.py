@@ -74,10 +74,10 @@ def evaluate_command(arguments: list[str]) -> int:
 
 
 def _evaluated(run: Path, recording: str, options: EvaluateOptions) -> PolicyValue:
+    from shoal.acting import Progress
     from shoal.experiment.loaded_run import compute_threads
     from shoal.experiment.run import load
     from shoal.experiment.rundir import RunDir
-    from shoal.learning import Progress
     from shoal.offline import check_recording, open_demos
     from shoal.offline.fitted_q import FittedQPlan
     from shoal.offline.logged_steps import LoggedSteps, choices_of

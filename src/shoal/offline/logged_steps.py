@@ -9,9 +9,9 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from shoal.acting import ActionLikelihood, Policy, StepView
 from shoal.core import Tree
 from shoal.errors import ConfigError
-from shoal.learning import ActionLikelihood, Policy, StepView
 from shoal.offline.recorded_episodes import Demos, RecordingInfo, joined_log_probs
 from shoal.slots import leaves, map_tree
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.acting import StepView
 from shoal.algorithms.records.step_view import rows_of_view
 from shoal.core import Tree
-from shoal.learning import StepView
 from shoal.slots import map_tree
 
 __all__ = ["AskedSeats"]

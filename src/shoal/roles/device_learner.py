@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.acting import DevicePolicy, Progress
 from shoal.algorithms.records.unroll import Unroll
 from shoal.core import Me, Publisher, any_of
 from shoal.device.cuda_graph import capturing
 from shoal.envs.device import CompilableTensorEnv
-from shoal.learning import DeviceLearn, DevicePolicy, Progress
+from shoal.learning import DeviceLearn
 from shoal.roles.device_unroll import DeviceUnroll
 from shoal.roles.learner_state import SKIPS_IN_A_ROW, LearnerState
 from shoal.roles.parts import Parts

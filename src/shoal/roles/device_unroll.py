@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.acting import Policy, StepView
 from shoal.algorithms.actor_critic.unroll_batch import Finals, UnrollBatch
 from shoal.algorithms.records.unroll import Unroll
 from shoal.core import Tree
 from shoal.envs.device import TensorEnv
 from shoal.errors import ConfigError
-from shoal.learning import Policy, StepView
 from shoal.slots import Field, leaves, map_tree
 
 __all__ = ["DeviceUnroll"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from shoal.acting import UnrollRecord
 from shoal.core import Call, Me, Pending, Tree
 from shoal.envs import Step
-from shoal.learning import UnrollRecord
 from shoal.roles.parts import Parts
 from shoal.roles.player import note_step
 from shoal.roles.step_report import StepReport

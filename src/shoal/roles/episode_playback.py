@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
+from shoal.acting import ItemRecord, Progress, UnrollRecord
 from shoal.core import Tree
 from shoal.envs import Step
-from shoal.learning import Algorithm, ItemRecord, Progress, UnrollRecord
+from shoal.learning import Algorithm
 from shoal.offline import Episode
 from shoal.roles.observation_moments import NAME, moments_fields
 from shoal.slots import Layout, map_tree

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.acting import Policy, Record
 from shoal.envs import BatchedEnv, Step
 from shoal.envs.rollout import Rollout
-from shoal.learning import Policy, Record
 from shoal.roles.asked_seats import AskedSeats
 
 __all__ = ["EpisodePlay", "play_episodes"]

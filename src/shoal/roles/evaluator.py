@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.core import Me, Reader, Tree, Wait, any_of
 from shoal.envs import BatchedEnv
 from shoal.envs.split_env import SplitEnv
-from shoal.learning import Progress
 from shoal.roles.episodes import EpisodePlay
 from shoal.roles.goals import METRICS
 from shoal.roles.matches import exploitability_of, match_rates, quick_tree

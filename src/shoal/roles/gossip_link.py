@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.core import Me, Publisher, Reader, Tree, Vector
-from shoal.learning import Progress
 from shoal.roles.learner_state import LearnerState
 from shoal.roles.parts import Parts
 from shoal.roles.worker import Origin, Worker

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.core import Me, Publisher, Reader, Shared, Vector
-from shoal.learning import Learn, Progress
+from shoal.learning import Learn
 from shoal.roles.learner_state import SharedModel
 from shoal.roles.parts import Parts
 from shoal.roles.worker import Origin, Worker

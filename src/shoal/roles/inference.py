@@ -13,11 +13,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from shoal.acting import DevicePolicy, ItemRecord, Progress, StepView, UnrollRecord
 from shoal.core import Call, Me, Reader, Request, Server, Sink, Slot, Tree
 from shoal.device.batched_inference import BatchedInference
 from shoal.device.weight_handoff import DeviceWeights, WeightHandoff
 from shoal.envs import Step
-from shoal.learning import DevicePolicy, ItemRecord, Progress, StepView, UnrollRecord
 from shoal.roles.data_path import producer_end
 from shoal.roles.env_actor import read_step
 from shoal.roles.parts import Parts

@@ -12,10 +12,11 @@ from typing import Generic, TypeVar
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.algorithms.common.gradients import Readings
 from shoal.core import Me, Shared, Tree, Vector
 from shoal.device.transfer import to_host
-from shoal.learning import Learn, Progress, Updater
+from shoal.learning import Learn, Updater
 from shoal.roles.parts import Parts
 from shoal.slots import Field, Layout
 

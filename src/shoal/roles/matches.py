@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
+from shoal.acting import ActionProbabilities, Policy, StepView
 from shoal.envs.builtin.game_trees import GameTree, tree_of
 from shoal.envs.exploitability import Probabilities, exploitability
 from shoal.errors import ConfigError
-from shoal.learning import ActionProbabilities, Policy, StepView
 from shoal.roles.parts import EnvSource
 
 __all__ = ["exploitability_of", "match_rates", "probabilities_of", "quick_tree", "rate_interval"]

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.algorithms.common.phases import overlap
 from shoal.core import Call, Me, Publisher, Request, Server, Tree, Vector
-from shoal.learning import Progress, SlicedLearn, Updater, UpdaterSlice
+from shoal.learning import SlicedLearn, Updater, UpdaterSlice
 from shoal.ops.gates import LossGate, judge, too_old
 from shoal.roles.learner_state import LearnerState
 from shoal.roles.observation_moments import MomentRelay, moments_fields

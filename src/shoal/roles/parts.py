@@ -11,13 +11,14 @@ import numpy as np
 import torch
 
 from shoal import envs
+from shoal.acting import ItemRecord, StoredItems, UnrollRecord
 from shoal.device.placement import Hardware
 from shoal.envs.handling import Handling
 from shoal.envs.multi_agent import GroupSpec
 from shoal.envs.opponent_env import OpponentEnv, OpponentMaker, built_in_opponent
 from shoal.errors import ConfigError
 from shoal.league.matchmaking import LeaguePlan
-from shoal.learning import Algorithm, DeviceLearn, ItemRecord, Learn, StoredItems, UnrollRecord
+from shoal.learning import Algorithm, DeviceLearn, Learn
 from shoal.offline.data_config import DataConfig
 from shoal.options import number
 from shoal.population import ScoreRecord

@@ -9,11 +9,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from shoal.acting import DevicePolicy, ItemRecord, ItemRecorder, Progress, SeatRecord, SeatRecorder, UnrollRecord, UnrollRecorder
 from shoal.core import Me, Tree
 from shoal.device.batched_inference import BatchedInference
 from shoal.envs import BatchedEnv, Step
 from shoal.errors import ConfigError
-from shoal.learning import DevicePolicy, ItemRecord, ItemRecorder, Progress, SeatRecord, SeatRecorder, UnrollRecord, UnrollRecorder
 from shoal.roles.asked_seats import AskedSeats
 from shoal.roles.parts import Parts
 from shoal.roles.step_report import StepReport
@@ -205,7 +205,7 @@ class TurnItemPlay(ItemPlay):
 def seat_record(algorithm: str, record: UnrollRecord) -> SeatRecord:
     if not isinstance(record, SeatRecord):
         raise ConfigError(f"--algorithm {algorithm} cannot learn from agents that take turns: its {type(record).__name__} has no "
-                          "columns() (shoal.learning.SeatRecord)")
+                          "columns() (shoal.acting.SeatRecord)")
     return record
 
 

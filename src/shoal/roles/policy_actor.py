@@ -17,12 +17,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.algorithms.records.step_view import rows_of_view
 from shoal.core import Me, Reader, Sink, Slot
 from shoal.envs import MultiAgentEnv, MultiAgentStep, Step
 from shoal.envs.multi_agent import AgentGroup
 from shoal.envs.opponent_env import Opponent
-from shoal.learning import Progress
 from shoal.roles.asked_seats import AskedSeats
 from shoal.roles.parts import Parts
 from shoal.roles.player import asked, seat_record

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.core import Tree
 from shoal.envs import Step
 from shoal.envs.opponent_env import Opponent, OpponentMaker, Seats
-from shoal.learning import Algorithm, Progress
+from shoal.learning import Algorithm
 from shoal.roles.asked_seats import AskedSeats
 
 __all__ = ["PolicyOpponent", "policy_opponent", "script_opponent"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from shoal.acting import StepView, UnrollRecord
 from shoal.core import Call, Me, Reader, Server, Shared, Sink, Tree
-from shoal.learning import StepView, UnrollRecord
 from shoal.roles.learner_state import SharedModel
 from shoal.roles.parts import Parts
 from shoal.roles.player import note_step

@@ -19,8 +19,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.core import Call, Me, Pending, Reader, Tree
-from shoal.learning import Progress, Relabels
+from shoal.learning import Relabels
 from shoal.ops import schedules
 from shoal.roles.data_path import producer_end
 from shoal.roles.observation_moments import MomentRelay

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from shoal.acting import FramedItems, FrameStacks, StoredItems
 from shoal.core import Tree
-from shoal.learning import FramedItems, FrameStacks, StoredItems
 from shoal.replay.table.columns import Column, Spec, flatten
 from shoal.replay.table.replay_core import Core, PendingInserts
 from shoal.replay.table.table_core import TableCore

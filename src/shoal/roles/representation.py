@@ -20,8 +20,9 @@ from typing import cast
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.core import Call, Me, Pending, Publisher, Reader, Request, Server, Tree
-from shoal.learning import EncodedLearn, Progress, Represents, phases_due
+from shoal.learning import EncodedLearn, Represents, phases_due
 from shoal.roles import random_state
 from shoal.roles.learner import Learner
 from shoal.roles.learner_state import LearnerState

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from shoal.acting import StepView
 from shoal.core import Tree
-from shoal.learning import StepView
 from shoal.slots import map_tree
 
 __all__ = ["join_rows", "join_views", "rows_of"]

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from shoal.acting import Progress
 from shoal.core import Me, Reader
 from shoal.errors import ConfigError
-from shoal.learning import Progress
 from shoal.offline import open_demos
 from shoal.offline.fitted_q import FittedQ, FittedQPlan
 from shoal.offline.logged_steps import LoggedSteps, choices_of

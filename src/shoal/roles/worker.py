@@ -14,8 +14,9 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from shoal.acting import Progress
 from shoal.core import Me, Tree, Vector
-from shoal.learning import Learn, Progress, phases_due
+from shoal.learning import Learn, phases_due
 from shoal.roles import random_state
 from shoal.roles.parts import Parts
 from shoal.roles.player import Player

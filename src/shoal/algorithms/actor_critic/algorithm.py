@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import gymnasium as gym
 import numpy as np
 
+from shoal.acting import Progress
 from shoal.algorithms.actor_critic.learn import ActorCriticLearn, ActorCriticObjective
 from shoal.algorithms.actor_critic.model import ActorCriticModel
 from shoal.algorithms.actor_critic.policy import ActorCriticPolicy
@@ -18,7 +19,7 @@ from shoal.algorithms.common.plan import AlgorithmPlan, weights_layout
 from shoal.algorithms.records.spaces import Leaf
 from shoal.algorithms.records.unroll import Unroll
 from shoal.errors import ConfigError
-from shoal.learning import Algorithm, Progress
+from shoal.learning import Algorithm
 from shoal.options import Options, number
 from shoal.slots import Layout
 

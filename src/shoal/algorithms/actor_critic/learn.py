@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.algorithms.actor_critic.model import ActorCriticModel
 from shoal.algorithms.actor_critic.unroll_batch import UnrollBatch
 from shoal.algorithms.common.learn import Loss, PhasedLearn
 from shoal.algorithms.common.phases import Phase
 from shoal.algorithms.records.unroll import Unroll
 from shoal.core import Tree, Vector
-from shoal.learning import Progress
 
 if TYPE_CHECKING:
     from shoal.algorithms.actor_critic.algorithm import ActorCriticConfig

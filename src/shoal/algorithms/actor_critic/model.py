@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shoal.acting import StepView
 from shoal.algorithms.common.model import Model
 from shoal.algorithms.common.plan import AlgorithmPlan
 from shoal.core import Tree
 from shoal.device.placement import Hardware
-from shoal.learning import StepView
 from shoal.nets import ActorCriticNetwork, ActorCriticOutput, build
 from shoal.nets.heads import LatentActionHead
 from shoal.slots import map_tree

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from shoal.acting import StepView
 from shoal.algorithms.actor_critic.model import ActorCriticModel
 from shoal.algorithms.common.policy import ModelPolicy
 from shoal.core import Tree
-from shoal.learning import StepView
 from shoal.nets.heads import LatentActionHead
 from shoal.slots import leaves
 

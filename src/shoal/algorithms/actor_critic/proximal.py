@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.algorithms.actor_critic.algorithm import ActorCriticConfig
 from shoal.algorithms.common.learn import Loss
 from shoal.algorithms.common.optimiser import annealed
 from shoal.core import Tree
 from shoal.device.transfer import to_device
-from shoal.learning import Progress
 from shoal.ops import losses
 from shoal.options import number
 

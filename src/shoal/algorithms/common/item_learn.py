@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.algorithms.common.contrast import ENCODER, Contrast
 from shoal.algorithms.common.item_batch import ItemMinibatch, item_sums
 from shoal.algorithms.common.learn import Loss, PhasedLearn
 from shoal.algorithms.common.model import Model
 from shoal.algorithms.common.phases import Phase
 from shoal.core import Tree, Vector
-from shoal.learning import Progress
 
 __all__ = ["ItemLearn"]
 

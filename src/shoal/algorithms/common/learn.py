@@ -22,6 +22,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.algorithms.common.gradients import Readings, descend, measured
 from shoal.algorithms.common.model import Model
 from shoal.algorithms.common.normaliser import LearnerNormalisers
@@ -33,7 +34,6 @@ from shoal.device.cuda_graph import CapturedFunction, LearnerGraphs
 from shoal.device.placement import Hardware
 from shoal.device.transfer import PinnedUploader, to_device
 from shoal.device.weight_handoff import DeviceWeights, WeightExporter, WeightSnapshot
-from shoal.learning import Progress
 from shoal.ops import priorities
 from shoal.slots import leaves, map_tree
 
@@ -269,6 +269,9 @@ class PhasedLearn(ABC, Generic[M]):
     def weights(self) -> Mapping[str, torch.Tensor]:
         names = ("params", "target", *self.statistics.state)
         return {name: self.state[name] for name in names if name in self.state}
+
+    def layers(self, params: np.ndarray) -> Mapping[str, np.ndarray]:
+        return self.model.layers(params)
 
     def published(self, progress: Progress) -> Tree:
         return self._exporter.published(progress)

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from shoal.learning import Progress
+from shoal.acting import Progress
 from shoal.ops import optimise, schedules
 
 __all__ = ["Optimiser", "OptimiserName", "ValueOptimiserName", "annealed"]

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.algorithms.common.normaliser import LearnerNormalisers
 from shoal.algorithms.common.phases import PhasedParameters, overlap
 from shoal.core import Tree, Vector
-from shoal.learning import Progress
 
 __all__ = ["ParameterSlice"]
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.algorithms.common.lagged_copy import Lag, LaggedCopy
 from shoal.algorithms.common.optimiser import Optimiser, OptimiserName, ValueOptimiserName, annealed
-from shoal.learning import Progress
 from shoal.ops.value import polyak_
 
 __all__ = ["Phase", "PhasedParameters", "TargetSchedule", "overlap"]

@@ -8,10 +8,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 
+from shoal.acting import StepView
 from shoal.algorithms.common.model import Model
 from shoal.core import Tree
 from shoal.device.placement import Hardware
-from shoal.learning import StepView
 
 __all__ = ["ModelPolicy"]
 

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from shoal.acting import Progress
 from shoal.algorithms.common.contrast import Contrast
 from shoal.algorithms.common.item_batch import ItemMinibatch
 from shoal.algorithms.common.learn import Loss, PhasedLearn
 from shoal.algorithms.common.model import Model
 from shoal.algorithms.common.phases import Phase
 from shoal.core import Tree
-from shoal.learning import Progress
 
 __all__ = ["RepresentationLearn"]
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.algorithms.common.normaliser import LearnerNormalisers
 from shoal.algorithms.common.phases import Phase, PhasedParameters
 from shoal.algorithms.evolution.model import EvolutionModel
 from shoal.algorithms.evolution.noise import NoiseTable, draw_indices
 from shoal.core import Tree, Vector
-from shoal.learning import Progress
 from shoal.ops.evolution import noise_weights
 
 if TYPE_CHECKING:
@@ -116,6 +116,9 @@ class EvolutionLearn:
     @property
     def weights(self) -> Mapping[str, torch.Tensor]:
         return {name: self.state[name] for name in ("params", *self.statistics.state)}
+
+    def layers(self, params: np.ndarray) -> Mapping[str, np.ndarray]:
+        return self.model.layers(params)
 
     def published(self, progress: Progress) -> Tree:
         norm = {name: tensor.numpy() for name, tensor in self.statistics.published.items()}

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from shoal.acting import StepView
 from shoal.algorithms.common.model import Model
 from shoal.algorithms.common.plan import AlgorithmPlan
 from shoal.algorithms.common.policy import ModelPolicy
 from shoal.algorithms.evolution.actions import ActionReader
 from shoal.algorithms.evolution.noise import NoiseTable, draw_indices
 from shoal.core import Tree
-from shoal.learning import StepView
 from shoal.nets import PolicyNetwork, build_policy
 from shoal.nets.batched import BatchedPolicy
 from shoal.slots import map_tree

@@ -10,13 +10,14 @@ import gymnasium as gym
 import numpy as np
 from torch import nn
 
+from shoal.acting import Policy, Progress
 from shoal.algorithms.common.model import Model
 from shoal.algorithms.common.plan import AlgorithmPlan, weights_layout
 from shoal.algorithms.off_policy.policy import UNIFORM
 from shoal.algorithms.records.first_priority import ValueEstimates
 from shoal.algorithms.records.transitions import Transitions
 from shoal.errors import ConfigError
-from shoal.learning import Algorithm, Policy, Progress, Tolerance
+from shoal.learning import Algorithm, Tolerance
 from shoal.slots import Layout
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.acting import Progress
 from shoal.algorithms.common.contrast import Contrast
 from shoal.algorithms.common.item_batch import ItemMinibatch, item_minibatch
 from shoal.algorithms.common.item_learn import ItemLearn
@@ -30,7 +31,6 @@ from shoal.algorithms.common.phases import Phase, TargetSchedule
 from shoal.algorithms.off_policy.off_policy_options import OffPolicyOptions
 from shoal.core import Tree
 from shoal.device.placement import Hardware
-from shoal.learning import Progress
 from shoal.ops.off_policy import temperature_loss
 
 __all__ = [

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.acting import StepView
 from shoal.algorithms.common.model import Model
 from shoal.algorithms.common.policy import ModelPolicy
 from shoal.algorithms.off_policy.noise import Noise
 from shoal.core import Tree
 from shoal.device.cpu_graph import RecordedFunction
-from shoal.learning import StepView
 from shoal.nets import Critic, DeterministicActor, GaussianActor, PolicyNetwork, SquashedGaussianActor, StackedValues
 from shoal.nets.continuous import bounded_range
 from shoal.ops import distributions as dist

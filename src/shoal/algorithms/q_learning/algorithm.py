@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import gymnasium as gym
 import numpy as np
 
+from shoal.acting import Progress
 from shoal.algorithms.common.contrast import Contrast
 from shoal.algorithms.common.optimiser import ValueOptimiserName
 from shoal.algorithms.common.plan import AlgorithmPlan, weights_layout
@@ -16,7 +17,7 @@ from shoal.algorithms.q_learning.learn import Errors, QLearn
 from shoal.algorithms.q_learning.model import QModel, QPolicy
 from shoal.algorithms.records.first_priority import Estimates, QEstimates
 from shoal.errors import ConfigError
-from shoal.learning import Algorithm, Progress
+from shoal.learning import Algorithm
 from shoal.nets.q_network import HeadConfig
 from shoal.ops import schedules
 from shoal.options import Options, number

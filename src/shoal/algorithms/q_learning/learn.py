@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from shoal.acting import Progress
 from shoal.algorithms.common.contrast import Contrast
 from shoal.algorithms.common.item_batch import ItemMinibatch, item_minibatch
 from shoal.algorithms.common.item_learn import ItemLearn
@@ -29,7 +30,6 @@ from shoal.algorithms.common.optimiser import annealed
 from shoal.algorithms.common.phases import Phase, TargetSchedule
 from shoal.algorithms.q_learning.model import QModel
 from shoal.core import Tree
-from shoal.learning import Progress
 
 if TYPE_CHECKING:
     from shoal.algorithms.q_learning.algorithm import QLearningConfig

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from shoal.acting import StepView
 from shoal.algorithms.common.model import Model
 from shoal.algorithms.common.plan import AlgorithmPlan
 from shoal.algorithms.common.policy import ModelPolicy
 from shoal.core import Tree
 from shoal.device.placement import Hardware
-from shoal.learning import StepView
 from shoal.nets.q_network import HeadConfig, QNetwork, QOutput, build_q
 from shoal.ops import c51
 from shoal.ops.distributions import greedy_log_prob

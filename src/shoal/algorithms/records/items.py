@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 import gymnasium as gym
 import numpy as np
 
+from shoal.acting import FrameStacks, ItemRecord, StepView
 from shoal.algorithms.records.first_priority import Estimates
 from shoal.algorithms.records.frame_runs import FrameRuns
 from shoal.algorithms.records.moments import MomentSums
@@ -33,7 +34,6 @@ from shoal.algorithms.records.step_view import StepViewer, executed
 from shoal.algorithms.records.unroll import Unroll
 from shoal.core import Tree
 from shoal.errors import ConfigError
-from shoal.learning import FrameStacks, ItemRecord, StepView
 from shoal.ops import priorities
 from shoal.slots import Field, map_tree
 

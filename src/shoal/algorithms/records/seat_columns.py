@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from shoal.acting import StepView
 from shoal.algorithms.records.step_view import executed, rows_of_view
 from shoal.algorithms.records.unroll import Unroll, too_many_finals, write_unroll_moments
 from shoal.core import Tree
-from shoal.learning import StepView
 from shoal.slots import map_tree
 
 if TYPE_CHECKING:

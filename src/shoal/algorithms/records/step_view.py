@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shoal.acting import StepView
 from shoal.core import Tree
-from shoal.learning import StepView
 from shoal.slots import map_tree
 
 if TYPE_CHECKING:

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
+from shoal.acting import StepView, UnrollRecord
 from shoal.algorithms.records.moments import moment_fields, write_moments
 from shoal.algorithms.records.spaces import Leaf, action_leaf, float_paths, leaf_tree, observation_fields
 from shoal.algorithms.records.step_view import StepViewer, executed
 from shoal.core import Tree
 from shoal.errors import ConfigError
-from shoal.learning import StepView, UnrollRecord
 from shoal.slots import Field, Layout, leaves
 
 if TYPE_CHECKING:
