@@ -33,8 +33,8 @@ LINEAR = ("es", "CartPole-v1", "--runtime", "inline", "--actors", "1", "--algori
           "--algorithm.lr", "0.1", "--algorithm.weight-decay", "0", "--algorithm.no-normalise-observations",
           "--architecture.envs-per-actor", "20", "--eval.episodes", "20", "--eval.every-env-steps", "1")
 """The reduced configuration of specs/policy.md 11d: four weights and a bias for each action, ten mirrored pairs."""
-PIXELS = ("es", "shoal/Catch-v0", "--envs.kwargs", "observation=pixels", "--runtime", "inline", "--actors", "1", "--eval.episodes", "50",
-          "--eval.every-env-steps", "10000", "--until-return", "0.9", "--max-env-steps", "100000")
+PIXELS = ("es", "shoal/Catch-v0", "--envs.kwargs", "observation=pixels", "--runtime", "inline", "--actors", "1",
+          "--eval.episodes", "50", "--eval.every-env-steps", "10000", "--until-return", "0.9", "--max-env-steps", "100000")
 
 
 def linear(seed: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from shoal.algorithms import es
 from shoal.errors import ConfigError, RoleFailed
 from shoal.experiment.checkpoints import TensorFiles
 from shoal.nets import NetConfig
-from shoal.roles.parts import EnvSource
+from shoal.roles.parts import EnvSource, EvalPlan
 from tests.architectures.graphs import Weights, draw, go, train
 from tests.runtime.harness import kill
 
@@ -51,6 +51,17 @@ def test_other_spaces_run(env, tmp_path):
     config = es.Config(population=4, episodes=2, action_noise=0.01, episode_limit=5, noise_size=50_000)
     runs = [train(tmp_path, config, "evolution", env, "inline", updates=3, actors=n, net=NET, envs_per_actor=3) for n in (1, 2)]
     assert runs[0].hash == runs[1].hash
+
+
+@pytest.mark.parametrize("architecture", ["evolution", "evolution_master"])
+def test_evaluations_are_apart(architecture, tmp_path):
+    """The unperturbed policy is evaluated beside the members: neither its returns nor its decisions count for the update."""
+    rare, often = (train(tmp_path, QUICK, architecture, "CartPole-v1", "inline", updates=6, **FIT,
+                         eval=EvalPlan(enabled=True, episodes=2, every_env_steps=period)) for period in (10**9, 1))
+    assert often.hash == rare.hash
+    assert often.final["evaluator-0"]["eval_env_steps"] > rare.final["evaluator-0"]["eval_env_steps"]
+    members = [sum(page["env_steps"] for name, page in run.final.items() if name.startswith("worker")) for run in (rare, often)]
+    assert members[0] == members[1] > 0
 
 
 def kept(program):
