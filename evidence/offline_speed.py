@@ -45,12 +45,12 @@ def recorded(folder: str) -> str:
     return folder
 
 
-def ours(preset: str, data: str, seed: int, *more: str) -> dict[str, float]:
+def ours(preset: str, data: str, seed: int, *more: str, device: str = "cpu", seconds: float = SECONDS) -> dict[str, float]:
     """Updates/s of shoal, and how much of the time the learner waited."""
     with tempfile.TemporaryDirectory() as folder:
         done = shoal("train", preset, data, "--run-dir", f"{folder}/run", "--max-learner-steps", "100000000", "--max-seconds",
-                     f"{WARM_SECONDS + SECONDS:g}", "--seed", str(seed), "--net.hidden", *map(str, HIDDEN), "--replay.batch-size",
-                     str(BATCH), "--device", "cpu", *QUIET, *more)
+                     f"{WARM_SECONDS + seconds:g}", "--seed", str(seed), "--net.hidden", *map(str, HIDDEN), "--replay.batch-size",
+                     str(BATCH), "--device", device, *QUIET, *more)
         shots = snapshots(Path(folder, "run", "metrics.jsonl"))
     learning = [shot for shot in shots if shot["learner_steps"] and not shot.get("last")]
     begun = [shot for shot in learning if shot["time"] - learning[0]["time"] >= WARM_SECONDS]
@@ -81,15 +81,19 @@ def bare_here(preset: str, threads: int) -> float:
     import torch
 
     from benchmarks.gpu_sac import BareUpdates
-    from shoal import algorithms, envs
-    from shoal.algorithms import iql, td3_bc
     from shoal.device.placement import Hardware
-    from shoal.nets import NetConfig
 
     torch.set_num_threads(threads)
+    return BareUpdates(algorithm_of(preset), Hardware(), BATCH, graphs=False, whole=False).rate(SECONDS / 2)
+
+
+def algorithm_of(preset: str) -> Any:
+    from shoal import algorithms, envs
+    from shoal.algorithms import iql, td3_bc
+    from shoal.nets import NetConfig
+
     config = iql.Config() if preset == "iql" else td3_bc.Config(normalise_observations=True)
-    algorithm = algorithms.make(config, envs.describe(ENV), NetConfig(hidden=HIDDEN, activation="relu"), 1)
-    return BareUpdates(algorithm, Hardware(), BATCH, graphs=False, whole=False).rate(SECONDS / 2)
+    return algorithms.make(config, envs.describe(ENV), NetConfig(hidden=HIDDEN, activation="relu"), 1)
 
 
 def compared(preset: str) -> dict[str, Any]:

@@ -143,6 +143,13 @@ class SlicedLearn(Protocol):
 
 
 @runtime_checkable
+class LayeredLearn(Updater, Protocol):
+    """A Learn that knows the layers of its network."""
+
+    def layers(self, params: np.ndarray) -> Mapping[str, np.ndarray]: ...  # by name, views of such a flat vector of parameters
+
+
+@runtime_checkable
 class DelayedLearn(Protocol):
     """A Learn of which some phases are not due at every learner step (the delayed policy updates of TD3)."""
 

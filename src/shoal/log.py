@@ -1,11 +1,13 @@
 """Callbacks that log a run elsewhere: `shoal.train(..., callbacks=[shoal.log.wandb(project="walkers")])`.
 
-They log the numbers that metrics.jsonl has, nested ones by their path (losses/entropy), at the run's env steps.
+They log the numbers that metrics.jsonl has, nested ones by their path (losses/entropy), at the run's env steps. Each has a process
+of its own, so a crash in a tracking library does not reach the run.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,29 +20,32 @@ __all__ = ["MLflow", "WeightsAndBiases", "mlflow", "wandb"]
 
 def wandb(**init: Any) -> WeightsAndBiases:
     """Weights & Biases; the arguments are those of wandb.init (project, name, mode, ...)."""
-    return WeightsAndBiases(_installed("wandb", "wandb"), init)
+    check_installed("wandb")
+    return WeightsAndBiases(init)
 
 
 def mlflow(experiment: str | None = None, tracking_uri: str | None = None) -> MLflow:
     """MLflow, into a server or a file store (tracking_uri="file:./mlruns")."""
-    return MLflow(_installed("mlflow", "mlflow"), experiment, tracking_uri)
+    check_installed("mlflow")
+    return MLflow(experiment, tracking_uri)
 
 
-def _installed(name: str, package: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise ConfigError(f"{name} is not installed here; pip install {package}") from None
+def check_installed(name: str) -> None:
+    if importlib.util.find_spec(name) is None:
+        raise ConfigError(f"{name} is not installed here; pip install {name}")
 
 
 class WeightsAndBiases(Callback):
     """One W&B run for one run."""
 
-    def __init__(self, module: Any, init: Mapping[str, Any]) -> None:
-        self._module, self._init, self._run = module, dict(init), None  # type: Any, dict[str, Any], Any
+    own_process = True
+
+    def __init__(self, init: Mapping[str, Any]) -> None:
+        self._init, self._run = dict(init), None  # type: dict[str, Any], Any
 
     def on_start(self, directory: Path, config: Mapping[str, Any]) -> None:
-        self._run = self._module.init(**{"name": directory.name, "dir": str(directory), "config": dict(config), **self._init})
+        given = {"name": directory.name, "dir": str(directory), "config": dict(config), **self._init}
+        self._run = importlib.import_module("wandb").init(**given)
 
     def on_metrics(self, metrics: Mapping[str, Any]) -> None:
         self._run.log(scalars(metrics), step=int(metrics["env_steps"]))
@@ -53,12 +58,16 @@ class WeightsAndBiases(Callback):
 class MLflow(Callback):
     """One MLflow run for one run."""
 
-    def __init__(self, module: Any, experiment: str | None, tracking_uri: str | None) -> None:
-        self._module, self._experiment, self._uri = module, experiment, tracking_uri
+    own_process = True
+
+    def __init__(self, experiment: str | None, tracking_uri: str | None) -> None:
+        self._experiment, self._uri = experiment, tracking_uri
+        self._module: Any = None
         self._client: Any = None
         self._run = ""
 
     def on_start(self, directory: Path, config: Mapping[str, Any]) -> None:
+        self._module = importlib.import_module("mlflow")
         self._client = self._module.MlflowClient(tracking_uri=self._uri)
         name = self._experiment or "shoal"
         found = self._client.get_experiment_by_name(name)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.experiment.live_settings import LiveValues
 from shoal.replay.client.sharding import SHARD_BIT
 from shoal.roles.replay import Replay
 from shoal.roles.replay_config import ReplayConfig
@@ -17,7 +18,7 @@ from shoal.roles.replay_endpoints import ReplayInserter, ReplaySampler
 from shoal.roles.replay_wires import replay_wires
 from shoal.runtime import Program
 from shoal.slots import Field, Layout
-from tests.runtime.harness import Files
+from tests.runtime.harness import Files, kill, up
 
 ITEM = Layout({"id": Field((1,), "i8"), "nest": {"x": Field((1, 3), "f4")}, "screen": Field((1, 64, 64), "u1"),
                "time": Field((1,), "f8")})  # a screen is an image, which the table compresses
@@ -127,6 +128,34 @@ def program_of(config: ReplayConfig, producers: int = 2, turns: bool = False) ->
 
 
 SMALL = ReplayConfig(capacity=500, min_size=100, batch_size=16, insert_batch=10, samples_per_insert=4.0, exponent=0.6)
+
+
+class RatioChange:
+    """Changes samples per insert from 4 to 1 while items go in and out, then kills the Replay; `ratios` has what was kept to
+    before, between and afterwards."""
+
+    def __init__(self, program):
+        program.settings = LiveValues(replay=program.nodes["replay"].arguments["parts"].replay)
+        self.ratios, self._since, self._victim = [], None, None
+
+    def __call__(self, control):
+        if self.done(control) or not up(control) or (self._victim and control.children["replay-0"].pid == self._victim):
+            return
+        now = np.array([control.total("replay_inserts"), control.total("replay_samples")])
+        if self._since is None:
+            self._since = now
+        inserts, samples = now - self._since
+        if now[1] < 200 or samples < 600:
+            return
+        self.ratios.append(samples / inserts)
+        self._since = None
+        if len(self.ratios) == 1:
+            control.change({"replay.samples_per_insert": 1.0})
+        elif len(self.ratios) == 2:
+            self._victim = kill(control, "replay-0")
+
+    def done(self, control):
+        return len(self.ratios) == 3
 
 
 def done(coroutine):

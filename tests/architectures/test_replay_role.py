@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from shoal.errors import ConfigError
 from shoal.roles.replay_config import ReplayConfig
 from shoal.roles.replay_wires import Block
+from tests.architectures import replay_table
 from tests.architectures.graphs import go
 from tests.architectures.replay_table import FIRST, POISON, SMALL, CheckedReplay, Consumer, Producer, program_of, screens
 from tests.runtime.harness import RUNTIMES, Killer, Saver, Watch
@@ -27,6 +29,14 @@ def test_items_priorities_and_rate(kind, tmp_path):
     assert page["replay_size"] == SMALL.capacity
     assert page["samples_masked"] > 0, "no priority was ever updated"
     assert page["priority_updates"] + page["priority_updates_late"] >= page["replay_samples"] - 3 * SMALL.batch_size
+
+
+def test_a_ratio_that_changes(tmp_path):
+    """What is set counts from then on, not for what went in before, and a Replay that was killed begins with it."""
+    program = program_of(replace(SMALL))
+    change = replay_table.RatioChange(program)
+    assert go(program, "local", tmp_path, Watch(change.done, change, seconds=90)).reason == "until"
+    assert change.ratios[0] > 2.5 and max(change.ratios[1:]) < 1.7
 
 
 def test_free_running(tmp_path):

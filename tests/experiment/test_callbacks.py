@@ -1,15 +1,19 @@
 """`shoal.train(..., callbacks=[...])`: callbacks follow a run and cannot harm it."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 import shoal
+from shoal.experiment.callback_process import callback_output
 from shoal.telemetry import callbacks as module
 from shoal.telemetry.callbacks import Callback, CallbackOutput, scalars
 from tests.tree import tree_environment
@@ -95,24 +99,162 @@ KILLED = """
 import os, sys, shoal
 
 class Killer(shoal.Callback):
+    own_process = sys.argv[2] == "own"
+
     def on_checkpoint(self, folder):
         if int(folder.name.partition("+")[0]) > 0:
             os.kill(os.getpid(), 9)
 
 shoal.train("a2c", "CartPole-v1", run_dir=sys.argv[1], callbacks=[Killer()], actors=1, tensorboard=False, net={"hidden": (8,)},
-            **{"checkpoint.every_seconds": 0.3, "console.mode": "none", "eval.episodes": 2})
+            max_seconds=5, **{"checkpoint.every_seconds": 0.3, "console.mode": "none", "eval.episodes": 2})
 """
 
 
-def test_a_kill_in_a_callback(tmp_path):
+def killed(folder, where):
+    return subprocess.run([sys.executable, "-c", KILLED, str(folder), where], env=tree_environment(), capture_output=True,
+                          timeout=180)
+
+
+def test_a_kill_in_a_callback_of_the_driver(tmp_path):
     """The whole run is gone, with all its processes, and goes on from its newest checkpoint when it is resumed."""
     folder = tmp_path / "run"
-    done = subprocess.run([sys.executable, "-c", KILLED, str(folder)], env=tree_environment(), capture_output=True, timeout=180)
+    done = killed(folder, "here")
     assert done.returncode == -9, done.stderr
     saved = max(int(path.name.partition("+")[0]) for path in (folder / "checkpoints").glob("0*"))
     assert saved > 0
-    run = shoal.resume(folder, max_env_steps=saved + 5_000, runtime="inline")
+    run = shoal.resume(folder, max_env_steps=saved + 5_000, runtime="inline", max_seconds=None)
     assert run.summary["stopped_by"] == "env_steps" and run.summary["env_steps"] >= saved + 5_000
+
+
+def test_a_kill_in_a_callback_with_a_process_of_its_own(tmp_path):
+    """kill -9 in every checkpoint: the callback is started again once, then it is switched off, and the run ends as it should."""
+    folder = tmp_path / "run"
+    done = killed(folder, "own")
+    assert done.returncode == 0, done.stderr
+    run = shoal.load(folder)
+    assert run.summary["stopped_by"] == "seconds" and run.summary["restarts"] == 0
+    told = [row["text"] for row in lines(run, "event") if row["event"] == "callback failed"]
+    assert told == ["Killer.on_checkpoint did not return: its process was killed by SIGKILL; it was started again",
+                    "Killer.on_checkpoint did not return: its process was killed by SIGKILL; the callback is switched off, "
+                    "training continues"]
+
+
+class Elsewhere(Callback):
+    """Writes down what it is told, and where."""
+
+    own_process = True
+
+    def __init__(self, file, do=lambda method: None):
+        self.file, self.do = file, do
+
+    def note(self, method):
+        with open(self.file, "a") as file:
+            file.write(f"{method} {os.getpid()}\n")
+        self.do(method)
+
+    def on_start(self, directory, config):
+        self.note("start")
+
+    def on_checkpoint(self, folder):
+        self.note("checkpoint")
+
+    def on_end(self, summary):
+        self.note("end")
+
+    def seen(self):
+        return [line.split() for line in Path(self.file).read_text().splitlines()]
+
+
+def leave(method):
+    if method == "checkpoint":
+        os._exit(7)
+
+
+def say_goodbye(method):
+    if method == "checkpoint":
+        sys.exit(3)
+
+
+def interrupt(method):
+    if method == "checkpoint":
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+
+@pytest.mark.parametrize(("do", "processes", "end", "said"), [
+    (lambda method: None, 1, True, []),
+    (leave, 2, False, ["its process ended with exit code 7; it was started again", "exit code 7; the callback is switched off"]),
+    (say_goodbye, 1, True, ["on_checkpoint raised SystemExit: 3"] * 2),
+    (interrupt, 1, True, ["on_checkpoint raised KeyboardInterrupt"] * 2),
+    (lambda method: os._exit(0), 2, False,
+     ["exit code 0; it was started again, and its process ended with exit code 0; the callback is switched"])],
+    ids=["nothing", "os._exit", "sys.exit", "Ctrl-C", "os._exit in on_start"])
+def test_a_process_of_its_own(tmp_path, monkeypatch, do, processes, end, said):
+    """The calls are made there, in order, and what ends it is told of."""
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 120.0)
+    callback = Elsewhere(tmp_path / "seen", do)
+    output = callback_output(callback)
+    output.begin(tmp_path, {})
+    for number in range(2):
+        output.checkpoint(tmp_path / str(number))
+    output.end({})
+    output.close()
+    seen = callback.seen()
+    assert seen[0][0] == "start" and (seen[-1][0] == "end") == end
+    assert len({pid for _, pid in seen} - {str(os.getpid())}) == processes
+    for text, told in zip(said, output.complaints(), strict=True):
+        assert text in told
+
+
+def test_a_killed_driver_leaves_no_callback_behind(tmp_path):
+    """kill -9 of the driver ends the callback's process too, even one in an endless loop."""
+    code = ("import sys, time; from pathlib import Path\n"
+            "from shoal.experiment.callback_process import callback_output\n"
+            "from tests.experiment.test_callbacks import Elsewhere, loop\n"
+            "callback_output(Elsewhere(sys.argv[1], loop)).begin(Path(), {})\n"
+            "time.sleep(600)")
+    seen = tmp_path / "seen"
+    driver = subprocess.Popen([sys.executable, "-c", code, str(seen)], env=tree_environment())
+    try:
+        wait_until(lambda: seen.is_file() and seen.read_text().endswith("\n"))
+    finally:
+        driver.kill()
+        driver.wait()
+    pid = int(seen.read_text().split()[1])
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text())
+
+
+def loop(method):
+    while True:
+        pass
+
+
+def wait_until(condition, seconds=120.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_process_that_does_not_end(tmp_path, monkeypatch):
+    """An endless loop there keeps no core after the run."""
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 0.2)
+    entered = tmp_path / "seen"
+    output = callback_output(Elsewhere(entered, loop))
+    output.begin(tmp_path, {})
+    wait_until(lambda: entered.is_file() and entered.read_text().endswith("\n"))
+    pid = int(entered.read_text().split()[1])
+    output.close()
+    assert output.complaints()[0] == "Elsewhere is still busy 0.2 s after the end of the run; its process is ended"
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_a_callback_that_cannot_be_sent(tmp_path):
+    callback = Elsewhere(tmp_path / "seen")
+    callback.lock = threading.Lock()
+    with pytest.raises(shoal.ConfigError, match=r"Elsewhere has own_process = True and cannot be sent .*make what it needs"):
+        shoal.train("a2c", "CartPole-v1", run_dir=str(tmp_path / "run"), callbacks=[callback], **QUIET)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_restart_is_told(tmp_path):

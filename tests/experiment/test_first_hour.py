@@ -3,6 +3,7 @@ name, watching, plotting, films, cards, cleaning, episode logs, numbers of info,
 
 import csv
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from shoal.experiment.evaluation import learned_arrays
 from shoal.experiment.parse import parse_train
 from shoal.experiment.presets import load_preset, preset_names
 from shoal.experiment.references import EnvRef
+from shoal.experiment.run_card import card
 from shoal.telemetry.curves import Curve, band_of, read_curve, sparkline, student_t
 from tests.tree import tree_environment
 
@@ -169,11 +171,39 @@ def test_weights_of_replay_algorithms(tmp_path):
     assert np.allclose(params(again), params(first), atol=1e-6)
 
 
+def layers(run):
+    return {name: tensor.numpy() for name, tensor in shoal.load(run.directory, policy="last").module.state_dict().items()}
+
+
+class LazyPole(gym.Wrapper):
+    """CartPole with a third action: push as before."""
+
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+        self.action_space, self.before = gym.spaces.Discrete(3), 0
+
+    def step(self, action):
+        self.before = self.before if action == 2 else int(action)
+        return super().step(self.before)
+
+
+@pytest.mark.parametrize(("env", "hidden", "same", "said"), [
+    (LazyPole, (8,), {"trunk.torso.mlp.layers.0"}, "1 of 2 layers fit and are taken; these begin anew: out (4 x 8 here, 3 x 8 "),
+    ("CartPole-v1", (8, 8), {"trunk.torso.mlp.layers.0", "out"}, "2 of 3 layers fit and are taken; these begin anew: trunk.torso")])
+def test_layers_that_fit_are_taken(run, tmp_path, capsys, env, hidden, same, said):
+    """Of another environment, and of another network: a learning rate of almost nothing shows what the run began with."""
+    again = shoal.train("ppo", env, init_from=run, seed=5, run_dir=str(tmp_path / "run"),
+                        **{**TINY, "net.hidden": hidden, "algorithm.lr": 1e-12, "max_env_steps": 200, "console.mode": "plain"})
+    assert said in capsys.readouterr().out
+    before, now = layers(run), {name: tensor.numpy() for name, tensor in again.module.state_dict().items()}
+    fits = {name.rpartition(".")[0] for name, array in now.items()
+            if name in before and before[name].shape == array.shape and np.allclose(before[name], array, atol=1e-6)}
+    assert fits == same
+
+
 def test_weights_that_do_not_fit(run, tmp_path):
-    for options, said in (({"net.hidden": (9,)}, "net.hidden is .8. there|its net.hidden is"), ({}, "parameters")):
-        with pytest.raises(ConfigError, match=said):
-            shoal.train("ppo", "CartPole-v1" if options else "Acrobot-v1", init_from=str(run.directory),
-                        run_dir=str(tmp_path / "run"), **{**TINY, **options})
+    with pytest.raises(ConfigError, match="does not fit: none of its layers has the name and the shapes of one of this network's"):
+        shoal.train("ppo", "CartPole-v1", init_from=run, run_dir=str(tmp_path / "run"), **{**TINY, "net.hidden": (9,)})
     assert not (tmp_path / "run").exists()
 
 
@@ -270,9 +300,30 @@ def test_a_film_without_ffmpeg(run, tmp_path, capsys, monkeypatch):
 
 
 def test_a_card_for_notebooks(run):
-    card = run._repr_html_()
-    assert card.count("<svg") == 1 and "ppo on CartPole-v1" in card and f"{run.summary['eval_return']:,.2f}" in card
-    assert "<script" not in card and len(repr(run)) < 300
+    drawn = run._repr_html_()
+    assert drawn.count("<svg") == 1 and "ppo on CartPole-v1" in drawn and f"{run.summary['eval_return']:,.2f}" in drawn
+    assert "<script" not in drawn and len(repr(run)) < 300
+
+
+def test_cards_of_seeds_and_policies(seeds, run):
+    drawn = seeds._repr_html_()
+    assert "ppo on CartPole-v1, 2 seeds" in drawn and f"{seeds.summary['eval_return']['mean']:,.6g} (" in drawn
+    curves = [Curve(np.arange(3.0), np.arange(3.0)), Curve(np.arange(2.0), np.ones(2)), Curve(np.zeros(1), np.zeros(1))]
+    assert card("two of three have a line", [], "", curves).count("<polyline") == 2
+    assert repr(run.policy).startswith("<TrainedPolicy of ppo: Box(") and " env steps>" in repr(run.policy)
+    drawn = run.policy._repr_html_()
+    assert "a policy of ppo" in drawn and "Discrete(2)" in drawn and " parameters" in drawn
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_observations_that_no_network_can_answer(run, bad):
+    observations = np.zeros((3, 4), np.float32)
+    observations[1, 2] = bad
+    with pytest.raises(ConfigError, match=f"the observation of row 1 contains {bad}, and"):
+        run.policy.act(observations)
+    with pytest.raises(ConfigError, match=f"the observation contains {bad}, and"):
+        run.policy.act(observations[1])
+    assert run.policy.act(observations[::2]).shape == (2,)
 
 
 def test_cleaning(seeds, tmp_path, capsys):
@@ -362,8 +413,8 @@ class FlakyPair:
 
     possible_agents = ("a", "b")
 
-    def __init__(self) -> None:
-        self.inner = Flaky(every=3)
+    def __init__(self, every=3) -> None:
+        self.inner = Flaky(every=every)
 
     def observation_space(self, agent):
         return Flaky.observation_space
@@ -409,6 +460,7 @@ def test_a_run_outlives_its_environments(preset, tmp_path):
     rows = [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
     last = [row for row in rows if row["kind"] == "snapshot"][-1]
     assert last["env_restarts"] > 5 and any("the simulator has gone" in row.get("text", "") for row in rows)
+    assert run.summary["env_restarts"] == last["env_restarts"]
     assert 3 < last["info"]["speed"] < 7
     found = []
     for file in (run.directory / "episodes").glob("*.monitor.csv"):
@@ -450,3 +502,32 @@ def test_an_episode_log_goes_on(tmp_path):
     shoal.resume(run.directory, max_env_steps=600)
     assert file.read_text().startswith(first + "12,1\n") and file.read_text().count("r,l,t,env") == 1
     assert len(file.read_text().splitlines()) > len(first.splitlines()) + 1
+
+
+def several(num_envs=2, every=0):
+    return gym.vector.SyncVectorEnv([lambda: Flaky(every=every)] * num_envs)
+
+
+@pytest.mark.parametrize("env", [Flaky, FlakyPair, several])
+def test_a_key_that_no_info_has(env, tmp_path):
+    """A typo in --log.info is told, with the keys that there are; once, and not for keys that came late."""
+    run = shoal.train("a2c", env, run_dir=str(tmp_path / "run"), log={"info": ("speed", "sped")},
+                      **{**TINY, "max_env_steps": 400, "eval.enabled": False, "envs.kwargs": ("every=0",)})
+    rows = [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
+    (told,) = [row["text"] for row in rows if "--log.info" in row.get("text", "")]
+    assert re.match(r".*--log.info sped: no info has had it in the first [\d,]+ steps; its keys so far: (note, )?speed$", told)
+
+
+# ---------------------------------------------------------------------------------------------- shoal's own environments
+def test_the_compiler_is_announced(tmp_path, monkeypatch, capsys):
+    """The first use of a compiled environment on a machine takes some seconds; later ones say nothing."""
+    code = ("import numpy as np\nfrom shoal.envs.factory import make, must_be_compiled as must\nname = 'shoal/RiskyChain-v0'\n"
+            "env, before = make(name, 2), must(name)\nenv.reset(0)\nenv.step(np.zeros(2, np.int64))\n"
+            "print(before, must(name), must('shoal/TicTacToe-v0'), must('CartPole-v1'))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300,
+                          env={**tree_environment(), "NUMBA_CACHE_DIR": str(tmp_path / "numba")})
+    assert done.stdout.split() == ["True", "False", "True", "False"], done.stderr
+    monkeypatch.setattr("shoal.experiment.run.must_be_compiled", lambda env: True)
+    folder = str(tmp_path / "run")
+    code, told = say(capsys, "train", "a2c", "shoal/Catch-v0", *WORDS, "--console.mode", "plain", "--run-dir", folder)
+    assert code == 0 and "shoal/Catch-v0 is compiled now, at its first use on this machine" in told

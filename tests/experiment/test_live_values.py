@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -74,10 +75,10 @@ def plan(preset="ppo", **overrides):
 def test_configs_declare_what_is_live():
     ppo = {"algorithm.lr", "algorithm.entropy", "eval.every_env_steps", "checkpoint.every_seconds", "actors"}
     assert ppo <= set(live_keys(plan()))
-    assert {"algorithm.epsilon", "algorithm.lr"} <= set(live_keys(plan("dqn")))
+    assert {"algorithm.epsilon", "algorithm.lr", "replay.samples_per_insert"} <= set(live_keys(plan("dqn")))
     assert {"algorithm.actor_lr", "algorithm.alpha_lr"} <= set(live_keys(plan("sac")))
     assert {"algorithm.sigma", "algorithm.weight_decay"} <= set(live_keys(plan("es")))
-    assert not {"algorithm.gamma", "net.hidden", "seed", "runtime"} & set(live_keys(plan()))
+    assert not {"algorithm.gamma", "net.hidden", "seed", "runtime", "replay.samples_per_insert"} & set(live_keys(plan()))
 
 
 @pytest.mark.parametrize(("values", "words"), [
@@ -88,6 +89,16 @@ def test_configs_declare_what_is_live():
 def test_what_cannot_change_is_refused(values, words):
     with pytest.raises(shoal.ConfigError, match=words):
         changed_plan(plan(), values)
+
+
+@pytest.mark.parametrize(("preset", "overrides", "value", "words"), [
+    ("ppo", {}, 4.0, "without a replay table"), ("apex", {}, 0.0, "must be above 0"), ("apex", {}, None, "this run has a ratio"),
+    ("apex", {"replay.samples_per_insert": None}, 4.0, "this run has none"), ("qtopt", {}, 4.0, "ratios of their own"),
+    ("apex", {"replay.tolerance": 2000.0}, 100.0, "could block both sides"),
+])
+def test_ratios_that_cannot_change(preset, overrides, value, words):
+    with pytest.raises(shoal.ConfigError, match=words):
+        changed_plan(plan(preset, **overrides), {"replay.samples_per_insert": value})
 
 
 def test_learners_of_a_group_are_not_changed():
@@ -118,6 +129,30 @@ def test_value_survives_kills(tmp_path, capsys):
     further = str(RunDir(run).last_snapshot()["env_steps"] + 2000)
     assert cli.main(["resume", str(run), "--max-env-steps", further, "--console.mode", "none", "--runtime", "inline"]) == 0
     assert running.rates()[-1] == 0.00025
+
+
+def test_ratio_survives_a_resume(tmp_path):
+    """The table is saved with the ratio of 16 that the run began with; what is drawn after the resume keeps to 2."""
+    run = tmp_path / "run"
+    with Running(run, "apex", "shoal/Catch-v0", "--replay.checkpoint", "--actors", "1", "--no-eval.enabled",
+                 "--replay.min-size", "100") as running:
+        eventually(lambda: running.snapshots() and kept_to(running)[1] > 10_000)
+        assert running.shoal("checkpoint") == 0 and running.shoal("set", "replay.samples_per_insert=2") == 0
+        (event,) = events(run, "change")
+        assert event["values"] == {"replay.samples_per_insert": 2.0} and event["env_steps"] > 0 and event["time"]
+        running.process.send_signal(signal.SIGKILL)
+    inserts, samples = kept_to(running)
+    assert samples / inserts > 8
+    before, further = len(running.snapshots()), str(RunDir(run).last_snapshot()["env_steps"] + 5000)
+    assert cli.main(["resume", str(run), "--max-env-steps", further, "--console.mode", "none", "--runtime", "inline"]) == 0
+    more, drawn = np.array(kept_to(running)) - kept_to(running, before)
+    assert 1 < drawn / more < 3
+
+
+def kept_to(running, snapshot=-1):
+    """Inserts and samples of the table until then."""
+    shot = running.snapshots()[snapshot]
+    return shot["replay_inserts"], shot["replay_samples"]
 
 
 def place(driver, name):

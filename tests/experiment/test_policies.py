@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -109,6 +110,8 @@ def test_fixed_policies(tmp_path, capsys, monkeypatch):
     assert main(["play", str(tmp_path / "half"), "--trust", "--against", "human"]) == 0
     said = capsys.readouterr().out
     assert "your action (" in said and "; the run was player_0" in said and ". ." in said
+    boards = re.findall(r"(?:[.xo] [.xo] [.xo]\n){3}", said)
+    assert all(board.count("x") - board.count("o") == number % 2 for number, board in enumerate(boards[:5])), "the first has x"
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert main(["play", str(tmp_path / "half"), "--trust", "--against", "human"]) == 2
     assert "the input has ended" in capsys.readouterr().err

@@ -57,6 +57,29 @@ def test_a_pair_gives_the_bounds() -> None:
     assert (limiter.min_diff, limiter.max_diff) == (-3.0, 7.0)
 
 
+def test_another_ratio():
+    """From 2 samples per insert to 0.5: sampling was 5 behind, and is 5 behind."""
+    limiter = replay.SampleToInsertRatio(2.0, 10, 20.0)
+    limiter.insert(1010)
+    limiter.sample(1995)
+    limiter.become(replay.SampleToInsertRatio(0.5, 10, 20.0))
+    assert (limiter.samples_per_insert, limiter.min_diff, limiter.max_diff) == (0.5, -15.0, 25.0)
+    assert limiter.samples == 495  # 0.5 * 1000 - 5
+    assert limiter.can_sample(25) and not limiter.can_sample(26)   # 505 - 495 - 25 = -15
+    assert limiter.can_insert(30) and not limiter.can_insert(31)   # 1040 * 0.5 - 495 = 25
+    limiter.become(replay.SampleToInsertRatio(0.5, 10, 20.0))
+    assert limiter.samples == 495
+    young = replay.SampleToInsertRatio(2.0, 10, 20.0)
+    young.insert(4)
+    young.become(replay.SampleToInsertRatio(8.0, 10, 20.0))
+    assert young.samples == 0 and not young.can_sample()  # the first ten are still owed
+    free = replay.MinSize(10)
+    free.insert(110)
+    free.sample(5000)
+    free.become(replay.SampleToInsertRatio(3.0, 10, 20.0))
+    assert free.samples == 300  # from no ratio to one: it begins in the middle of the band
+
+
 @pytest.mark.parametrize("kind", [replay.Queue, replay.Stack])
 def test_queue_and_stack_bounds(kind: type[replay.Queue]) -> None:
     limiter = kind(3)

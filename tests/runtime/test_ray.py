@@ -1,5 +1,7 @@
 """The Ray runtime: the same wires, roles and faults as on one machine, between the nodes of a real cluster."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -158,6 +160,13 @@ def test_replay_shards_spread(tmp_path):
     inserts, samples = (sum(page[name] for page in watch.final.values()) for name in ("replay_inserts", "replay_samples"))
     slack = 2 * (config.band(2) + 4.0 * config.min_size) + 4.0 * config.insert_batch * config.shards  # of either life
     assert abs(samples - 4.0 * (inserts - config.min_size)) <= slack
+
+
+def test_a_ratio_that_changes(tmp_path):
+    program = replay_table.program_of(replace(replay_table.SMALL))
+    change = replay_table.RatioChange(program)
+    assert drive(program, "ray", tmp_path, Watch(change.done, change, seconds=PATIENCE)).reason == "until"
+    assert change.ratios[0] > 2.5 and max(change.ratios[1:]) < 1.7
 
 
 class Counter:

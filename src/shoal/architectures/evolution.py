@@ -32,7 +32,7 @@ __all__ = ["Config", "Evolution"]
 
 @dataclass(frozen=True)
 class Config(ArchitectureOptions):
-    """Workers that tell each other returns; there are as many as --actors."""
+    """Workers, with a master or without; there are as many as --actors."""
 
     envs_per_actor: int = number(64, at_least=1)
     """Episodes that a worker plays side by side, E: a chunk. Returns follow from the seed and the chunk, not from who plays it."""

@@ -17,35 +17,22 @@ depends on who was faster.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from shoal.architectures.evolution import Config
 from shoal.errors import ConfigError
-from shoal.learning import Architecture, ArchitectureOptions, Delivery, Tolerance
-from shoal.options import number
+from shoal.learning import Architecture, Delivery, Tolerance
 from shoal.roles.evaluator import add_evaluator
 from shoal.roles.evolution_master import EvolutionMaster, TaskWorker, result_layout, task_layout
 from shoal.roles.parts import Parts
 from shoal.runtime import Program
 
-__all__ = ["Config", "EvolutionMasterGraph"]
-
-
-@dataclass(frozen=True)
-class Config(ArchitectureOptions):
-    """A master and its workers; there are as many workers as --actors."""
-
-    envs_per_actor: int = number(64, at_least=2)
-    """Episodes that a worker plays side by side, E: a chunk. It sends their returns together."""
+__all__ = ["EvolutionMasterGraph"]
 
 
 class EvolutionMasterGraph(Architecture):
     """See the module."""
 
-    name = "evolution_master"
-    config_class = Config
-    takes_unrolls = False
-    takes_scores = True
-    learner_role = "master"
+    name, config_class, learner_role = "evolution_master", Config, "master"
+    takes_unrolls, takes_scores = False, True
 
     def delivers(self, config: Config) -> Delivery:
         return Delivery(Tolerance.NOTHING, "results of older parameters are refused")

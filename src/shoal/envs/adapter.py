@@ -61,6 +61,7 @@ class EnvAdapter:
         self._action: Any = None
         self._executed: np.ndarray | None = None
         self._info: dict[str, np.ndarray] | None = None
+        self._info_keys: set[str] = set()
 
     def watch_info(self, keys: tuple[str, ...]) -> None:
         """Let every Step carry the numbers of these keys of `info`."""
@@ -68,6 +69,8 @@ class EnvAdapter:
 
     def _read_info(self, row: int, info: Any) -> None:
         """The watched numbers of one seat."""
+        if info:
+            self._info_keys.update(info)
         for key, values in (self._info or {}).items():
             values[row] = info_number(key, info[key]) if info and key in info else np.nan
 

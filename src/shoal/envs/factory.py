@@ -38,7 +38,7 @@ from shoal.envs.turn_env import TurnEnvs, is_turn_based
 from shoal.envs.vector_env import VectorEnvAdapter
 from shoal.errors import ConfigError, EnvironmentError_, ShoalError
 
-__all__ = ["BACKENDS", "describe", "describe_multi_agent", "make", "make_multi_agent"]
+__all__ = ["BACKENDS", "describe", "describe_multi_agent", "make", "make_multi_agent", "must_be_compiled"]
 
 BACKENDS = ("auto", "compiled", "vector", "loop", "ale", "envpool")
 EnvLike = str | type | Callable[..., Any] | RecordedEnv
@@ -309,6 +309,17 @@ def _tensors(name: str, env: Callable[..., Any], num_envs: int, check: bool, see
     device = torch.device("cuda" if torch.cuda.device_count() else "cpu")
     adapter = TensorEnvAdapter(name, make_tensor_env(env, num_envs, device, **kwargs), device, check=check, seed=seed)
     return _with_reason(adapter, f"tensor code on {device}, copied to arrays; --architecture device leaves it where it is")
+
+
+def must_be_compiled(env: EnvLike) -> bool:
+    """Whether it is one of shoal's own environments that was never used on this machine: its first steps take some seconds."""
+    if not isinstance(env, str) or env == "CartPole-v1" or env not in {*CATALOG, *GAMES}:
+        return False
+    from shoal.envs.builtin import env_kernels, game_kernels  # imports Numba
+    from shoal.envs.builtin.kernel_random import was_compiled
+
+    return not was_compiled(game_kernels.STEPS[game_spec(env, {}).kernel] if env in GAMES
+                            else env_kernels.STEPS[builtin_spec(env, {}).step])
 
 
 def _compiled(name: str, num_envs: int, seed: int | None, kwargs: Options) -> BatchedEnv:

@@ -23,6 +23,7 @@ Seats that take turns, and agents with different spaces: multi_agent.py, which a
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -72,6 +73,7 @@ class Step:
     final_action_mask: np.ndarray | None = None  # [K, A] bool: legal actions for `final_observation`; None without masks or K == 0
     acts: np.ndarray | None = None  # [B] bool: seats that are asked for an action now; None: all that are alive
     info: dict[str, np.ndarray] | None = None  # by key [B] float64: numbers of `info` (Handling.info), NaN where a row gives none
+    info_keys: Set[str] = frozenset()  # all that `info` has had so far, where numbers of it are asked for
     restarts: tuple[str, ...] = ()  # environments that raised and were made anew: which, and why
 
 

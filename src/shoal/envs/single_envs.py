@@ -195,6 +195,7 @@ class SingleEnvsAdapter(EnvAdapter):
             lengths,
             final_mask,
             info=self._info,
+            info_keys=self._info_keys,
         )
         if self._dirty:  # an episode has ended or begun: only then something may have been restarted
             step.restarts = self.restarts.told()

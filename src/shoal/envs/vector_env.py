@@ -119,7 +119,8 @@ class VectorEnvAdapter(EnvAdapter):
             self._end(step, arrays, info)
         if self.check:
             self._verify(arrays, reward)
-        step.action_mask, step.executed_action, step.info = self._mask, self._executed, self._info
+        step.action_mask, step.executed_action = self._mask, self._executed
+        step.info, step.info_keys = self._info, self._info_keys
         if self._reward_clip is not None:
             np.clip(reward, -self._reward_clip, self._reward_clip, out=reward)
         return step
@@ -137,6 +138,9 @@ class VectorEnvAdapter(EnvAdapter):
 
     def _read_watched(self, info: dict[str, Any]) -> None:
         """The watched numbers of all rows; those of an episode's last step may be in info["final_info"]."""
+        for part in (info, info.get("final_info")):
+            if isinstance(part, dict):
+                self._info_keys.update(name for name in part if not name.startswith("_"))
         for key, values in (self._info or {}).items():
             values.fill(np.nan)
             for part in (info, info.get("final_info")):

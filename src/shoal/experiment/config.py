@@ -244,8 +244,8 @@ class Experiment(Options, Generic[A, R]):
     policy: PolicyName = "best"
     """Which policy is handed back (run.policy, eval, play): the best of all evaluated versions, or the last one."""
     init_from: str | None = None
-    """Begin with the weights of another run (its directory), whose network has the same shapes; counts, optimiser and schedules
-    begin anew."""
+    """Begin with the weights of another run (its directory): of all layers that have the same shapes there; counts, optimiser and
+    schedules begin anew."""
     demos: str | None = None
     """Folder of demonstrations to learn from as well: of `shoal data record`, or a Minari dataset."""
     offline: bool = False

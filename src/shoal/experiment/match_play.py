@@ -120,7 +120,7 @@ def human_opponent(run: Run, out: IO[str]) -> OpponentMaker:
 
 
 def board_of(run: Run) -> Callable[[Step, Any], str]:
-    """Draws the board that a seat sees, where the environment is one of shoal's boards."""
+    """Draws the board, where the environment is one of shoal's: the first player has x."""
     name = run.prepared.plan.env.target
     spec: GameSpec | None = game_spec(name, dict(run.prepared.source.kwargs)) if isinstance(name, str) and name in GAMES else None
     if spec is None or spec.kernel != "board":
@@ -129,7 +129,7 @@ def board_of(run: Run) -> Callable[[Step, Any], str]:
 
     def draw(step: Step, row: Any) -> str:
         mine, theirs = np.asarray(step.observation)[row].reshape(2, rows, columns) > 0
-        cells = np.select([mine, theirs], ["x", "o"], ".")
+        cells = np.select([mine, theirs], ["x", "o"] if row % 2 == 0 else ["o", "x"], ".")  # the two seats of a game alternate
         return "".join(f"{' '.join(line)}\n" for line in cells)
 
     return draw

@@ -21,9 +21,11 @@ from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 from shoal.coordination.autoscale import Autoscaler, Rule
+from shoal.envs.factory import must_be_compiled
 from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError
 from shoal.experiment.auto_layout import laid_out
+from shoal.experiment.callback_process import callback_output
 from shoal.experiment.checkpoints import SavedSlices, read_meta, saved_slices
 from shoal.experiment.components import Components
 from shoal.experiment.config import Experiment, Names, Plan, check_ray, default_plan, offline_data
@@ -45,7 +47,7 @@ from shoal.experiment.values import with_values
 from shoal.learning import Algorithm
 from shoal.offline import found_at
 from shoal.options import flag
-from shoal.telemetry.callbacks import Callback, CallbackOutput, checked
+from shoal.telemetry.callbacks import Callback, checked
 from shoal.telemetry.console import console, counted
 from shoal.telemetry.outputs import JsonLines, Output
 from shoal.telemetry.snapshot import COUNTERS
@@ -255,10 +257,12 @@ def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float
     say = _speaker(plan, stream)
     for line in sizing_lines(plan):
         say(line)
+    if must_be_compiled(plan.env.target):
+        say(f"{plan.env.name} is compiled now, at its first use on this machine; that takes up to half a minute")
     prepared = prepare(laid_out(plan, say))
     plan, resumed = prepared.plan, 0
     if rundir is None and plan.experiment.init_from is not None:
-        prepared = replace(prepared, initial=initial_weights(prepared, plan.experiment.init_from))
+        prepared = replace(prepared, initial=initial_weights(prepared, plan.experiment.init_from, say))
     if rundir is None:
         program = drawn(prepared)
         program.starts_paused = plan.experiment.runtime != "ray"  # until there is a checkpoint; in a cluster some may never start
@@ -267,14 +271,14 @@ def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float
         undo: Callable[[], None] = rundir.remove
     else:
         before = rundir.config()
-        resumed, base = int(before.get("resumed", 0)) + 1, base_of(rundir)
+        resumed, base = before.get("resumed", 0) + 1, base_of(rundir)
         program = drawn(prepared, resumed)
         _check_slices(prepared, rundir)
         rundir.begin_again(plan_to_json(plan, resumed))
         undo = partial(rundir.save_config, before)
     program.folder = rundir.path.resolve()
     program.go_on_above(int(base.snapshot.get("weights_version", 0)))
-    _limit(program, plan.experiment.max_env_steps, base)
+    _limit(program, plan.experiment, base)
     session = None
     try:
         session = _session(prepared, program, rundir, base, stream, started, callbacks)
@@ -304,12 +308,11 @@ def _run(program: Program, session: RunSession, prepared: Prepared) -> None:
         runtime.run(program, session, experiment.runtime, session.rundir.logs, experiment.faults, ray=experiment.ray)
 
 
-def _limit(program: Program, max_env_steps: int | None, base: Base) -> None:
-    """Let the roles that act keep to what is left of the budget."""
-    from shoal.runtime.permits import CountLimit
-
-    if max_env_steps is not None:
-        program.limit = CountLimit("env_steps", max_env_steps - base.totals.get("env_steps", 0))
+def _limit(program: Program, experiment: Experiment[Any, Any], base: Base) -> None:
+    """Let the roles that act, and those that learn, keep to what is left of their budgets."""
+    for counter, most in (("env_steps", experiment.max_env_steps), ("learner_steps", experiment.max_learner_steps)):
+        if most is not None:
+            program.limits[counter] = most - base.totals.get(counter, 0)
 
 
 def _take_back(session: RunSession | None, undo: Callable[[], None]) -> None:
@@ -370,7 +373,7 @@ def _session(prepared: Prepared, program: Program, rundir: RunDir, base: Base, s
         console(experiment.console.mode, stream, title, vars(goals), experiment.console.every_seconds),
         JsonLines(rundir.metrics_file),
         TensorBoard(rundir.path / "tensorboard") if experiment.tensorboard else None,
-        *(CallbackOutput(callback) for callback in callbacks),
+        *(callback_output(callback) for callback in callbacks),
     ]
     learning = prepared.metrics
     labels = {"preset": names.preset, "algorithm": names.algorithm, "architecture": names.architecture, "env": env.name,

@@ -27,6 +27,7 @@ from shoal.experiment.checkpoints import write_json
 from shoal.experiment.config import Plan
 from shoal.experiment.loaded_run import Run
 from shoal.experiment.prepare import prepare
+from shoal.experiment.run_card import seeds_card
 from shoal.experiment.rundir import SEEDS, RunDir, default_directory
 from shoal.telemetry.callbacks import Callback
 from shoal.telemetry.curves import student_t
@@ -48,7 +49,8 @@ from shoal.runtime.cleanup import PR_SET_PDEATHSIG, prctl
 prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 import cloudpickle
 from shoal.experiment.run import launch
-launch(cloudpickle.load(sys.stdin.buffer))
+plan, callbacks = cloudpickle.load(sys.stdin.buffer)
+launch(plan, callbacks=callbacks)
 """
 
 
@@ -82,6 +84,12 @@ class SeedRuns:
     def __repr__(self) -> str:
         return f"<{len(self.runs)} runs in {self.directory}: {sentence(self.summary)}>"
 
+    def _repr_html_(self) -> str:
+        """A card for notebooks."""
+        plan = self.runs[0].prepared.plan if self.runs else None
+        title = f"{plan.title} on {plan.env.name}, {len(self.runs)} seeds" if plan is not None else "no run has finished"
+        return seeds_card(title, self.directory, self.summary, [run.directory for run in self.runs])
+
     @property
     def best(self) -> Run:
         """The run whose policy was evaluated best."""
@@ -100,9 +108,9 @@ def train_seeds(launch: Launch, plan: Plan, options: SeedOptions, stream: IO[str
     """Train with as many seeds as `options` says, from the plan's own on, one after another or some side by side."""
     first = plan.experiment.seed
     seeds = range(first, first + options.count)
-    if options.at_once > 1 and callbacks:
+    if options.at_once > 1 and any(not callback.own_process for callback in callbacks):
         raise ConfigError("callbacks follow runs of this process, and seeds that train at the same time have processes of their "
-                          "own; leave out seeds_at_once")
+                          "own; leave out seeds_at_once, or say own_process = True in the callback's class")
     given = plan.experiment.run_dir
     folder = Path(given) if given else default_directory(plan.folder_name, plan.env.name, f"{first}-{seeds[-1]}")
     if given:
@@ -113,7 +121,7 @@ def train_seeds(launch: Launch, plan: Plan, options: SeedOptions, stream: IO[str
     folder.mkdir(parents=True, exist_ok=True)
     _save(folder, plan, seeds, {})
     if options.at_once > 1:
-        runs = _side_by_side(plans, folder, options.at_once, stream)
+        runs = _side_by_side(plans, callbacks, folder, options.at_once, stream)
     else:
         runs = []
         for number, seed in enumerate(seeds):
@@ -161,7 +169,8 @@ def sentence(summary: Mapping[str, Any]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- side by side
-def _side_by_side(plans: Mapping[int, Plan], folder: Path, at_once: int, stream: IO[str]) -> list[Run]:
+def _side_by_side(plans: Mapping[int, Plan], callbacks: Sequence[Callback], folder: Path, at_once: int,
+                  stream: IO[str]) -> list[Run]:
     """Every seed in a process of its own; what it says goes to a log. Ctrl-C reaches all of them: each saves and ends."""
     waiting, running, done = dict(plans), {}, {}  # type: dict[int, Plan], dict[int, subprocess.Popen[bytes]], dict[int, int]
     stopped = False
@@ -169,7 +178,7 @@ def _side_by_side(plans: Mapping[int, Plan], folder: Path, at_once: int, stream:
         while running or (waiting and not stopped):
             while waiting and len(running) < at_once and not stopped:
                 seed = next(iter(waiting))
-                running[seed] = _start(waiting.pop(seed), folder / f"seed-{seed}.log")
+                running[seed] = _start(waiting.pop(seed), callbacks, folder / f"seed-{seed}.log")
                 stream.write(f"seed {seed} begins; follow it with `shoal watch {folder / f'seed-{seed}'}`\n")
                 stream.flush()
             try:
@@ -188,12 +197,12 @@ def _side_by_side(plans: Mapping[int, Plan], folder: Path, at_once: int, stream:
             if done.get(seed) == 0]
 
 
-def _start(plan: Plan, log: Path) -> subprocess.Popen[bytes]:
+def _start(plan: Plan, callbacks: Sequence[Callback], log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as file:
         process = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=file, stderr=file,
                                    env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)})
     assert process.stdin is not None
-    process.stdin.write(cloudpickle.dumps(plan))
+    process.stdin.write(cloudpickle.dumps((plan, list(callbacks))))
     process.stdin.close()
     return process
 

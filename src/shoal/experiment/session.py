@@ -450,7 +450,7 @@ class RunSession:
             "policies": policies,
             "policy_lag": lag, "data_age_seconds": {"mean": age["mean"], "p95": age["p95"]},
             **{name: shot[name] for name in ("samples_per_insert", "bytes_per_env_step", "bytes_per_second", "restarts",
-                                             "updates_skipped")}, **surroundings,
+                                             "env_restarts", "updates_skipped")}, **surroundings,
             "cpu_seconds": self.base.cpu_seconds + (cpu_seconds() - self._cpu_before if self._first_step is not None else 0.0),
             "peak_memory_mb": max(self.base.peak_memory_mb, self._memory.peak_mb),
             "verdict": shot["verdict"], "roles": shot["roles"], "wires": shot["wires"], "slots": shot["slots"], "error": error,

@@ -12,6 +12,7 @@ from shoal.acting import HasModule, Progress, StepView
 from shoal.core import Tree
 from shoal.envs.space_codecs import ActionCodec, BadValue, ObservationCodec
 from shoal.errors import ConfigError
+from shoal.experiment.run_card import card
 from shoal.learning import Algorithm
 from shoal.slots import leaves
 
@@ -31,10 +32,23 @@ class TrainedPolicy:
         self._policy, self._algorithm = algorithm.policy(), algorithm
         self._policy.load(published)
         self._progress = Progress.of(published["progress"])
+        self._spaces = observation_space, action_space
         self._observations, self._actions = ObservationCodec(observation_space), ActionCodec(action_space)
         self._wants_previous = "prev_action" in algorithm.record.layout.fields
         self._rng = torch.Generator().manual_seed(0)
         self.reset()
+
+    def __repr__(self) -> str:
+        return (f"<TrainedPolicy of {self._algorithm.name}: {self._spaces[0]} -> {self._spaces[1]}, trained for "
+                f"{self._progress.env_steps:,} env steps>")
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks."""
+        rows = [("sees", str(self._spaces[0])), ("does", str(self._spaces[1])),
+                ("trained for", f"{self._progress.env_steps:,} env steps, {self._progress.learner_steps:,} learner steps")]
+        if isinstance(self._policy, HasModule):
+            rows.append(("network", f"{sum(p.numel() for p in self._policy.module.parameters()):,} parameters"))
+        return card(f"a policy of {self._algorithm.name}", rows, "policy.act(observation)")
 
     @property
     def module(self) -> torch.nn.Module:
@@ -89,9 +103,16 @@ class TrainedPolicy:
 
     def _seen(self, observation: Any, rows: int, batched: bool) -> Tree:
         if batched:
-            return self._observations.tree(self._observations.batch(observation, rows))
-        buffers = self._observations.buffers(1)
-        self._observations.write(buffers, 0, observation)
+            buffers = self._observations.batch(observation, rows)
+        else:
+            buffers = self._observations.buffers(1)
+            self._observations.write(buffers, 0, observation)
+        for array in buffers:
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                row = int(np.flatnonzero(~np.isfinite(array).reshape(rows, -1).all(1))[0])
+                bad = array[row][~np.isfinite(array[row])].flat[0]
+                raise ConfigError(f"the observation{f' of row {row}' if batched else ''} contains {bad}, and a network has no "
+                                  "answer to it; find out where the environment gets it from (`shoal doctor --env ID`)")
         return self._observations.tree(buffers)
 
     def _legal(self, mask: Any, rows: int, batched: bool) -> np.ndarray | None:

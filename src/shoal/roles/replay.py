@@ -54,6 +54,7 @@ __all__ = ["Replay", "make_limiter"]
 
 KEY_SHIFT = 40  # keys of one life of the role
 DIGEST = 16
+SAVED = "the saved replay table"
 
 
 class Arrival(NamedTuple):
@@ -71,7 +72,7 @@ class Replay:
 
     def __init__(self, me: Me, parts: Parts, inserts: Server, samples: Server, turns: bool = False,
                  uncounted: Server | None = None) -> None:
-        self.me, self.inserts, self.samples, self.config, self.turns = me, inserts, samples, parts.replay, turns
+        self.me, self.parts, self.inserts, self.samples, self.config, self.turns = me, parts, inserts, samples, parts.replay, turns
         self.uncounted, self.metrics = uncounted, {name: of_table(parts.table, name) for name in MEASURED}
         self.limiter, exponent = make_limiter(parts, turns), self.config.exponent
         self.columns, stacks = stored_columns(parts.stored.layout), frame_stacks(parts.stored)
@@ -279,6 +280,10 @@ class Replay:
         if self.forecast is not None:
             self.forecast.look()
 
+    def capture_anew(self) -> None:
+        """--replay.samples-per-insert may have changed. One side is never held up, so somebody asks and is answered by it."""
+        self.limiter.become(make_limiter(self.parts, self.turns))
+
     # ------------------------------------------------------------------ what a checkpoint holds
     def state(self) -> dict[str, np.ndarray | Pieces] | None:
         """The whole table, where it is wanted: chunks one after the other, and the index that says what they are. They are written
@@ -296,20 +301,17 @@ class Replay:
         self.me.stats.set(self.metrics["replay_checkpoint_bytes"], nbytes)
         added = np.array([list(digest(request.data)) for request in self.added], np.uint8).reshape(-1, DIGEST)
         demos = {} if self.demos is None else self.demos.state()
-        shards = np.array([self.config.shards])
-        return {"inserted": self.counts, "index": words, "chunks": chunks, "added": added, "shards": shards, **demos}
+        return {"inserted": self.counts, "index": words, "chunks": chunks, "added": added, **demos}
 
     def load(self, state: dict[str, np.ndarray]) -> None:
-        index = checkpoint.unpacked(state["index"].tobytes(), "the saved replay table")
-        checkpoint.fill(self.core, index, io.BufferedReader(Pages(state["chunks"])), "the saved replay table")
+        index = checkpoint.unpacked(state["index"].tobytes(), SAVED)
+        checkpoint.fill(self.core, index, io.BufferedReader(Pages(state["chunks"])), SAVED)
+        # it may have been saved with another ratio, or as one of other shards
+        self.limiter.continue_from(checkpoint.limiter_numbers(index, self.table.table.name, SAVED))
         self._check_indices()
         self.counts[0] = int(state["inserted"][0])
         self._begin_life(int(state["inserted"][1]))
         self.saved = {row.tobytes() for row in state["added"]}
-        more = self.config.shards - int(state.get("shards", np.ones(1))[0])
-        if more and self.config.samples_per_insert is not None:  # an insert counts for one of every shard, also of those before
-            limiter = self.limiter
-            limiter.samples = max(0, limiter.samples + round(more * self.config.samples_per_insert * limiter.inserts))
         if self.demos is not None and "demo_keys" in state:
             self.demos.load(state)
 
@@ -321,7 +323,7 @@ class Replay:
                 continue
             values = kept.array(chunk)
             if ((values < 0) | (values >= most)).any():
-                raise CheckpointError(f"the saved replay table is damaged: its field {spec.path} has values outside its space")
+                raise CheckpointError(f"{SAVED} is damaged: its field {spec.path} has values outside its space")
 
     def close(self) -> None:
         self.core.close()

@@ -34,7 +34,7 @@ class ReplayConfig(Options):
     """How much priorities count when items are drawn, alpha; 0 draws all alike."""
     evict_exponent: float | None = number(None)
     """Evict items at random, with probabilities p^this of their priorities p (Ape-X DPG: -0.4); none evicts the oldest."""
-    samples_per_insert: float | None = number(8.0, above=0)
+    samples_per_insert: float | None = number(8.0, above=0, live=True)
     """How often an item is drawn on average; none lets both sides run as fast as they can."""
     tolerance: float | None = number(None, above=0)
     """How many samples either side may be ahead of the other; none works out the least that never blocks both."""

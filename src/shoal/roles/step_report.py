@@ -26,6 +26,7 @@ from shoal.telemetry.metrics import INFO
 __all__ = ["StepReport", "info_metrics", "note_restarts"]
 
 FLUSH_SECONDS = 1.0
+LOOK_EPISODES, LOOK_STEPS = 3, 10_000  # of a role, whichever comes first, until a key that no `info` had is told
 
 
 def info_metrics(keys: tuple[str, ...]) -> tuple[Metric, ...]:
@@ -44,6 +45,9 @@ class StepReport:
         part = f"-{group}" if group is not None else f"-{first}" if first else ""
         self._log = EpisodeLog.of(me, parts.env, env_id + first, part) if parts.log_episodes and me.folder is not None else None
 
+        self._missing = parts.env.handling.info if me.index == 0 and not first and not group else ()
+        self._episodes = self._steps = 0
+
     def note(self, now: Step) -> None:
         stats = self.me.stats
         if len(now.episode_return):
@@ -54,8 +58,19 @@ class StepReport:
                 self._log.add(now)
         if now.info is not None:
             note_info(stats, now.info)
+            if self._missing:
+                self._look_for_missing(now)
         if now.restarts:
             note_restarts(self.me, now)
+
+    def _look_for_missing(self, now: Step) -> None:
+        """Tell once which keys of --log.info no `info` had: a name that is spelled wrongly, mostly."""
+        self._missing = tuple(key for key in self._missing if key not in now.info_keys)
+        self._episodes, self._steps = self._episodes + len(now.episode_return), self._steps + len(now.reward)
+        if self._missing and (self._episodes >= LOOK_EPISODES or self._steps >= LOOK_STEPS):
+            missing, there = " ".join(self._missing), ", ".join(sorted(now.info_keys)) or "none"
+            self.me.note(f"--log.info {missing}: no info has had it in the first {self._steps:,} steps; its keys so far: {there}")
+            self._missing = ()
 
     def close(self) -> None:
         if self._log is not None:

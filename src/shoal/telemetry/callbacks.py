@@ -2,7 +2,8 @@
 
 Each callback has a thread of its own in the driver and is called one thing after the other. Training never waits for it: metrics
 that come while it is busy are replaced by newer ones, everything else is kept for it. What it raises is told as an event, and it is
-called again the next time.
+called again the next time. What ends a process (os._exit, a crash of a C library) would end the driver: a class that says
+`own_process = True` is called in a process of its own (experiment/callback_process.py).
 """
 
 from __future__ import annotations
@@ -12,18 +13,23 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import cloudpickle
 
 from shoal.errors import ConfigError
 from shoal.telemetry.outputs import jsonable
 
-__all__ = ["Callback", "CallbackOutput", "checked", "scalars"]
+__all__ = ["Callback", "CallbackOutput", "CallsHere", "Due", "checked", "scalars"]
 
 CLOSE_SECONDS = 30.0  # for what is left to call when the run is over
 
 
 class Callback:
-    """Override what you need. Everything is called in the driver, outside of the main thread."""
+    """Override what you need. Everything is called in the driver, outside of the main thread, or in a process of its own."""
+
+    own_process: ClassVar[bool] = False
+    """Whether a copy of it is called in a process of its own, whose death does not end the run."""
 
     def on_start(self, directory: Path, config: Mapping[str, Any]) -> None:
         """The run directory is there, and the roles begin. `config` is what config.json holds."""
@@ -55,6 +61,12 @@ def checked(callbacks: Any) -> Sequence[Callback]:
         if not isinstance(callback, Callback):
             made = "; make one of it with ()" if isinstance(callback, type) and issubclass(callback, Callback) else ""
             raise ConfigError(f"callbacks has {callback!r}, which is no shoal.Callback{made or '; derive a class from it'}")
+        if callback.own_process:
+            try:
+                cloudpickle.dumps(callback)
+            except Exception as error:
+                raise ConfigError(f"{type(callback).__name__} has own_process = True and cannot be sent to a process of its own: "
+                                  f"{error}; make what it needs in on_start") from None
     return found
 
 
@@ -65,11 +77,45 @@ class Due(NamedTuple):
     arguments: tuple[Any, ...]
 
 
+class Caller(Protocol):
+    """Where calls are made."""
+
+    def __call__(self, due: Due) -> str | None:
+        """Make a call; returns what went wrong."""
+
+    def close(self) -> None:
+        """All calls are made."""
+
+    def kill(self) -> bool:
+        """End what is still busy now; returns whether that is possible."""
+
+
+class CallsHere:
+    """Makes the calls in the thread that asks for them."""
+
+    def __init__(self, callback: Callback) -> None:
+        self._callback = callback
+
+    def __call__(self, due: Due) -> str | None:
+        method: Callable[..., None] = getattr(self._callback, due.method)
+        try:
+            method(*due.arguments)
+        except BaseException as error:  # whatever a user's code raises, sys.exit() too
+            return f"raised {type(error).__name__}: {error}"
+        return None
+
+    def close(self) -> None:
+        pass
+
+    def kill(self) -> bool:
+        return False  # a thread cannot be ended
+
+
 class CallbackOutput:
     """The output that calls one Callback."""
 
-    def __init__(self, callback: Callback) -> None:
-        self._callback, self._name = callback, type(callback).__name__
+    def __init__(self, callback: Callback, caller: Caller | None = None) -> None:
+        self._caller, self._name = caller or CallsHere(callback), type(callback).__name__
         self._calls: deque[Due] = deque()
         self._complaints: deque[str] = deque()
         self._changed = threading.Condition()
@@ -116,7 +162,8 @@ class CallbackOutput:
             self._changed.notify()
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            self._complaints.append(f"{self._name} is still busy {CLOSE_SECONDS:g} s after the end of the run; it is left alone")
+            self._complaints.append(f"{self._name} is still busy {CLOSE_SECONDS:g} s after the end of the run; "
+                                    f"{'its process is ended' if self._caller.kill() else 'it is left alone'}")
 
     # ------------------------------------------------------------------ the thread
     def _add(self, method: str, *arguments: Any) -> None:
@@ -126,11 +173,9 @@ class CallbackOutput:
 
     def _work(self) -> None:
         while (due := self._next()) is not None:
-            method: Callable[..., None] = getattr(self._callback, due.method)
-            try:
-                method(*due.arguments)
-            except BaseException as error:  # whatever a user's code raises, sys.exit() too
-                self._complaints.append(f"{self._name}.{due.method} raised {type(error).__name__}: {error}")
+            if (wrong := self._caller(due)) is not None:
+                self._complaints.append(f"{self._name}.{due.method} {wrong}")
+        self._caller.close()
 
     def _next(self) -> Due | None:
         with self._changed:

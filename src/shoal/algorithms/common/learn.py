@@ -270,6 +270,9 @@ class PhasedLearn(ABC, Generic[M]):
         names = ("params", "target", *self.statistics.state)
         return {name: self.state[name] for name in names if name in self.state}
 
+    def layers(self, params: np.ndarray) -> Mapping[str, np.ndarray]:
+        return self.model.layers(params)
+
     def published(self, progress: Progress) -> Tree:
         return self._exporter.published(progress)
 

@@ -15,7 +15,7 @@ from torch import nn
 from shoal.algorithms.records.spaces import leaf_tree
 from shoal.core import Tree
 from shoal.device.placement import Hardware
-from shoal.nets.flat import adopt, flat_grad, flatten
+from shoal.nets.flat import adopt, flat_grad, flatten, parameter_views
 from shoal.nets.representation import RepresentationNetwork
 from shoal.nets.torsos import Conv
 from shoal.slots import leaves
@@ -84,6 +84,11 @@ class Model(Generic[N]):
         if self.representation is not None and name in ("encoder", "head"):
             return self.representation if name == "encoder" else self.net
         return self.net.get_submodule(name)
+
+    def layers(self, params: np.ndarray) -> dict[str, np.ndarray]:
+        """By name, the pieces of such a flat vector of parameters, as views."""
+        rows = parameter_views(self.whole, torch.from_numpy(params)[None])
+        return {name: row[0].numpy() for name, row in rows.items()}
 
     def published(self, part: str | None) -> slice:
         """The slice of `params` that policies need: the encoder, where there is one, and this part of the net; None for all."""

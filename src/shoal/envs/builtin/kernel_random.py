@@ -6,12 +6,13 @@ Numba's disk cache does not notice a change in this file: kernels that were comp
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
 
-__all__ = ["Array", "draw", "jit"]
+__all__ = ["Array", "draw", "jit", "was_compiled"]
 
 Array = np.ndarray
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
@@ -20,6 +21,11 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 def jit(function: Kernel) -> Kernel:
     """Compile, with an on-disk cache and without the GIL."""
     return cast(Kernel, numba.njit(cache=True, nogil=True)(function))
+
+
+def was_compiled(kernel: Any) -> bool:
+    """Whether Numba's cache has a function that `jit` made, so that its first call takes no time."""
+    return any(Path(kernel.stats.cache_path).glob(f"*.{kernel.__name__}-*.nbi"))
 
 
 @jit

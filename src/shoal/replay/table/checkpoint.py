@@ -6,6 +6,7 @@ Compiled code has no bounds checks, so nothing that is loaded reaches it uncheck
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
@@ -22,7 +23,7 @@ from shoal.replay.table.descriptions import check_records, columns_of, reach, re
 from shoal.replay.table.replay_core import Core
 from shoal.replay.table.table_core import TableCore
 
-__all__ = ["UnknownFormat", "check_lengths", "fill", "packed", "snapshot", "unpacked"]
+__all__ = ["UnknownFormat", "check_lengths", "fill", "limiter_numbers", "packed", "snapshot", "unpacked"]
 
 FORMAT = 1
 MOST = 1 << 62
@@ -143,6 +144,18 @@ def fill(core: Core, index: dict[str, Any], chunks: BinaryIO, where: str) -> Non
         Refused, InvalidItem, KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError, MemoryError,
     ) as error:  # fmt: skip
         raise CheckpointError(f"{where} is damaged: {type(error).__name__}: {error}") from error
+
+
+def limiter_numbers(index: dict[str, Any], table: str, where: str) -> list[float]:
+    """The values of `RateLimiter.config` that a table was saved with."""
+    try:
+        (found,) = (saved["config"]["limiter"] for saved in index["tables"] if saved["name"] == table)
+        ratio, min_size, lo, hi = map(float, found)
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
+        raise CheckpointError(f"{where} is damaged: it does not say what its limiter was") from error
+    if not (0 < ratio < math.inf and 1 <= min_size < math.inf and lo < hi):
+        raise CheckpointError(f"{where} is damaged: a limiter cannot be {found}")
+    return [ratio, min_size, lo, hi]
 
 
 def _fill(core: Core, index: dict[str, Any], chunks: BinaryIO) -> None:

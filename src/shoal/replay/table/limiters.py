@@ -14,6 +14,7 @@ import math
 import time
 import warnings
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from shoal.errors import ConfigError
@@ -130,6 +131,20 @@ class RateLimiter:
             self.sample_blocked_seconds += seconds
         else:
             self.insert_blocked_seconds += seconds
+
+    def become(self, other: RateLimiter) -> None:
+        """Keep to the numbers of another limiter from now on."""
+        before = list(self.config().values())
+        self.samples_per_insert, self.min_size = other.samples_per_insert, other.min_size
+        self.min_diff, self.max_diff = other.min_diff, other.max_diff
+        self.continue_from(before)
+
+    def continue_from(self, before: Sequence[float]) -> None:
+        """Take over counters that were kept with other numbers (the values of `config`): sampling stays as far ahead or behind
+        as it was. If the new ratio counted for all earlier inserts, one side would wait until the other had made up for them."""
+        spi, min_size, min_diff, _ = before
+        ahead = 0.0 if math.isinf(min_diff) else self.samples - spi * max(0.0, self.inserts - min_size)
+        self.samples = max(0, round(self.samples_per_insert * max(0, self.inserts - self.min_size) + ahead))
 
     def config(self) -> dict[str, float]:
         return {
