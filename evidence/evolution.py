@@ -33,11 +33,20 @@ LINEAR = ("es", "CartPole-v1", "--runtime", "inline", "--actors", "1", "--algori
           "--algorithm.lr", "0.1", "--algorithm.weight-decay", "0", "--algorithm.no-normalise-observations",
           "--architecture.envs-per-actor", "20", "--eval.episodes", "20", "--eval.every-env-steps", "1")
 """The reduced configuration of specs/policy.md 11d: four weights and a bias for each action, ten mirrored pairs."""
+PIXELS = ("es", "shoal/Catch-v0", "--envs.kwargs", "observation=pixels", "--runtime", "inline", "--actors", "1",
+          "--eval.episodes", "50", "--eval.every-env-steps", "10000", "--until-return", "0.9", "--max-env-steps", "100000")
 
 
 def linear(seed: int) -> dict[str, Any]:
     result = train(*LINEAR, "--until-return", "500", "--max-learner-steps", "40", "--net.hidden", seed=seed)
     return {"met": result["stopped_by"] == "return", **result}
+
+
+def reference_batch(seed: int) -> dict[str, Any]:
+    """Env steps until 0.9 on images, with virtual batch normalisation and without."""
+    found = {"with": train(*PIXELS, "--algorithm.reference-batch", "64", seed=seed), "without": train(*PIXELS, seed=seed)}
+    reached = {name: result["stopped_by"] == "return" for name, result in found.items()}
+    return {"met": reached["with"] and not reached["without"], **found}
 
 
 def shipped() -> Line:
@@ -209,6 +218,8 @@ LINES = [
     shipped(),
     Line("mechanism-es-linear", 20, "es, a linear policy and a population of 20, reaches 500 on CartPole-v1 within 40 iterations",
          linear, seeds=SEEDS, least=3),
+    Line("mechanism-es-reference-batch", 20, "es on Catch in pixels reaches 0.9 within 100,000 env steps with virtual batch "
+         "normalisation, and does not without it", reference_batch, seeds=SEEDS),
     Line("mechanism-es-bytes", 20, "what workers of es tell each other has as many bytes for any number of parameters",
          travels, seeds=(1,)),
     Line("speed-es-batched", 20, "64 members on CartPole-v1 in one batched pass: >= 5x the env steps/s of a loop over them",

@@ -54,6 +54,9 @@ class PopulationLearn(Learn, Protocol):
     @property
     def longest_episode(self) -> int: ...            # decisions after which an episode of this iteration is cut off
     @property
+    def reference_wanted(self) -> int: ...           # observations of random play that it needs before it begins; 0: none
+    def refer_to(self, observations: np.ndarray) -> None: ...
+    @property
     def fingerprint(self) -> int: ...                # of what workers must have in common besides `state`: the table of noise
 
 

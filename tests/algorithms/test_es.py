@@ -14,6 +14,7 @@ from shoal.errors import ConfigError
 from shoal.nets import NetConfig, build_policy
 from shoal.nets.batched import BatchedPolicy, DensePass
 from shoal.nets.flat import flatten
+from shoal.nets.virtual_norm import add_virtual_norm, statistics_of
 from shoal.population import Evolves
 
 SMALL = {"population": 6, "noise_size": 50_000}
@@ -54,6 +55,47 @@ def test_batched_pass(space, net):
             flat.copy_(copies.params[row])
             torch.testing.assert_close(together[row : row + 1], single(observation[row : row + 1]), rtol=1e-4, atol=1e-4)
     assert isinstance(copies._pass, DensePass) == (net.torso != "small_conv")
+
+
+def test_virtual_norm():
+    """By hand: a layer 2x + 7 over the reference 1, 3 has the mean 11 and the deviation 2; then 5 becomes (17 - 11) / 2 + 7."""
+    layer = torch.nn.Linear(1, 1)
+    cnns = torch.nn.ModuleList([torch.nn.Sequential(layer)])
+    norms = add_virtual_norm(cnns, "torso.cnns")
+    with torch.no_grad():
+        layer.weight.fill_(2.0)
+        layer.bias.fill_(7.0)
+        found = statistics_of(norms, lambda: cnns[0](torch.tensor([[1.0], [3.0]])))
+        (norm,) = norms.values()
+        norm.mean.copy_(found["torso.cnns.0.0.mean"])
+        norm.scale.copy_(found["torso.cnns.0.0.scale"])
+        assert found["torso.cnns.0.0.mean"].item() == 11.0 and found["torso.cnns.0.0.scale"].item() == pytest.approx(0.5, rel=1e-5)
+        for batch in ([[5.0]], [[5.0], [-40.0]]):  # what else is in the batch does not matter
+            assert cnns[0](torch.tensor(batch))[0].item() == pytest.approx(10.0, rel=1e-5)
+
+
+def test_members_are_normalised():
+    """Each member by the statistics of the reference batch in its own net; a policy with its parameters acts in the same way."""
+    spec = envs.describe("shoal/Catch-v0", observation="pixels")
+    algorithm = es.ES(es.Config(**SMALL, reference_batch=16, sigma=0.1), spec, NetConfig(), 6)
+    learn, members, policy = algorithm.learn(0), algorithm.members(0, 6), algorithm.policy()
+    pixels = np.random.default_rng(0).integers(0, 2, (22, 1, 10, 5), np.uint8) * 255
+    assert learn.reference_wanted == 16
+    learn.refer_to(pixels[:16])
+    assert learn.reference_wanted == 0
+    published = learn.published(progress(0))
+    members.load(published)
+    members.perturb(0, np.array([0, 1, 2, 3, 3, 5]))
+    with torch.inference_mode():
+        together = members.copies(torch.from_numpy(pixels[16:]))
+        for row in range(6):
+            policy.load({**published, "params": members.copies.params[row].numpy()})
+            alone = policy.model.net(torch.from_numpy(pixels[16 + row : 17 + row]))
+            torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-4)
+            cnn, seen = policy.model.net.torso.cnns[0], []
+            cnn.dense.register_forward_hook(lambda layer, given, y, seen=seen: seen.append(y - layer.layer.bias))
+            cnn(policy.reference)
+            assert seen[0].mean(0).abs().max() < 1e-4 and seen[0].std(0, correction=0).sub(1).abs().max() < 0.02
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
@@ -156,6 +198,8 @@ def test_what_cannot_be_played_is_refused():
         made(noise_size=10).learn(0)
     with pytest.raises(ConfigError, match="has no memory"):
         made(net=NetConfig(recurrent="lstm")).policy()
+    with pytest.raises(ConfigError, match="reference-batch 8 normalises convolutional layers"):
+        made(reference_batch=8).policy()
     with pytest.raises(ConfigError, match="2 agents"):
         es.ES(es.Config(), replace(envs.describe("CartPole-v1"), seats_per_env=2), NetConfig(), 4)
     assert isinstance(made(), Evolves)

@@ -10,7 +10,7 @@ from shoal.algorithms import es
 from shoal.errors import ConfigError, RoleFailed
 from shoal.experiment.checkpoints import TensorFiles
 from shoal.nets import NetConfig
-from shoal.roles.parts import EnvSource
+from shoal.roles.parts import EnvSource, EvalPlan
 from tests.architectures.graphs import Weights, draw, go, train
 from tests.runtime.harness import kill
 
@@ -31,11 +31,37 @@ def test_any_number_of_workers_is_one_worker(tmp_path):
     assert other.hash != alone.hash
 
 
+def test_virtual_batch_normalisation(tmp_path):
+    """Every worker collects the same reference batch, so any number of them is one; a master collects it for its workers."""
+    pixels = EnvSource("shoal/Catch-v0", kwargs={"observation": "pixels"})
+    config = replace(QUICK, reference_batch=8, noise_size=200_000)
+    runs = [train(tmp_path, config, architecture, pixels, kind, updates=4, actors=workers, envs_per_actor=2)
+            for architecture, kind, workers in (("evolution", "inline", 1), ("evolution", "inline", 3), ("evolution", "local", 2),
+                                                ("evolution_master", "inline", 1))]
+    assert len({run.hash for run in runs}) == 1
+    reference = runs[0].published["reference"]
+    assert reference.shape == (8, 1, 10, 5) and set(np.unique(reference)) == {0, 255} and len(np.unique(reference, axis=0)) > 4
+    assert all((run.published["reference"] == reference).all() for run in runs)
+    plain = train(tmp_path, replace(config, reference_batch=None), "evolution", pixels, "inline", updates=4, envs_per_actor=2)
+    assert plain.hash != runs[0].hash
+
+
 @pytest.mark.parametrize("env", ["Pendulum-v1", "FrozenLake-v1"])
 def test_other_spaces_run(env, tmp_path):
     config = es.Config(population=4, episodes=2, action_noise=0.01, episode_limit=5, noise_size=50_000)
     runs = [train(tmp_path, config, "evolution", env, "inline", updates=3, actors=n, net=NET, envs_per_actor=3) for n in (1, 2)]
     assert runs[0].hash == runs[1].hash
+
+
+@pytest.mark.parametrize("architecture", ["evolution", "evolution_master"])
+def test_evaluations_are_apart(architecture, tmp_path):
+    """The unperturbed policy is evaluated beside the members: neither its returns nor its decisions count for the update."""
+    rare, often = (train(tmp_path, QUICK, architecture, "CartPole-v1", "inline", updates=6, **FIT,
+                         eval=EvalPlan(enabled=True, episodes=2, every_env_steps=period)) for period in (10**9, 1))
+    assert often.hash == rare.hash
+    assert often.final["evaluator-0"]["eval_env_steps"] > rare.final["evaluator-0"]["eval_env_steps"]
+    members = [sum(page["env_steps"] for name, page in run.final.items() if name.startswith("worker")) for run in (rare, often)]
+    assert members[0] == members[1] > 0
 
 
 def kept(program):
@@ -161,20 +187,24 @@ def newest(run):
 
 
 SMALL = ["--runtime", "inline", "--console.mode", "none", "--no-tensorboard", "--eval.episodes", "2", "--algorithm.population", "8",
-         "--algorithm.noise-size", "50000", "--architecture.envs-per-actor", "4", "--eval.every-env-steps", "1000000"]
+         "--algorithm.noise-size", "200000", "--architecture.envs-per-actor", "4", "--eval.every-env-steps", "1000000"]
 
 
-def test_resumed_run_is_the_same_run(tmp_path, monkeypatch, capsys):
+PIXELS = ["shoal/Catch-v0", "--envs.kwargs", "observation=pixels", "--algorithm.reference-batch", "8"]
+
+
+@pytest.mark.parametrize("env", [["CartPole-v1"], PIXELS], ids=["numbers", "pixels"])
+def test_resumed_run_is_the_same_run(env, tmp_path, monkeypatch, capsys):
     """Nothing random depends on how often a run was resumed."""
     monkeypatch.chdir(tmp_path)
-    words = ["train", "es", "CartPole-v1", *SMALL]
+    words = ["train", "es", *env, *SMALL]
     assert cli.main([*words, "--max-learner-steps", "6", "--run-dir", "whole"]) == 0
     assert cli.main([*words, "--max-learner-steps", "3", "--run-dir", "parts"]) == 0
     assert cli.main(["resume", "parts", "--max-learner-steps", "6", "--console.mode", "none"]) == 0
     whole, parts = (TensorFiles().load(newest(tmp_path / name) / "worker-0.safetensors") for name in ("whole", "parts"))
     for name in whole:
         np.testing.assert_array_equal(whole[name], parts[name])
-    assert cli.main(["eval", "parts", "--episodes", "2"]) == 0
+    assert all(cli.main(["eval", "parts", "--episodes", "2", "--policy", policy]) == 0 for policy in ("best", "last"))
     capsys.readouterr()
 
 

@@ -47,6 +47,7 @@ COMMANDS = {
     "es": "es CartPole-v1 --algorithm.population 4 --algorithm.episodes 2 --algorithm.sigma 0.2 --no-algorithm.mirrored "
           "--algorithm.shaping raw --algorithm.optimiser sgd --algorithm.momentum 0.5 --algorithm.weight-decay 0.01 "
           "--algorithm.episode-limit 20 --algorithm.limit-share 0.4 --algorithm.limit-growth 2 --algorithm.noise-size 100000",
+    "es on images": "es shoal/Catch-v0 --envs.kwargs observation=pixels --algorithm.population 2 --algorithm.reference-batch 4",
     "dqn": "dqn CartPole-v1 --algorithm.n-step 2 --algorithm.double --algorithm.dueling --algorithm.dueling-hidden 8 "
            "--algorithm.epsilon 0.5 --algorithm.epsilon-final 0.1 --algorithm.epsilon-steps 100 --algorithm.loss squared "
            "--algorithm.huber-delta 2 --algorithm.importance 0.5 --algorithm.importance-final 1 --algorithm.optimiser adagrad "

@@ -11,6 +11,7 @@
                      clipped at 5 deviations                     at 10, as everywhere in shoal
     Box actions      linear, clipped by the environment          tanh within their bounds; linear where there are none
     time limits      cut off at an adaptive limit                the same, with --algorithm.episode-limit
+    convolutions     normalised with a reference batch           the same, with --algorithm.reference-batch
     evaluation       0.3 % of all jobs play theta                the Evaluator plays theta
     environments     seeds not said                              each member's episodes have seeds of their own, + and - too
 
@@ -33,6 +34,7 @@ from shoal.algorithms.evolution.learn import EvolutionLearn
 from shoal.algorithms.evolution.model import EvolutionModel, EvolutionPolicy, PerturbedMembers
 from shoal.algorithms.evolution.noise import NoiseTable
 from shoal.algorithms.records.scores import Scores
+from shoal.algorithms.records.spaces import observation_fields
 from shoal.errors import ConfigError
 from shoal.learning import Algorithm, Tolerance
 from shoal.ops.evolution import Shaping
@@ -95,6 +97,9 @@ class Config(Options):
     """Raise the limit when this share of members reached it."""
     limit_growth: float = number(1.5, above=1)
     """What the limit is then multiplied by."""
+    reference_batch: int | None = number(None, at_least=2, at_most=100_000)
+    """Virtual batch normalisation of convolutional policies: random play's observations whose statistics every member's layers are
+    normalised with; none leaves them as they are."""
     noise_size: int = number(10_000_000, at_least=1, at_most=1_000_000_000)
     """Normal numbers in the table that perturbations are slices of; one table per machine, 4 bytes each."""
 
@@ -127,7 +132,7 @@ class ES(Algorithm):
         return Scores(self.plan.seats, self.config.population, self.config.episodes, self.plan.mask_size, self.plan.norm_size)
 
     def model(self, seed: int = 0) -> EvolutionModel:
-        return EvolutionModel(self.plan, seed)
+        return EvolutionModel(self.plan, seed, self.config.reference_batch or 0)
 
     def policy(self) -> EvolutionPolicy:
         return EvolutionPolicy(self.model())
@@ -139,7 +144,13 @@ class ES(Algorithm):
     def learn(self, seed: int) -> EvolutionLearn:
         model = self.model(seed)
         longest = self.config.episode_limit or self.plan.spec.max_episode_steps or LONGEST_EPISODE
-        return EvolutionLearn(self.config, model, self._table(model), seed, longest)
+        return EvolutionLearn(self.config, model, self._table(model), seed, longest, self._reference.empty())
+
+    @property
+    def _reference(self) -> Layout:
+        """Of the reference batch, where there is one."""
+        size, space = self.config.reference_batch, self.plan.spec.observation_space
+        return Layout({} if size is None else {"reference": observation_fields(space, size)})
 
     def _table(self, model: EvolutionModel) -> NoiseTable:
         return NoiseTable(self.config.noise_size, model.params.numel())
@@ -148,4 +159,5 @@ class ES(Algorithm):
         return np.full(seats, self.config.action_noise, np.float32)
 
     def published_layout(self) -> Layout:
-        return weights_layout(self.model().params.numel(), self.plan.norm_size)
+        layout = weights_layout(self.model().params.numel(), self.plan.norm_size)
+        return Layout({**layout.fields, **self._reference.fields})

@@ -10,7 +10,8 @@ which takes 10 to 50 times as long for a small net.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,25 +20,40 @@ from torch.func import functional_call, vmap
 from shoal.nets.continuous import PolicyNetwork
 from shoal.nets.encoder import Encoder, Observation
 from shoal.nets.flat import parameter_views
+from shoal.nets.virtual_norm import VirtualNorm, statistics_of
 from shoal.slots import map_tree
 
 __all__ = ["BatchedPolicy"]
 
 
 class BatchedPolicy:
-    """R copies of a PolicyNetwork. `params` [R, P] is theirs: write it in place."""
+    """R copies of a PolicyNetwork. `params` [R, P] is theirs: write it in place. With virtual batch normalisation (`norms`) call
+    `refer_to` afterwards."""
 
-    def __init__(self, net: PolicyNetwork, rows: int) -> None:
-        self.net = net
+    def __init__(self, net: PolicyNetwork, rows: int, norms: Mapping[str, VirtualNorm] | None = None) -> None:
+        self.net, self.norms = net, norms or {}
         self.params = torch.zeros(rows, sum(p.numel() for p in net.parameters()))
         self._views = parameter_views(net, self.params)
+        self._statistics = {f"{name}.{what}": torch.zeros(rows, *buffer.shape)
+                            for name, norm in self.norms.items() for what, buffer in norm.named_buffers()}
         self._pass = _dense(net, self._views) or vmap(self._one, randomness="error")
 
     def __call__(self, observation: Observation) -> Tensor:
         if isinstance(self._pass, DensePass):
             return self._pass(observation)
-        outputs: Tensor = self._pass(self._views, observation)
+        outputs: Tensor = self._pass(self._views | self._statistics, observation)
         return outputs
+
+    def refer_to(self, reference: Observation, owners: Sequence[int]) -> None:
+        """Measure the statistics of a batch of observations in every copy. Neighbours with the same owner are the same copy."""
+        for row, owner in enumerate(owners):
+            if row and owner == owners[row - 1]:
+                found = {name: rows[row - 1] for name, rows in self._statistics.items()}
+            else:
+                params = {name: views[row] for name, views in self._views.items()}
+                found = statistics_of(self.norms, partial(functional_call, self.net, params, (reference,)))
+            for name, rows in self._statistics.items():
+                rows[row] = found[name]
 
     def _one(self, params: dict[str, Tensor], observation: Observation) -> Tensor:
         outputs: Tensor = functional_call(self.net, params, (map_tree(lambda x: x.unsqueeze(0), observation),))

@@ -11,6 +11,7 @@ decreases, so a master that was restarted cannot take a result of its predecesso
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import cast
 
 import numpy as np
@@ -20,7 +21,7 @@ from shoal.core import Me, Publisher, Reader, Sink, Source, Tree
 from shoal.population import Evolves, ScoreRecord
 from shoal.roles.evolution_worker import update
 from shoal.roles.learner_state import LearnerState
-from shoal.roles.member_rollout import MemberRollout, rows_of
+from shoal.roles.member_rollout import MemberRollout, random_observations, rows_of
 from shoal.roles.parts import Parts
 from shoal.slots import Field, Layout
 
@@ -61,6 +62,9 @@ class EvolutionMaster:
         self.record: ScoreRecord = algorithm.record
         self.learn = algorithm.learn(parts.seed)
         self.learner_state = LearnerState(me, parts, self.learn)
+        if self.learn.reference_wanted:
+            with closing(parts.env.make(chunk_rows(parts))) as env:
+                self.learn.refer_to(random_observations(me, env, self.learn.reference_wanted, parts.seed))
         self.collected: dict[int, Tree] = {}  # by chunk
         self.moments = self._no_moments = np.zeros(0)
         self.rng = me.rng("minibatches")
@@ -76,6 +80,7 @@ class EvolutionMaster:
         if self.task == 0:
             self._publish()
         self.settled = True  # what it has collected is played again after a restart
+        await self.me.permit(1, counter="learner_steps")
         result = await self.results.take(1)
         self.settled = False
         chunk = int(result["chunk"][0])

@@ -20,7 +20,7 @@ from shoal.errors import GroupChanged
 from shoal.population import Evolves, PopulationLearn
 from shoal.roles.learner_group import agree, agree_again, state_bytes
 from shoal.roles.learner_state import LearnerState
-from shoal.roles.member_rollout import MemberRollout, rows_of
+from shoal.roles.member_rollout import MemberRollout, random_observations, rows_of
 from shoal.roles.parts import Parts
 
 __all__ = ["EvolutionWorker", "group_bytes", "update"]
@@ -48,6 +48,8 @@ class EvolutionWorker:
         self.learner_state = LearnerState(me, parts, self.learn)
         rows = rows_of(parts.envs_per_actor, algorithm.record)
         self.rollout = MemberRollout(me, parts.env.make(rows), algorithm.members(parts.seed, rows), algorithm.record, parts.seed)
+        if self.learn.reference_wanted:
+            self.learn.refer_to(random_observations(me, self.rollout.env, self.learn.reference_wanted, parts.seed))
         self.batch = algorithm.record.layout.empty()
         self.chunks: list[int] = []     # of this iteration, still to be played
         self.expected = rows            # decisions of an iteration, of this worker: as many as in the last one
@@ -89,6 +91,7 @@ class EvolutionWorker:
             await agree(self.learner_state, self.group)
             self.greeted = True
             self._publish()
+        await self.me.permit(1 / self.group.size, self.iteration, counter="learner_steps")
         await self.me.permit(self.expected, self.iteration)
         self.settled = False
         if self.group.changed():

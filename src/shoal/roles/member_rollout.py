@@ -9,16 +9,33 @@ from shoal.algorithms.records.moments import MomentSums
 from shoal.algorithms.records.spaces import float_paths
 from shoal.core import Me, Tree
 from shoal.envs import BatchedEnv, Step
+from shoal.envs.random_policy import RandomPolicy
 from shoal.population import Members, ScoreRecord
 from shoal.roles.step_report import note_restarts
 
-__all__ = ["MemberRollout", "rows_of"]
+__all__ = ["MemberRollout", "random_observations", "rows_of"]
+
+KEPT = 0.1  # of the observations of random play
 
 
 def rows_of(envs: int, record: ScoreRecord) -> int:
     """How many episodes are played at once: as many as there are environments, in whole members."""
     most = min(envs, record.members * record.episodes)
     return max(1, most // record.episodes) * record.episodes
+
+
+def random_observations(me: Me, env: BatchedEnv, count: int, seed: int) -> np.ndarray:
+    """Observations [count, ...] of random play: a tenth of those that it sees. They follow from the seed and the rows of `env`."""
+    rng = np.random.default_rng([seed, count])
+    policy, found, seen = RandomPolicy(env.action_space, rng), [], 0
+    now = env.reset(int(rng.integers(2**31)))
+    while seen < count:
+        kept = now.valid & (rng.random(env.num_seats) < KEPT)
+        found.append(np.asarray(now.observation)[kept])
+        seen += int(kept.sum())
+        now = env.step(policy(now))
+        me.beat()
+    return np.concatenate(found)[:count]
 
 
 class MemberRollout:

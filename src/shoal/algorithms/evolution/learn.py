@@ -40,8 +40,9 @@ class EvolutionLearn:
 
     phases: tuple[str, ...] = (PHASE,)
 
-    def __init__(self, config: Config, model: EvolutionModel, table: NoiseTable, seed: int, longest: int) -> None:
-        """Episodes are cut off at `longest` decisions at first."""
+    def __init__(self, config: Config, model: EvolutionModel, table: NoiseTable, seed: int, longest: int,
+                 reference: Mapping[str, np.ndarray]) -> None:
+        """Episodes are cut off at `longest` decisions at first. `reference` is room for the reference batch, where there is one."""
         self.config, self.model, self.table, self.seed = config, model, table, seed
         phase = Phase(PHASE, config.optimiser, lambda: config.lr, lambda: config.lr_final, config.optimiser_epsilon)
         self.parameters = PhasedParameters((phase,), {PHASE: slice(0, model.params.numel())}, model.params)
@@ -51,11 +52,20 @@ class EvolutionLearn:
         self._velocity = torch.zeros_like(model.params) if config.momentum else None
         if self._velocity is not None:
             self.state["velocity"] = self._velocity
+        self._reference = {name: torch.from_numpy(batch) for name, batch in reference.items()}
+        self.state |= self._reference
         self._watch()
 
     @property
     def longest_episode(self) -> int:
         return int(self._limit)
+
+    @property
+    def reference_wanted(self) -> int:
+        return sum(len(batch) for batch in self._reference.values() if not batch.any())
+
+    def refer_to(self, observations: np.ndarray) -> None:
+        self._reference["reference"].copy_(torch.from_numpy(observations))
 
     @property
     def fingerprint(self) -> int:
@@ -115,14 +125,15 @@ class EvolutionLearn:
     # -------------------------------------------------------------------------------- the outside
     @property
     def weights(self) -> Mapping[str, torch.Tensor]:
-        return {name: self.state[name] for name in ("params", *self.statistics.state)}
+        return {name: self.state[name] for name in ("params", *self.statistics.state, *self._reference)}
 
     def layers(self, params: np.ndarray) -> Mapping[str, np.ndarray]:
         return self.model.layers(params)
 
     def published(self, progress: Progress) -> Tree:
         norm = {name: tensor.numpy() for name, tensor in self.statistics.published.items()}
-        return {"params": self.model.params.numpy(), "norm": norm, "progress": progress.numbers}
+        reference = {name: batch.numpy() for name, batch in self._reference.items()}
+        return {"params": self.model.params.numpy(), "norm": norm, "progress": progress.numbers, **reference}
 
     def bind(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Keep the whole state in these arrays from now on."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from gymnasium.spaces import Box
 
 from shoal.acting import StepView
 from shoal.algorithms.common.model import Model
@@ -14,8 +15,11 @@ from shoal.algorithms.common.policy import ModelPolicy
 from shoal.algorithms.evolution.actions import ActionReader
 from shoal.algorithms.evolution.noise import NoiseTable, draw_indices
 from shoal.core import Tree
+from shoal.errors import ConfigError
 from shoal.nets import PolicyNetwork, build_policy
 from shoal.nets.batched import BatchedPolicy
+from shoal.nets.encoder import Encoder
+from shoal.nets.virtual_norm import VirtualNorm, add_virtual_norm, statistics_of
 from shoal.slots import map_tree
 
 if TYPE_CHECKING:
@@ -25,13 +29,28 @@ __all__ = ["EvolutionModel", "EvolutionPolicy", "PerturbedMembers"]
 
 
 class EvolutionModel(Model[PolicyNetwork]):
-    """A policy net and how its outputs are read."""
+    """A policy net and how its outputs are read. With `reference_size` observations in a reference batch its convolutional layers
+    are normalised (virtual batch normalisation)."""
 
-    def __init__(self, plan: AlgorithmPlan, seed: int) -> None:
+    def __init__(self, plan: AlgorithmPlan, seed: int, reference_size: int = 0) -> None:
         spec = plan.spec
         self.actions = ActionReader(spec.action_space, spec.name)
-        super().__init__(build_policy(spec.observation_space, self.actions.outputs, plan.net, seed), spec.observation_space,
-                         plan.norm_size)
+        net = build_policy(spec.observation_space, self.actions.outputs, plan.net, seed)
+        self.norms: dict[str, VirtualNorm] = {}
+        if reference_size:
+            if not isinstance(net.torso, Encoder) or not len(net.torso.cnns) or not isinstance(spec.observation_space, Box):
+                raise ConfigError(f"--algorithm.reference-batch {reference_size} normalises convolutional layers over images, and "
+                                  f"the network for {spec.name} is another one; leave it out")
+            self.norms = add_virtual_norm(net.torso.cnns, "torso.cnns")
+        super().__init__(net, spec.observation_space, plan.norm_size)
+
+    def refer_to(self, reference: Tree) -> None:
+        """Normalise with the statistics of these observations from now on."""
+        with torch.inference_mode():
+            found = statistics_of(self.norms, lambda: self.net(self.see(reference)))
+            for name, norm in self.norms.items():
+                norm.mean.copy_(found[f"{name}.mean"])
+                norm.scale.copy_(found[f"{name}.scale"])
 
     def seen(self, view: StepView) -> tuple[Tree, torch.Tensor | None]:
         """What the net is shown, and the action mask."""
@@ -41,6 +60,14 @@ class EvolutionModel(Model[PolicyNetwork]):
 
 class EvolutionPolicy(ModelPolicy[EvolutionModel]):
     """Acts with the parameters themselves; `explore` is the deviation of noise on Box actions, in units of half their range."""
+
+    reference: torch.Tensor | None = None  # observations of the reference batch, [N, ...]
+
+    def load(self, published: Tree) -> None:
+        super().load(published)
+        if "reference" in published:
+            self.reference = torch.tensor(published["reference"])
+            self.model.refer_to(self.reference)
 
     def act(self, view: StepView, state: Tree, explore: np.ndarray | None, rng: torch.Generator) -> tuple[Tree, Tree, Tree]:
         with torch.inference_mode():
@@ -58,7 +85,7 @@ class PerturbedMembers:
     def __init__(self, config: Config, model: EvolutionModel, rows: int, table: NoiseTable, seed: int) -> None:
         self.config, self.model, self.table, self.seed = config, model, table, seed
         self.action_noise = config.action_noise if model.actions.box is not None else 0.0
-        self.copies = BatchedPolicy(model.net, rows)
+        self.copies = BatchedPolicy(model.net, rows, model.norms)
         self._policy = EvolutionPolicy(model)
 
     def load(self, published: Tree) -> None:
@@ -70,6 +97,9 @@ class PerturbedMembers:
         for row, index, turned in zip(self.copies.params, indices.tolist(), opposite.tolist(), strict=True):
             sigma = -self.config.sigma if turned else self.config.sigma
             torch.add(self.model.params, self.table.slice(index), alpha=sigma, out=row)
+        if self._policy.reference is not None:
+            with torch.inference_mode():
+                self.copies.refer_to(self.model.see(self._policy.reference), numbers.tolist())
 
     def act(self, view: StepView, rng: torch.Generator) -> Tree:
         with torch.inference_mode():
