@@ -85,6 +85,12 @@ def presets() -> list[tuple[str, ...]]:
     return [*((preset, env, *OPTIONS.get(preset, ("--actors", "2"))) for preset, env in envs.items()), *VARIANTS, *OFFLINE]
 
 
+def reached(line: Line) -> set[tuple[str, ...]]:
+    """What has had its turn in the last result of this line."""
+    rounds = [one for run in line.known().get("runs", []) for one in run.get("all", [])]
+    return {(*one["command"].split(), *one["options"]) for one in rounds}
+
+
 class Broken(Exception):
     """A promise was not kept."""
 
@@ -370,10 +376,12 @@ def one_round(words: tuple[str, ...], seed: int, killed: Counter[str]) -> dict[s
 
 
 def rounds(minutes: float, seed: int, only: str = "", most_minutes: float = 0.0) -> dict[str, Any]:
-    """Rounds until the time is over and, where that does not take too long, every preset has had its turn."""
+    """Rounds until the time is over and, where that does not take too long, every preset has had its turn. Those that had none in
+    the result before come first."""
     rng, killed, begun = random.Random(seed), Counter[str](), time.monotonic()
     chosen = [words for words in presets() if only in " ".join(words)]
     rng.shuffle(chosen)
+    chosen.sort(key=reached(LINES[0]).__contains__)
     done: list[dict[str, Any]] = []
 
     def turns() -> Iterator[tuple[tuple[str, ...], int]]:

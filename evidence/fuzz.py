@@ -216,8 +216,10 @@ def run_commands(template: str, run: Path) -> tuple[list[list[str]], list[int]]:
     found = [["eval", str(run), "--episodes", "1"],
              ["resume", str(run), *(["--max-learner-steps", "14", *more[2:]] if template in BY_UPDATES else more)],
              ["runs", str(run.parent)], ["play", str(run), "--episodes", "1"], ["set", str(run)],
-             ["set", str(run), "checkpoint.every_seconds=7"], ["stop", str(run)], ["league", str(run)]]
-    return found, [8, 8, 2, 2, 1, 1, 1, 4 if template == "league" else 1]
+             ["set", str(run), "checkpoint.every_seconds=7"], ["stop", str(run)], ["watch", str(run), "--mode", "plain"],
+             ["watch", str(run), "--mode", "live"], ["plot", str(run), "--out", f"{run}.svg"], ["clean", str(run), "--yes"],
+             ["league", str(run)]]
+    return found, [8, 8, 2, 2, 1, 1, 1, 1, 1, 1, 1, 4 if template == "league" else 1]
 
 
 def try_run(case: int, folder: Path) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def test_help_names_runtimes_and_sections():
     assert {*sections, "algorithm", "architecture"} == set(words.replace(",", "").split())
     runtimes = next(line for line in TRAIN.splitlines() if "--runtime" in line).split()[1]
     assert set(runtimes.split("|")) == set(RUNTIMES)
-    readme = (ROOT / "README.md").read_text().partition("The runtimes are")[2].partition("\n\n")[0]
+    readme = (ROOT / "README.md").read_text().partition("`--runtime` says where a program runs")[2].partition("\n\n")[0]
     assert all(f"`{runtime}`" in readme for runtime in RUNTIMES)
 
 

@@ -105,7 +105,7 @@ class Weights(Watch):
 
 def draw(algorithm: Any, architecture: str, env: Any, *, seed: int = 7, actors: int = 1, learners: int = 1,
          net: NetConfig | None = None, eval: EvalPlan | None = None, max_env_steps: int | None = None,
-         replay: ReplayConfig | None = None, demos: str | None = None, offline: bool = False,
+         max_learner_steps: int | None = None, replay: ReplayConfig | None = None, demos: str | None = None, offline: bool = False,
          **config: Any) -> tuple[Program, Parts]:
     """The program of one combination."""
     torch.set_num_threads(1)
@@ -116,7 +116,7 @@ def draw(algorithm: Any, architecture: str, env: Any, *, seed: int = 7, actors: 
         config.setdefault("updates_per_step", 1)  # so that updates can be counted one by one
     made = algorithms.make(algorithm, source.describe(), net or NetConfig(), seats)
     parts = Parts(made, source, seats, seed=seed, actors=actors, learners=learners, max_env_steps=max_env_steps,
-                  replay=replay or ReplayConfig(), demos=demos, offline=offline,
+                  max_learner_steps=max_learner_steps, replay=replay or ReplayConfig(), demos=demos, offline=offline,
                   eval=eval or EvalPlan(enabled=architecture in NEEDS_EVALUATOR, episodes=1, every_env_steps=10**9))
     program = Program("test", seed=seed, metrics=made.metrics)
     made_config = chosen.config_class(envs_per_actor=seats, **config)

@@ -231,6 +231,9 @@ def test_changed_metadata(tmp_path):
     (tmp_path / "000000000007" / "checkpoint.json").write_text(json.dumps({**meta, "env_steps": 8}))
     with pytest.raises(CheckpointError, match=r"checkpoint.json has changed since it was written"):
         checkpoints.sound()
+    (tmp_path / "000000000007" / "checkpoint.json").write_text(json.dumps({**meta, "files": {"\0": 8}}))
+    with pytest.raises(CheckpointError, match="no whole checkpoint left"):
+        checkpoints.sound()
 
 
 def test_checkpoints_of_earlier_versions(tmp_path):

@@ -57,11 +57,13 @@ def test_file_that_is_not_what_it_should_be(name, text, run, capsys):
 
 
 @pytest.mark.parametrize("text", [b"\xff\n", b"[]\n3\n", DEEP.encode() + b"\n",
-                                  b'{"kind": "snapshot", "env_steps": "x", "seconds": []}\n'])
+                                  b'{"kind": "snapshot", "env_steps": "x", "seconds": []}\n',
+                                  b'{"kind": "snapshot", "env_steps": 9, "losses": {"loss": "x"}, "policy_lag": 3}\n'])
 def test_unreadable_metrics(text, run, capsys):
     """Metrics that cannot be read are passed over."""
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(text)
+    assert say(capsys, "watch", run, "--mode", "plain")[0] == say(capsys, "watch", run, "--mode", "live")[0] == 0
     assert say(capsys, "resume", run, "--max-env-steps", "600", "--console.mode", "none")[0] == 0
 
 
@@ -101,6 +103,13 @@ def test_configuration_with_other_values(seed, run, capsys):
     (run / "config.json").write_text(json.dumps(config))
     code, said = say(capsys, "eval", run, "--episodes", "1")
     assert code in (0, 2) and said.count("\n") <= 1, (config, said)
+
+
+@pytest.mark.parametrize("value", ["..", None, [], 0.5])
+def test_count_of_resumes(value, run, capsys):
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "resumed": value}))
+    assert "resumed is" in refused(capsys, "resume", run, "--max-env-steps", "600")
 
 
 @pytest.mark.parametrize("changes", [{"net": {"hidden": [5]}}, {"env": {"name": "Acrobot-v1", "id": "Acrobot-v1"}}])

@@ -40,6 +40,16 @@ def test_until_return(tmp_path):
     assert run.summary["eval_episodes"] == 4 and run.summary["env"] == "Gift"
 
 
+@pytest.mark.parametrize(("preset", "env", "more"), [
+    ("ppo", "CartPole-v1", {}), ("a3c", "CartPole-v1", {"runtime": "local", "architecture": {"mode": "master"}}),
+    ("anakin", "shoal/Catch-v0", {"runtime": "local", "actors": "auto", "device": "cpu", "architecture": {"envs_per_actor": 8}})])
+def test_as_many_updates_as_were_asked_for(preset, env, more, tmp_path):
+    """Not one more, also where a batch gives several (ppo); then all is saved, and the last version is evaluated."""
+    summary = quick(preset, env, tmp_path / "run", max_learner_steps=5, **more).summary
+    assert summary["stopped_by"] == "learner_steps" and summary["learner_steps"] == 5 and summary["eval_return"] is not None
+    assert shoal.resume(tmp_path / "run", max_learner_steps=9).summary["learner_steps"] == 9
+
+
 def test_the_same_seed_gives_the_same_files(tmp_path):
     states = []
     for name in ("a", "b"):

@@ -28,13 +28,12 @@ def league(folder, env="shoal/RockPaperScissors-v0", **options):
 def consistent(folder):
     """The payoff table, after a look at whether it has as many games as reports."""
     record = LeagueRecord(RunDir.open(folder))
-    state, table = record.state, record.table
+    table = record.table
     shots = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     shot = next(shot for shot in reversed(shots) if shot.get("league_games"))
     assert table.played == table.reports <= shot["league_reports"] <= shot["league_games"]
-    players = list(state["league"]["players"])
-    assert all(table.rate(a, b) + table.rate(b, a) == pytest.approx(1) for a in players for b in state["league"]["parent"])
-    return state, table
+    assert all(table.rate(a, b) + table.rate(b, a) == pytest.approx(1) for a in record.players for b in record.snapshots)
+    return record, table
 
 
 def test_league(tmp_path, capsys):
@@ -43,10 +42,10 @@ def test_league(tmp_path, capsys):
     assert list(run.summary["policies"]) == list(run.policies) == players
     assert run.summary["exploitability"] is not None and run.summary["policies"]["main"]["win_rate"] is not None
     assert all(policy["learner_steps"] > 0 for policy in run.summary["policies"].values())
-    state, table = consistent(tmp_path / "run")
-    vault, snapshots = Vault(tmp_path / "run" / "vault"), list(state["league"]["parent"])
+    record, table = consistent(tmp_path / "run")
+    vault, snapshots = Vault(tmp_path / "run" / "vault"), record.snapshots
     assert snapshots[0] == "main-0000" and {name.rpartition("-")[0] for name in snapshots} >= {"main", "main_exploiter"}
-    assert set(vault.names()) >= set(snapshots) and state["resets"]["main_exploiter"] >= 1 and state["resets"]["main"] == 0
+    assert set(vault.names()) >= set(snapshots) and record.resets["main_exploiter"] >= 1 and record.resets["main"] == 0
     assert vault.weights("main_exploiter-0000")["params"].shape == run.published_by("main")["params"].shape
     assert main(["league", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
@@ -56,7 +55,7 @@ def test_league(tmp_path, capsys):
     assert page.count("<polyline") == 2 + 2 * len(players) and "[4] " in page and "http" not in page
     shoal.resume(tmp_path / "run", max_env_steps=1300)
     later, more = consistent(tmp_path / "run")
-    assert more.reports > table.reports and list(later["league"]["parent"])[: len(snapshots)] == snapshots
+    assert more.reports > table.reports and later.snapshots[: len(snapshots)] == snapshots
     assert main(["eval", str(tmp_path / "run"), "--policy", "main_exploiter", "--episodes", "4"]) == 0
     assert "against random" in capsys.readouterr().out
     assert main(["eval", str(tmp_path / "run"), "--against", f"{tmp_path}/run:main-0000", "--episodes", "4"]) == 0
@@ -68,9 +67,9 @@ def test_league(tmp_path, capsys):
 def test_fictitious_play_uses_the_same_vault(tmp_path):
     alone = {**SOON, "main_exploiters": 0, "league_exploiters": 0, "snapshot_share": 1.0, "verification_share": 0.0}
     league(tmp_path / "run", "shoal/TicTacToe-v0", league={**alone, "weighting": "uniform"}, max_env_steps=600)
-    state, table = consistent(tmp_path / "run")
-    assert list(state["league"]["players"]) == ["main"] and len(state["league"]["parent"]) > 1
-    assert all(name.startswith("main-") for name in state["league"]["parent"]) and table.reports > 0
+    record, table = consistent(tmp_path / "run")
+    assert list(record.players) == ["main"] and len(record.snapshots) > 1
+    assert all(name.startswith("main-") for name in record.snapshots) and table.reports > 0
 
 
 @pytest.mark.parametrize(("env", "options", "words"), [

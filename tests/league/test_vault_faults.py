@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import shoal
+from shoal import cli
 from shoal.errors import CheckpointError
+from shoal.experiment.checkpoints import TensorFiles
 from shoal.league.matchmaking import League, LeagueOptions
 from shoal.league.vault import Vault
 
@@ -62,6 +64,42 @@ def test_league_without_damaged_snapshots(tmp_path):
     assert run.summary["stopped_by"] == "env_steps" and run.summary["env_steps"] >= 6000
     events = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert any("is left out from now on" in str(row) for row in events)
+
+
+CHANGES = [(b'"main"', b'"ma\xff"'), (b'"reports": ', b'"reports": "x", "r": '), (b'"parent": {', b'"parent": 3, "p": {'),
+           (b'"counts": [[', b'"counts": [["a", "b", "x", 1, 1, 1], ['), (b'"players": {', b'"players": [], "p": {')]
+
+
+def write_league(newest, text):
+    """The coordinator's file as of somebody who changed it by hand, and its checksums with it."""
+    path = newest / "coordinator-0.safetensors"
+    arrays = dict(TensorFiles().load(path))
+    arrays["league"] = np.frombuffer(text, np.uint8)
+    TensorFiles().save(path, arrays)
+    path.with_name(path.name + ".sha256").unlink()
+    meta = json.loads((newest / "checkpoint.json").read_text())
+    kept = {name: value for name, value in meta.items() if name not in ("seal", "sha256")}
+    (newest / "checkpoint.json").write_text(json.dumps({**kept, "files": {**meta["files"], path.name: path.stat().st_size}}))
+
+
+def test_state_of_another_kind(tmp_path, capsys):
+    """One sentence from `shoal league`, and from resume, whatever the file of the coordinator holds."""
+    folder, small = tmp_path / "run", ["--runtime", "inline", "--console.mode", "none"]
+    shoal.train("league", "shoal/RockPaperScissors-v0", run_dir=str(folder), max_env_steps=400, **SMALL)
+    newest = sorted((folder / "checkpoints").glob("0*"))[-1]
+    whole = bytes(TensorFiles().load(newest / "coordinator-0.safetensors")["league"])
+    said = []
+    for before, after in CHANGES:
+        assert before in whole
+        write_league(newest, whole.replace(before, after, 1))
+        for words in (["league", str(folder)], ["resume", str(folder), "--max-env-steps", "600", *small]):
+            assert cli.main(words) == 2, (after, words)
+            said.append(capsys.readouterr().err)
+    assert all(text.count("\n") == 1 and "is not what" in text for text in said), said
+    write_league(newest, whole)
+    snapshot = folder / "vault" / "snapshots" / "main-0000.json"
+    snapshot.write_text(snapshot.read_text().replace('"steps"', '"stops"'))
+    assert cli.main(["league", str(folder)]) == 2 and "main-0000" in capsys.readouterr().err
 
 
 def test_full_disk(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import pytest
 
 from shoal.algorithms import a2c, dqn, ppo, vtrace
 from shoal.roles.replay_config import ReplayConfig
-from shoal.runtime.permits import Ask, CountLimit, Permits
+from shoal.runtime.permits import Ask, Permits
 from tests.architectures.graphs import draw, go
 from tests.runtime.harness import RUNTIMES, Watch
 
@@ -14,7 +14,7 @@ class Counters:
     """Roles that ask and count, in any order, driven by hand."""
 
     def __init__(self, limit, units, ahead=True):
-        self.permits, self.units = Permits(CountLimit("steps", limit), ahead), units
+        self.permits, self.units = Permits(limit, ahead), units
         self.most, self.turns = limit + max(units.values()), 0
         self.counted = dict.fromkeys(units, 0.0)
         self.allowed = dict.fromkeys(units, -1.0)
@@ -74,7 +74,7 @@ def test_unused_is_given_to_others():
 
 
 def test_round_is_allowed_to_all_or_to_none():
-    permits, allowed = Permits(CountLimit("steps", 95)), []
+    permits, allowed = Permits(95), []
     for number in range(1, 20):
         for worker in ("w0", "w1"):
             permits.ask(Ask(worker, 10, 10.0 * number, number, 2, lambda last, key=(number, worker): allowed.append((key, last))))
@@ -102,7 +102,7 @@ def test_actors_keep_to_the_budget(architecture, kind, tmp_path):
     config, options, batch = CASES[architecture]
     env = "shoal/Catch-v0" if architecture == "parameter_server" else "CartPole-v1"
     program, _ = draw(config, architecture, env, actors=3, **options)
-    program.limit, seen = CountLimit("env_steps", 509), []
+    program.limits, seen = {"env_steps": 509}, []
 
     def spent(control):
         seen.append(control.total("env_steps"))
@@ -114,10 +114,29 @@ def test_actors_keep_to_the_budget(architecture, kind, tmp_path):
     assert 509 <= sum(page["env_steps"] for page in watch.final.values()) < 509 + batch
 
 
+APART = ("actor_learner", "async_gradients", "gossip", "parameter_server")
+
+
+@pytest.mark.parametrize(("architecture", "kind"), [*((name, "inline") for name in CASES), *((name, "local") for name in APART)])
+def test_learners_make_as_many_updates(architecture, kind, tmp_path):
+    """Where a batch is one update, not one more is made than was asked for; nobody stops them."""
+    config, options, _ = CASES[architecture]
+    env = "shoal/Catch-v0" if architecture == "parameter_server" else "CartPole-v1"
+    program, _ = draw(config, architecture, env, actors=3, max_learner_steps=7, **options)
+    program.limits, seen = {"learner_steps": 7}, []
+
+    def spent(control):
+        seen.append(control.total("learner_steps"))
+        return seen[-1] > 7 or (seen[-1] == 7 and (kind == "inline" or seen[-10:] == 10 * [7]))
+
+    watch = go(program, kind, tmp_path, Watch(spent, seconds=120))
+    assert watch.reason in ("until", "learner_steps") and sum(page["learner_steps"] for page in watch.final.values()) == 7
+
+
 def test_one_table_keeps_to_the_budget(tmp_path):
     """With replay: an actor cannot know how many decisions its next insert takes; it asks for as many as the last one took."""
     program, _ = draw(dqn.Config(), "actor_learner", "shoal/Catch-v0", actors=3, replay=TABLE)
-    program.limit = CountLimit("env_steps", 509)
+    program.limits = {"env_steps": 509}
     watch = go(program, "inline", tmp_path, Watch(lambda control: control.total("env_steps") >= 509, seconds=120))
     assert watch.reason == "until"
     assert 509 <= sum(page["env_steps"] for page in watch.final.values()) < 509 + TABLE.batch_size

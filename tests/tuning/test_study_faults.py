@@ -49,6 +49,7 @@ def test_lines_that_cannot_be_used(small, capsys):
     small.log("start", 0, values=VALUES)
     with (small.path / "lineage.jsonl").open("a") as file:
         file.write('[]\n{"event": 3}\n{"event": "copy", "member": 0}\n{"member": []}\nx\n')
+    small.log("slice", 0, values=VALUES, env_steps=9)  # without a fitness
     assert [row["event"] for row in small.lineage()] == ["start"] and small.schedule(0) == []
     assert cli.main(["tune", "show", str(small.path)]) == 0 and "2 of 2 ancestors" in capsys.readouterr().out
 

@@ -317,6 +317,8 @@ def read_meta(folder: Path) -> dict[str, Any]:
     for name in ("files", "sha256", "totals"):
         if not isinstance(meta.setdefault(name, {}), dict):
             raise CheckpointError(f"{folder / META} is damaged: {name} is not an object")
+        if any("\0" in key for key in meta[name]):
+            raise CheckpointError(f"{folder / META} is damaged: no file has the names of its {name}")
     return meta
 
 

@@ -60,7 +60,7 @@ def _players(record: LeagueRecord) -> Iterator[str]:
     players = record.players
     yield f"\n{'player':<22}{'env steps':>12}{'snapshots':>11}{'resets':>8}{'Elo':>8}"
     for (name, (steps, _, snapshots)), elo in zip(players.items(), record.table.elo(list(players)), strict=True):
-        yield f"{name:<22}{steps:>12,}{len(snapshots):>11}{record.state['resets'][name]:>8}{elo:>8.0f}"
+        yield f"{name:<22}{steps:>12,}{len(snapshots):>11}{record.resets[name]:>8}{elo:>8.0f}"
 
 
 def _table(record: LeagueRecord, names: list[str]) -> Iterator[str]:
@@ -75,8 +75,8 @@ def _table(record: LeagueRecord, names: list[str]) -> Iterator[str]:
 def _lineage(record: LeagueRecord) -> Iterator[str]:
     yield f"\n{'snapshot':<28}{'env steps':>12}   after"
     for name in record.snapshots:
-        about = record.vault.about(name)
-        yield f"{name:<28}{about['steps']:>12,}   {about['parent'] or 'the beginning'}"
+        steps, before = record.origin(name)
+        yield f"{name:<28}{steps:>12,}   {before}"
 
 
 def _exploitability(record: LeagueRecord) -> Iterator[str]:

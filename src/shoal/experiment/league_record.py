@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from shoal.errors import ConfigError
+from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment.checkpoints import TensorFiles
-from shoal.experiment.rundir import RunDir
+from shoal.experiment.rundir import RunDir, numbers
 from shoal.league.payoff import PayoffTable
 from shoal.league.pool_nash import nash_weights
 from shoal.league.vault import Vault
@@ -40,18 +40,31 @@ class LeagueRecord:
         path = None if newest is None else newest / "coordinator-0.safetensors"
         if path is None or not path.is_file():
             raise ConfigError(f"{rundir.path} is not a league; train one with `shoal train league shoal/RockPaperScissors-v0`")
-        self.state: dict[str, Any] = json.loads(bytes(TensorFiles().load(path)["league"]))
-        self.table, self.vault = PayoffTable.from_state(self.state["league"]["payoff"]), Vault(rundir.path / "vault")
+        self.vault = Vault(rundir.path / "vault")
+        try:
+            self._read(json.loads(bytes(TensorFiles().load(path)["league"])))
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise CheckpointError(f"{path} is not what a league had saved: {type(error).__name__}: {error}; remove this "
+                                  "checkpoint, and the one before it is read") from None
 
-    @property
-    def players(self) -> dict[str, tuple[int, int, list[str]]]:
+    def _read(self, state: dict[str, Any]) -> None:
+        league = state["league"]
+        self.table = PayoffTable.from_state(league["payoff"])
+        self.players = {name: (int(steps), int(saved), [str(one) for one in snapshots])
+                        for name, (steps, saved, snapshots) in league["players"].items()}
         """By name: env steps, env steps when it was saved last, and its snapshots."""
-        return dict(self.state["league"]["players"])
-
-    @property
-    def snapshots(self) -> list[str]:
+        self.snapshots = list(league["parent"].keys())
         """The oldest first."""
-        return list(self.state["league"]["parent"])
+        self.resets = {name: int(state["resets"][name]) for name in self.players}
+
+    def origin(self, snapshot: str) -> tuple[int, str]:
+        """Its player's env steps when it was saved, and the snapshot before it."""
+        about = self.vault.about(snapshot)
+        try:
+            return int(about["steps"]), str(about["parent"] or "the beginning")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise CheckpointError(f"snapshot {snapshot} in {self.vault.folder} is damaged: {why}") from None
 
     @cached_property
     def exploitability(self) -> list[tuple[int, float]]:
@@ -66,7 +79,7 @@ class LeagueRecord:
 
         algorithm, names = run.prepared.algorithm, self.snapshots[-POOL:]
         tree = quick_tree(algorithm.policy(), run.prepared.source)
-        if tree is None:
+        if tree is None or not names:
             return None
         policies = []
         for name in names:
@@ -82,6 +95,7 @@ def exploitability_over_time(rundir: RunDir) -> list[tuple[int, float]]:
     """What the evaluations of a run found: (env steps, exploitability), one for each version that the metrics show."""
     found: dict[float, tuple[int, float]] = {}
     for shot in read_lines(rundir.metrics_file):
-        if shot.get("kind") == "snapshot" and shot.get("exploitability") is not None:
-            found.setdefault(float(shot.get("eval_version") or 0), (int(shot["env_steps"]), float(shot["exploitability"])))
+        known = numbers(shot)
+        if shot.get("kind") == "snapshot" and {"exploitability", "env_steps"} <= set(known):
+            found.setdefault(known.get("eval_version", 0), (int(known["env_steps"]), float(known["exploitability"])))
     return list(found.values())

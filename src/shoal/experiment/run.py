@@ -271,14 +271,14 @@ def _launched(plan: Plan, rundir: RunDir | None, stream: IO[str], started: float
         undo: Callable[[], None] = rundir.remove
     else:
         before = rundir.config()
-        resumed, base = int(before.get("resumed", 0)) + 1, base_of(rundir)
+        resumed, base = before.get("resumed", 0) + 1, base_of(rundir)
         program = drawn(prepared, resumed)
         _check_slices(prepared, rundir)
         rundir.begin_again(plan_to_json(plan, resumed))
         undo = partial(rundir.save_config, before)
     program.folder = rundir.path.resolve()
     program.go_on_above(int(base.snapshot.get("weights_version", 0)))
-    _limit(program, plan.experiment.max_env_steps, base)
+    _limit(program, plan.experiment, base)
     session = None
     try:
         session = _session(prepared, program, rundir, base, stream, started, callbacks)
@@ -308,12 +308,11 @@ def _run(program: Program, session: RunSession, prepared: Prepared) -> None:
         runtime.run(program, session, experiment.runtime, session.rundir.logs, experiment.faults, ray=experiment.ray)
 
 
-def _limit(program: Program, max_env_steps: int | None, base: Base) -> None:
-    """Let the roles that act keep to what is left of the budget."""
-    from shoal.runtime.permits import CountLimit
-
-    if max_env_steps is not None:
-        program.limit = CountLimit("env_steps", max_env_steps - base.totals.get("env_steps", 0))
+def _limit(program: Program, experiment: Experiment[Any, Any], base: Base) -> None:
+    """Let the roles that act, and those that learn, keep to what is left of their budgets."""
+    for counter, most in (("env_steps", experiment.max_env_steps), ("learner_steps", experiment.max_learner_steps)):
+        if most is not None:
+            program.limits[counter] = most - base.totals.get(counter, 0)
 
 
 def _take_back(session: RunSession | None, undo: Callable[[], None]) -> None:

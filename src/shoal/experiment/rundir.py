@@ -139,8 +139,9 @@ class RunDir:
             if not isinstance(inside, dict) or any(not isinstance(inside.get(name, ""), str | None) for name in names) \
                     or inside.get("name", "") is None:
                 raise self._damaged(section, inside)
-        if not isinstance(config.get("policies", ""), str):
-            raise self._damaged("policies", config["policies"])
+        for name, kind in (("policies", str), ("resumed", int)):
+            if not isinstance(config.get(name, kind()), kind):
+                raise self._damaged(name, config[name])
         for name in SEVERAL:
             words = config.get(name, [])
             if not isinstance(words, list) or any(not isinstance(word, str) for word in words):

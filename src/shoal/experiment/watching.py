@@ -17,7 +17,7 @@ from typing import IO, Any, Literal
 from shoal.errors import ConfigError
 from shoal.experiment.lock import holder
 from shoal.experiment.parse import parse_options, split_positionals
-from shoal.experiment.rundir import RunDir, find_runs
+from shoal.experiment.rundir import RunDir, find_runs, numbers
 from shoal.options import Options, number
 from shoal.telemetry.console import console, counted
 from shoal.telemetry.curves import read_curve, sparkline
@@ -28,8 +28,12 @@ __all__ = ["watch_command"]
 LOOK_SECONDS = 0.5
 GOALS = ("until_return", "max_env_steps", "max_learner_steps", "max_seconds", "until")
 CURVE_WIDTH = 60
-UNKNOWN = ("train_return", "eval_return", "best_return", "lowest_return", "learner_idle", "env_steps_per_second",
-           "learner_steps_per_second")
+SHOWN = {**dict.fromkeys(("train_return", "eval_return", "best_return", "lowest_return", "learner_idle", "env_steps_per_second",
+                          "learner_steps_per_second"), math.nan),
+         **dict.fromkeys(("env_steps", "learner_steps", "seconds", "epochs"), 0)}
+"""Numbers of a snapshot that a console shows, and what each is where it is not known."""
+SPREADS = ("policy_lag", "data_age_seconds")
+CLUSTER = ("nodes", "object_store_mb", "carried_mb_per_second", "calls_per_second")
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,8 @@ def watch_command(arguments: list[str]) -> int:
 def watch(run: RunDir, options: Watch, out: IO[str]) -> None:
     """Show what is in the folder; while the run goes on, everything that is added."""
     config = run.config()
-    seen = console(options.mode, out, _title(config), {name: config.get(name) for name in GOALS}, options.every_seconds)
+    goals = {**{name: numbers(config).get(name) for name in GOALS}, "until": config.get("until")}
+    seen = console(options.mode, out, _title(config), goals, options.every_seconds)
     assert seen is not None
     try:
         newest: Mapping[str, Any] | None = None
@@ -98,26 +103,31 @@ def _title(config: Mapping[str, Any]) -> str:
 
 
 def _whole(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A snapshot as the session has it: JSON's null is not a number."""
-    def read(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: read(item) for key, item in value.items()}
-        return math.nan if value is None else value
+    """What a console shows of a snapshot. JSON's null, and anything else that is not what a run writes, is not known."""
+    def inside(name: str) -> dict[str, float]:
+        value = row.get(name)
+        return numbers(value) if isinstance(value, Mapping) else {}
 
-    return {**dict.fromkeys(UNKNOWN, math.nan), "evaluating": "", "training": True, **read(row)}
+    known = numbers(row)
+    shown = {name: known.get(name, unknown) for name, unknown in SHOWN.items()}
+    shown |= {name: {**dict.fromkeys(("mean", "p95", "max"), math.nan), **inside(name)} for name in SPREADS}
+    shown |= {name: known[name] for name in CLUSTER if set(CLUSTER) <= set(known)}
+    return {**shown, "losses": inside("losses"), "verdict": str(row.get("verdict") or ""),
+            "evaluating": str(row.get("evaluating") or ""), "training": row.get("training") is not False}
 
 
 def _ended(run: RunDir, out: IO[str]) -> None:
     """The curve so far, and how it ended."""
     summary = run.summary()
+    known = numbers(summary)
     curve = read_curve(run.metrics_file, "eval_return")
     curve = curve if len(curve.y) > 1 else read_curve(run.metrics_file, "train_return")
     if len(curve.y) > 1:
         drawn = sparkline(curve.y, CURVE_WIDTH)
         out.write(f"return  {drawn}  {curve.y[0]:,.4g} to {curve.y[-1]:,.4g}, best {curve.y.max():,.4g}\n")
     out.write(f"{run.path}: {_how(run.state(summary))}"
-              + (f", {summary['env_steps']:,} env steps" if summary.get("env_steps") else "")
-              + (f", evaluated {summary['eval_return']:,.2f}" if summary.get("eval_return") is not None else "") + "\n")
+              + (f", {known['env_steps']:,} env steps" if known.get("env_steps") else "")
+              + (f", evaluated {known['eval_return']:,.2f}" if "eval_return" in known else "") + "\n")
 
 
 def _how(state: str) -> str:

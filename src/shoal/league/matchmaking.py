@@ -283,8 +283,9 @@ class League:
         self.payoff = PayoffTable.from_state(state["payoff"])
         for name, (steps, saved_at, snapshots) in state["players"].items():
             player = self.players[name]
-            player.steps, player.saved_at, player.snapshots = steps, saved_at, list(snapshots)
-        self.parent, self._matches, self._open = dict(state["parent"]), state["matches"], {}
+            player.steps, player.saved_at, player.snapshots = int(steps), int(saved_at), [str(one) for one in snapshots]
+        self.parent = {snapshot: self.players[player].name for snapshot, player in state["parent"].items()}
+        self._matches, self._open = int(state["matches"]), {}
 
 
 def without_monotone_suffix(rates: np.ndarray | Sequence[float]) -> int:

@@ -80,7 +80,8 @@ class PayoffTable:
         table = cls(float(str(state["decay"])))
         table.reports = int(str(state["reports"]))
         rows = state["counts"]
-        assert isinstance(rows, list)
+        if not isinstance(rows, list):
+            raise TypeError(f"counts are {rows!r}")
         for home, away, wins, draws, losses, played in rows:
-            table._counts[home, away], table._played[home, away] = [wins, draws, losses], played
+            table._counts[home, away], table._played[home, away] = [float(wins), float(draws), float(losses)], int(played)
         return table

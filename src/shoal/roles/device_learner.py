@@ -55,7 +55,7 @@ class DeviceLearner:
         self.graph: Any = None
         self.made = 0  # updates since the start, until the graph is there
         self.metrics: list[Mapping[str, float]] = []  # of the last minibatch, by phase
-        self.greeted = False
+        self.greeted = self.settled = False
 
     async def step(self) -> None:
         """Some updates, then one look at what happened."""
@@ -66,6 +66,9 @@ class DeviceLearner:
         if self.learner_state.budget and self.learner_state.totals[0] >= self.learner_state.budget:  # nothing else holds it back
             await any_of(timeout=0.1)
             return
+        self.settled = True
+        await self.me.permit(1, counter="learner_steps")
+        self.settled = False
         began, stats = time.perf_counter(), self.me.stats
         updates = self._due()
         with stats.phase("learn"):
@@ -77,11 +80,13 @@ class DeviceLearner:
         self._publish()
 
     def _due(self) -> int:
-        """Updates before the next look, the last time no more than the budget needs."""
-        if not self.learner_state.budget:
-            return self.updates
-        left = math.ceil((self.learner_state.budget - self.learner_state.totals[0]) / self.unroll.decisions)
-        return min(self.updates, int(left))
+        """Updates before the next look, the last time no more than the budgets need."""
+        state, due = self.learner_state, self.updates
+        if state.budget:
+            due = min(due, math.ceil((state.budget - state.totals[0]) / self.unroll.decisions))
+        if state.updates:  # how many learner steps an update has is known after the first
+            due = min(due, math.ceil((state.updates - state.totals[1]) / self.steps_per_update) if self.steps_per_update else 1)
+        return max(1, due)
 
     def _next(self) -> None:
         """One update: as a graph where there is one, kernel by kernel before that."""

@@ -80,6 +80,7 @@ class EvolutionMaster:
         if self.task == 0:
             self._publish()
         self.settled = True  # what it has collected is played again after a restart
+        await self.me.permit(1, counter="learner_steps")
         result = await self.results.take(1)
         self.settled = False
         chunk = int(result["chunk"][0])

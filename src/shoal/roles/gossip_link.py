@@ -34,7 +34,7 @@ def message_layout(parts: Parts) -> Layout:
 def gossip_learner(me: Me, parts: Parts, index: int, count: int, tau: int, params: Publisher | None = None,
                    weights: Publisher | None = None, **peers: Reader) -> Worker:
     """Acts and learns on its own, and averages its parameters with those of its in-peers."""
-    return Worker(me, parts, GossipLink(me, parts, tau, params, weights, list(peers.values()), count), index, count)
+    return Worker(me, parts, GossipLink(me, parts, tau, params, weights, list(peers.values()), count), index, count, joint=True)
 
 
 class GossipLink:
@@ -63,6 +63,7 @@ class GossipLink:
         return {name: tensor.numpy() for name, tensor in self.learn.weights.items()}
 
     async def begin(self) -> None:
+        await self.me.permit(1, counter="learner_steps")
         if self.begun:
             return
         self.begun = True

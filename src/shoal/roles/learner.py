@@ -97,6 +97,8 @@ class Learner:
         self.settled = True  # nothing changes before a batch is here
         if not self.greeted:
             await self._greet()
+        if self.leader or self.model is not None:  # the others of a group wait for the leader
+            await self.me.permit(1, counter="learner_steps")
         if self.device is not None and self.batches.lent:
             self.device.release()  # the memory of the last batch is about to be used again
         with self.me.stats.phase("gather"):  # without the time it waits
@@ -143,6 +145,8 @@ class Learner:
                 else:
                     self.metrics = [await self._phase(minibatch, phase) for phase in due]
                 steps += 1
+                if self.learner_state.enough(steps):
+                    break
         learn.absorb(moments)
         self.learner_state.count(fresh, steps)
         if self.leader or self.model is not None:
@@ -231,7 +235,7 @@ class Learner:
         earlier, self.running = self.running, UnfinishedUpdate(deliver, publishes)
         if earlier is not None:
             earlier.deliver()
-        if not self.batches.waiting():
+        if not self.batches.waiting() or self.learner_state.enough():
             deliver()
             self.running = None
 

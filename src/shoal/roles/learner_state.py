@@ -58,6 +58,10 @@ class LearnerState(Generic[U]):
         done, horizon = (learner_steps, self.updates) if self.offline else (env_steps, self.horizon)
         return Progress(env_steps, learner_steps, min(1.0, done / horizon) if horizon else 0.0)
 
+    def enough(self, made: int = 0) -> bool:
+        """Whether no other update is wanted after `made` that are not counted yet."""
+        return self.updates is not None and bool(self.totals[1] + made >= self.updates)
+
     def count(self, env_steps: int, learner_steps: int) -> None:
         self.counts[self.row] += (env_steps, learner_steps)
 

@@ -201,6 +201,9 @@ class ParameterServer:
         for request in await self.gradients.take(most=64):
             if request.data["empty"][0]:
                 self._reply(request)
+            elif self.learner_state.enough():  # a worker that waits for its reply could not be saved
+                self.me.finish("learner_steps")
+                self._reply(request)
             elif self._young(request):
                 self.held.append(request)
                 self._collect()

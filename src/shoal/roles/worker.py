@@ -60,7 +60,8 @@ class Worker:
 
     def __init__(self, me: Me, parts: Parts, link: GradientLink, index: int | None = None, count: int | None = None,
                  joint: bool = False) -> None:
-        """It explores like the `index`-th of `count` actors. `joint`: its only gradient of an unroll waits for those of others."""
+        """It explores like the `index`-th of `count` actors. `joint`: after an unroll it may wait for
+        others, when what it has to save is whole."""
         self.me, self.link, self.joint = me, link, joint
         self.place = (me.index if index is None else index, count or me.replicas)
         self.player = Player(me, parts)
@@ -79,7 +80,7 @@ class Worker:
         decisions = self.player.play(self.data)
         stats.add("samples_consumed", decisions)
         stats.observe("data_age_seconds", time.time() - self.data["time"])
-        self.settled = self.joint  # the others may have nothing left to send: the budget may be spent
+        self.settled = self.joint  # the others may send nothing any more: the budget may be spent
         await push_gradients(self.me, self.link, self.data, decisions, self.rng)
 
     def state(self) -> dict[str, np.ndarray] | None:

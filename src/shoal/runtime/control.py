@@ -50,6 +50,6 @@ class ControlHandle:
     async def copy_state(self, source: str, target: str) -> None:
         await self._request("copy_state", source, target)
 
-    async def permit(self, units: float, counted: float, round_number: int) -> float:
+    async def permit(self, counter: str, units: float, counted: float, round_number: int) -> float:
         """How far this role may count, or which round it may begin last (`RoleContext.permit`)."""
-        return float(await self._request("permit", units, counted, round_number))
+        return float(await self._request("permit", counter, units, counted, round_number))

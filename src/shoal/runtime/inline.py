@@ -28,7 +28,7 @@ class InlineSupervisor(Supervisor):
     def __init__(self, program: Program, session: Session) -> None:
         program.build(InlineAllocator())
         super().__init__(program, session)
-        self.permits = Permits(program.limit, ahead=False)
+        self.permits = {counter: Permits(most, ahead=False) for counter, most in program.limits.items()}
         self.instances: dict[str, Instance] = {}
         self._replies: dict[str, dict[int, Any]] = {}
         self._order = [instance_name(node, index) for node, index in program.instances()]
@@ -119,7 +119,7 @@ class InlineSupervisor(Supervisor):
         deadlines = [wait.deadline for wait in waits if wait.deadline is not None]
         patient = any(i.paused or any(c["op"] == "drain" for c in i.commands) for i in self.instances.values())
         if not deadlines and not patient:
-            if self.permits.reconcile(self.counted()):
+            if any([permits.reconcile(self.counted(counter)) for counter, permits in self.permits.items()]):
                 return
             asleep = "; ".join(f"{name} waits for {i.wait.why if i.wait else 'nothing'}" for name, i in self.instances.items())
             raise Deadlock(f"every role waits and none can be resumed: {asleep or 'no role is left'}")

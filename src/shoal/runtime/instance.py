@@ -44,19 +44,19 @@ class RoleContext:
         self.stats = program.stats(node, index)
         self._emit, self._seed = emit, program.seed
         self._lives = program.resumed * 1_000_003 + incarnation
-        self._control, self._limit, self._allowed = control, program.limit, -1.0
+        self._control, self._allowed = control, dict.fromkeys(program.limits, -1.0)
 
     def rng(self, salt: str = "") -> np.random.Generator:
         words = (self._seed, zlib.crc32(self.name.encode()), self.index, self._lives, zlib.crc32(salt.encode()))
         return np.random.default_rng(np.random.SeedSequence(words))
 
-    async def permit(self, units: float, round_number: int = -1) -> None:
-        if self._limit is None:
+    async def permit(self, units: float, round_number: int = -1, counter: str = "env_steps") -> None:
+        if counter not in self._allowed:
             return
-        counted = self.stats.get(self._limit.counter)
-        if (round_number if round_number >= 0 else counted + units) > self._allowed:
+        counted = self.stats.get(counter)
+        if (round_number if round_number >= 0 else counted + units) > self._allowed[counter]:
             assert self._control is not None
-            self._allowed = await self._control.permit(units, counted, round_number)
+            self._allowed[counter] = await self._control.permit(counter, units, counted, round_number)
 
     def finish(self, reason: str) -> None:
         self._emit({"kind": "finish", "reason": reason})
@@ -248,7 +248,7 @@ class Instance:
         state = store.load(Path(path))
         try:
             self.role.load(state)
-        except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
+        except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
             raise CheckpointError(f"{path} is not what {self.name} had saved: {type(error).__name__}: {error}; continue from an "
                                   "older checkpoint, or start a new run") from error
 

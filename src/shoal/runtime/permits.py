@@ -1,6 +1,7 @@
-"""Permits: roles that count towards a limit of the whole program (max_env_steps) ask how far they may count before they continue.
+"""Permits: roles that count towards a limit of the whole program (max_env_steps, max_learner_steps) ask how far they may count
+before they continue.
 
-    role        await me.permit(units)       before it does work that adds `units` to the counter
+    role        await me.permit(units, counter=...)      before it does work that adds `units` to the counter
     supervisor  Permits.ask(...)             answers at once while the limit leaves anything, later or never when it does not
 
 A role is given several portions at a time, so that it seldom asks: about a second's worth, and near the end no more than a part of
@@ -16,18 +17,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Ask", "CountLimit", "Permits"]
+__all__ = ["Ask", "Permits"]
 
 PORTION_SECONDS = 1.0     # a role that has used its portion up sooner is given twice as much
 PARTS = 4                 # near the end a portion is at most this part of every role's share of what is left
 RECONCILE_SECONDS = 0.5   # without progress while somebody waits: what was given to roles that do not use it is given again
-
-
-class CountLimit(NamedTuple):
-    """How far all roles together may count."""
-
-    counter: str
-    most: float
 
 
 class Ask(NamedTuple):
@@ -51,11 +45,12 @@ class Holding:
 
 
 class Permits:
-    """The supervisor's side. Without `ahead` every unit is asked for: then nothing depends on time (the inline runtime)."""
+    """The supervisor's side of one counter. Without `ahead` every unit is asked for: then nothing depends on time (the inline
+    runtime)."""
 
-    def __init__(self, limit: CountLimit | None, ahead: bool = True) -> None:
-        self.limit, self._ahead = limit, ahead
-        self._left = math.inf if limit is None else limit.most
+    def __init__(self, most: float, ahead: bool = True) -> None:
+        """`most`: how far all roles together may count."""
+        self.most, self._ahead, self._left = most, ahead, most
         self._held: dict[str, Holding] = {}
         self._asking: dict[str, Ask] = {}  # those that wait
         self._rounds = -1                  # the last round that was allowed
@@ -91,7 +86,7 @@ class Permits:
         if ask.round > self._rounds:
             together = ask.units * ask.replicas
             given = self._portion(self._round, together, together)
-            self._left -= given
+            self._left = round(self._left - given, 6)  # the parts of a round need not add up to the last bit
             self._rounds = ask.round - 1 + round(given / together)
         ask.answer(self._rounds)
 
@@ -109,9 +104,9 @@ class Permits:
         """Once no role counts any more, take back permits of roles that died or that wait for a role which asks, and hand them
         out again. `counts`: what every instance has counted. Returns whether a role was served."""
         waiting, total = len(self._asking), sum(counts.values())
-        if self.limit is None or not waiting or total >= self.limit.most:
+        if not waiting or total >= self.most:
             return False
-        self._left = self.limit.most - total
+        self._left = self.most - total
         for instance, holding in self._held.items():
             holding.allowed = counts[instance]  # what it still uses of its old permit is taken off when it asks again
         self._serve()

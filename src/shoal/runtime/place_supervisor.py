@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -140,7 +141,8 @@ class PlaceSupervisor(Supervisor, Generic[L]):
 
     def turn(self) -> None:
         self._listen()
-        self.permits.look(self.counted)
+        for counter, permits in self.permits.items():
+            permits.look(partial(self.counted, counter))
         now = time.monotonic()
         if now >= self._logs_at:
             self._logs_at = now + TICK_SECONDS

@@ -23,7 +23,6 @@ import numpy as np
 
 from shoal.core import Role
 from shoal.errors import ProgramError
-from shoal.runtime.permits import CountLimit
 from shoal.runtime.wires import BroadcastWire, CallWire, GroupWire, Port, SharedWire, StreamWire, Wire
 from shoal.slots import Allocator, Layout, MemoryBlock
 from shoal.telemetry import Metric, Stats
@@ -135,7 +134,7 @@ class Program:
         self.work_counters, self.preload, self.options = work_counters, preload, options or ScaleOptions()
         self.metrics = metrics  # that roles may name beyond telemetry's registry
         self.resumed = 0  # grows with every resume: part of every seed
-        self.limit: CountLimit | None = None  # of a counter, for all roles together: those that ask for permits keep to it
+        self.limits: dict[str, float] = {}  # how far all roles together may count: those that ask for permits keep to it
         self.side_work: SideWork | None = None  # None: roles that keep their turn (core.KeepsTurn) keep it to the end of their work
         self.starts_paused = False  # whether no role begins its first step before `Supervisor.start_steps`
         self.folder: Path | None = None  # where roles keep files that outlive the program (core.Me.folder)

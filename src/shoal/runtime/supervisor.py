@@ -74,7 +74,7 @@ class Supervisor(ABC):
         self._values: dict[str, dict[str, Any]] = {}
         self._settings: dict[str, Any] = {}  # what `change` has changed
         self._identity = itertools.count(1)
-        self.permits = Permits(program.limit)
+        self.permits = {counter: Permits(most) for counter, most in program.limits.items()}
 
     # ------------------------------------------------------------------ what a runtime adds
     @abstractmethod
@@ -104,10 +104,9 @@ class Supervisor(ABC):
     def total(self, counter: str) -> float:
         return sum(stats.get(counter) for stats in self._stats.values())
 
-    def counted(self) -> dict[str, float]:
-        """What every instance has counted of what the program limits."""
-        limit = self.program.limit
-        return {} if limit is None else {name: stats.get(limit.counter) for name, stats in self._stats.items()}
+    def counted(self, counter: str) -> dict[str, float]:
+        """What every instance has counted."""
+        return {name: stats.get(counter) for name, stats in self._stats.items()}
 
     def starting(self) -> bool:
         """Whether no role has done any of the program's work yet."""
@@ -344,8 +343,9 @@ class Supervisor(ABC):
         try:
             if op == "permit":
                 replicas = len(self._named(self.running[instance][0])) if instance in self.running else 1
-                units, counted, round_number = arguments
-                self.permits.ask(Ask(instance, units, counted, round_number, replicas, lambda allowed: reply(allowed, None)))
+                counter, units, counted, round_number = arguments
+                ask = Ask(instance, units, counted, round_number, replicas, lambda allowed: reply(allowed, None))
+                self.permits[counter].ask(ask)
                 return
             if op not in requests:
                 raise ProgramError(f"there is no control request {op!r}; there are {', '.join(requests)}")

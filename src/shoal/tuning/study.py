@@ -266,7 +266,7 @@ def _usable(row: Mapping[str, Any], settings: StudySettings) -> bool:
     except ConfigError:  # a range of study.json is damaged
         return False
     return fitted and (row.get("event") == "start" or (row.get("event") == "slice" and isinstance(row.get("env_steps"), int)
-                                                       and _known(row.get("fitness"))))
+                                                       and "fitness" in row and _known(row["fitness"])))
 
 
 def _known(fitness: object) -> bool:
