@@ -146,8 +146,8 @@ def test_halving_gives_the_best_more(tmp_path):
 
 def test_a_member_that_fails(tmp_path, capsys):
     """A learning rate that overflows costs one member, not the study; it copies one that has not failed."""
-    words = ["--population", "3", "--vary", "algorithm.lr=choice(0.001,1e37)", "--every-env-steps", "1500", "--max-env-steps", "3000",
-             "--algorithm.unroll", "5", "--no-tensorboard", "--eval.episodes", "2", "--seed", "4", "--workers", "2"]
+    words = ["--population", "3", "--vary", "algorithm.lr=choice(0.001,1e37)", "--every-env-steps", "1500", "--max-env-steps",
+             "3000", "--algorithm.unroll", "5", "--no-tensorboard", "--eval.episodes", "2", "--seed", "4", "--workers", "2"]
     assert cli.main(["tune", "a2c", "shoal/Catch-v0", "--study", str(tmp_path / "study"), *words]) == 0
     rows, printed = Study.open(tmp_path / "study").lineage(), capsys.readouterr()
     (bad,) = (row["member"] for row in rows if row["event"] == "start" and row["values"]["algorithm.lr"] > 1)
