@@ -208,6 +208,18 @@ def test_resumed_run_is_the_same_run(env, tmp_path, monkeypatch, capsys):
     capsys.readouterr()
 
 
+@pytest.mark.parametrize(("preset", "role"), [("es", "worker-0"), ("es_master", "master-0")])
+def test_a_run_begins_with_anothers_weights(preset, role, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", preset, *PIXELS, *SMALL]
+    assert cli.main([*words, "--max-learner-steps", "2", "--run-dir", "first"]) == 0
+    assert cli.main([*words, "--max-learner-steps", "1", "--run-dir", "second", "--init-from", "first", "--seed", "5",
+                     "--algorithm.lr", "1e-12"]) == 0
+    first, second = (TensorFiles().load(newest(tmp_path / name) / f"{role}.safetensors") for name in ("first", "second"))
+    np.testing.assert_allclose(second["learn/params"], first["learn/params"], atol=1e-6)
+    np.testing.assert_array_equal(second["learn/reference"], first["learn/reference"])  # what they were trained with
+
+
 def test_it_fits_its_own_algorithm_only(capsys):
     for words, fix in ((["--algorithm", "es", "--architecture", "synchronous"], "use --architecture evolution"),
                        (["--algorithm", "ppo", "--architecture", "evolution"], "use --algorithm es"),

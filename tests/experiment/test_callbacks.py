@@ -10,9 +10,11 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import shoal
+from shoal import cli
 from shoal.experiment.callback_process import callback_output
 from shoal.telemetry import callbacks as module
 from shoal.telemetry.callbacks import Callback, CallbackOutput, scalars
@@ -258,12 +260,25 @@ def test_a_callback_that_cannot_be_sent(tmp_path):
 
 
 def test_a_restart_is_told(tmp_path):
-    diary = Diary()
-    output = CallbackOutput(diary)
-    output.event({"kind": "restart", "role": "actor-0", "text": "it was killed"})
-    output.event({"kind": "note", "text": "nothing"})
-    output.close()
-    assert diary.of("restart") == [({"kind": "restart", "role": "actor-0", "text": "it was killed"},)]
+    """An actor is killed while it trains."""
+
+    class Assassin(Diary):
+        def on_checkpoint(self, folder):
+            for child in psutil.Process().children(recursive=True):
+                if " ".join(child.cmdline()).startswith("shoal: actor") and not self.of("killed"):
+                    self.calls.append(("killed", child.pid))
+                    child.kill()
+
+        def on_restart(self, event):
+            super().on_restart(event)
+            cli.main(["stop", str(tmp_path / "run")])
+
+    diary = Assassin()
+    run = shoal.train("impala", "CartPole-v1", run_dir=str(tmp_path / "run"), callbacks=[diary], actors=1, tensorboard=False,
+                      max_seconds=300, **{"checkpoint.every_seconds": 1.0, "console.mode": "none", "eval.enabled": False})
+    assert len(diary.of("killed")) == 1 and run.summary["stopped_by"] == "stop" and run.summary["restarts"] == 1
+    ((event,),) = diary.of("restart")
+    assert "actor" in event["role"] and "restarted (1 so far)" in event["text"]
 
 
 def test_a_slow_one_gets_the_newest_metrics(monkeypatch):
@@ -322,6 +337,60 @@ def test_what_is_no_list_of_callbacks_is_refused(given, said, tmp_path):
         with pytest.raises(shoal.ConfigError, match=said):
             start()
     assert not list(tmp_path.iterdir())
+
+
+WANDB = """
+import json
+class Run:
+    def __init__(self, given):
+        self.file, self.summary = open(given["dir"] + "/logged", "a"), {}
+        print(json.dumps({"project": given["project"], "preset": given["config"]["preset"]}), file=self.file, flush=True)
+    def log(self, numbers, step):
+        print(json.dumps({**numbers, "step": step}), file=self.file, flush=True)
+    def finish(self):
+        print(json.dumps({"summary": self.summary["env_steps"]}), file=self.file, flush=True)
+def init(**given):
+    return Run(given)
+"""
+MLFLOW = """
+import json, types
+class MlflowClient:
+    def __init__(self, tracking_uri):
+        self.file = open(tracking_uri, "a")
+    def get_experiment_by_name(self, name):
+        return None
+    def create_experiment(self, name):
+        return name
+    def create_run(self, experiment, run_name):
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id=f"{experiment}/{run_name}"))
+    def log_param(self, run, key, value):
+        pass
+    def log_batch(self, run, metrics):
+        for name, value, _, step in metrics:
+            print(json.dumps([run, name, value, step]), file=self.file, flush=True)
+    def set_terminated(self, run):
+        print(json.dumps([run, "end", 0, 0]), file=self.file, flush=True)
+entities = types.SimpleNamespace(Metric=lambda *row: row)
+"""
+
+
+def test_loggers_get_the_numbers_of_metrics_jsonl(tmp_path, monkeypatch):
+    """With stand-ins for the two libraries; evidence/callbacks.py does it with the real ones."""
+    for name, code in (("wandb", WANDB), ("mlflow", MLFLOW)):
+        (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    loggers = [shoal.log.wandb(project="x"), shoal.log.mlflow("y", str(tmp_path / "rows"))]
+    run = shoal.train("a2c", "CartPole-v1", run_dir=str(tmp_path / "run"), callbacks=loggers, **QUIET)
+    assert not [row for row in lines(run, "event") if row["event"] == "callback failed"]
+    written = {(int(row["env_steps"]), name, value) for row in lines(run, "snapshot") for name, value in scalars(row).items()}
+    first, *rows, last = (json.loads(line) for line in (run.directory / "logged").read_text().splitlines())
+    assert first == {"project": "x", "preset": "a2c"} and last == {"summary": run.summary["env_steps"]}
+    logged = {(row["step"], name, value) for row in rows for name, value in row.items() if name != "step"}
+    assert logged and logged <= written and max(logged)[0] == run.summary["env_steps"]
+    *rows, end = (json.loads(line) for line in (tmp_path / "rows").read_text().splitlines())
+    assert end[:2] == ["y/run", "end"]
+    logged = {(step, name, value) for _, name, value, step in rows}
+    assert logged and logged <= written
 
 
 def test_a_logger_that_is_not_there(monkeypatch):

@@ -90,6 +90,7 @@ def test_a_population_of_one_is_a_plain_run(tmp_path):
     (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--exploit", "luck"], "invalid choice"),
     (["--vary", "algorithm.lr"], "--vary algorithm.lr has no range"), (["--vary", "seed=choice(1,2)"], "seed is not possible"),
     (["--vary", "net.hidden=choice(8,16)"], "the weights of another network"),
+    (["--vary", "algorithm.optimiser=choice('adam','rmsprop')"], "with adam cannot take over the state of one with rmsprop"),
     (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--population", "1000000000"], "from 1 to 10,000"),
     (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--run-dir", "x"], "give --study FOLDER"),
     (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--until-return", "nan"], "give a finite number"),
@@ -141,6 +142,27 @@ def test_halving_gives_the_best_more(tmp_path):
     worse, better = sorted(study.members(), key=lambda one: len(one.rungs))
     assert [len(worse.rungs), len(better.rungs)] == [1, 2] and better.rungs[0] >= worse.rungs[0]
     assert worse.env_steps < better.env_steps >= 128 and better.rungs[-1] == better.fitness
+
+
+def test_a_member_that_fails(tmp_path, capsys):
+    """A learning rate that overflows costs one member, not the study; it copies one that has not failed."""
+    words = ["--population", "3", "--vary", "algorithm.lr=choice(0.001,1e37)", "--every-env-steps", "1500", "--max-env-steps",
+             "3000", "--algorithm.unroll", "5", "--no-tensorboard", "--eval.episodes", "2", "--seed", "4", "--workers", "2"]
+    assert cli.main(["tune", "a2c", "shoal/Catch-v0", "--study", str(tmp_path / "study"), *words]) == 0
+    rows, printed = Study.open(tmp_path / "study").lineage(), capsys.readouterr()
+    (bad,) = (row["member"] for row in rows if row["event"] == "start" and row["values"]["algorithm.lr"] > 1)
+    assert f"member {bad} failed (algorithm.lr=1e+37), and the others continue" in printed.out + printed.err
+    assert bad in {row["member"] for row in rows if row["event"] == "copy"}
+    others = [one for one in Study.open(tmp_path / "study").members() if one.number != bad]
+    assert all(one.env_steps >= 3000 for one in others if not one.failed) and not all(one.failed for one in others)
+
+
+def test_nobody_is_left(tmp_path, capsys):
+    words = ["--search", "random", "--population", "2", "--vary", "algorithm.lr=uniform(1e36,1e37)", "--max-env-steps", "4000",
+             "--algorithm.unroll", "5"]
+    given = ["tune", "a2c", "shoal/Catch-v0", "--study", str(tmp_path / "study"), "--no-tensorboard", *words]
+    assert cli.main(given) == 3 and "and so did all others" in capsys.readouterr().err
+    assert cli.main(["tune", "show", str(tmp_path / "study")]) == 0 and "failed" in capsys.readouterr().out
 
 
 def test_member_killed_before_its_record(study):

@@ -18,7 +18,7 @@ import numpy as np
 
 from shoal.algorithms.records.moments import moment_fields
 from shoal.core import Me, Publisher, Reader, Sink, Source, Tree
-from shoal.population import Evolves, ScoreRecord
+from shoal.population import Evolves, PopulationLearn, ScoreRecord
 from shoal.roles.evolution_worker import update
 from shoal.roles.learner_state import LearnerState
 from shoal.roles.member_rollout import MemberRollout, random_observations, rows_of
@@ -60,7 +60,7 @@ class EvolutionMaster:
         algorithm = cast(Evolves, parts.algorithm)  # the architecture takes no others
         self.me, self.tasks, self.results, self.weights = me, tasks, results, weights
         self.record: ScoreRecord = algorithm.record
-        self.learn = algorithm.learn(parts.seed)
+        self.learn = cast(PopulationLearn, parts.new_learn())
         self.learner_state = LearnerState(me, parts, self.learn)
         if self.learn.reference_wanted:
             with closing(parts.env.make(chunk_rows(parts))) as env:

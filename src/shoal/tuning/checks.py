@@ -9,7 +9,7 @@ from dataclasses import replace
 from shoal.coordination.population.exploit import EXPLOIT_RULES, ExploitRule
 from shoal.errors import ConfigError
 from shoal.experiment.parse import parse_train
-from shoal.experiment.prepare import prepare
+from shoal.experiment.prepare import Prepared, prepare
 from shoal.tuning.member_run import value_words
 from shoal.tuning.searches import SEARCH_RULES, SearchRule
 from shoal.tuning.study import MOST_MEMBERS, StudySettings, check_bounds
@@ -44,11 +44,32 @@ def checked(preset: str, env: str, vary: Mapping[str, str], options: Sequence[st
     if search == "grid":
         settings = _on_a_grid(settings, population)
     for end in (0, -1):  # both ends of every range
-        values = value_words({name: prior.grid(2)[end] for name, prior in settings.priors.items()})
-        plan = parse_train([preset, env, *words, *values])
-        plan.validate()
-        prepare(plan)  # the environment and the network can be made
+        _prepared(settings, {name: prior.grid(2)[end] for name, prior in settings.priors.items()})
+    if search == "population":
+        _check_copies(settings)
     return settings
+
+
+def _prepared(settings: StudySettings, values: Mapping[str, object]) -> Prepared:
+    """A member with these values: the environment and the network can be made."""
+    plan = parse_train([settings.preset, settings.env, *settings.options, *value_words(values)])
+    plan.validate()
+    return prepare(plan)
+
+
+def _check_copies(settings: StudySettings) -> None:
+    """Refuse values between which the state of a learner differs: other networks, optimisers or statistics."""
+    usual = {name: prior.grid(2)[0] for name, prior in settings.priors.items()}
+    for name, prior in settings.priors.items():
+        states = {}
+        for value in prior.grid(2):
+            state = _prepared(settings, {**usual, name: value}).algorithm.learn(0).state
+            states[str(value)] = {part: tensor.shape for part, tensor in state.items()}
+        (first, shapes), *others = states.items()
+        other = next((value for value, found in others if found != shapes), None)
+        if other is not None:
+            raise ConfigError(f"--vary {name} is not possible with --search population: a member with {first} cannot take over the "
+                              f"state of one with {other}; use --search random, grid or halving, or vary something else")
 
 
 def _check_rules(search: str, given: Mapping[str, object]) -> None:

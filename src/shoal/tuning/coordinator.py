@@ -10,6 +10,7 @@ an old policy are in flight at a copy. Learning rates are read from the configur
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.coordination.population.exploit import to_copy
+from shoal.coordination.population.exploit import Fitness, to_copy
 from shoal.coordination.population.priors import explored
 from shoal.errors import RoleFailed
 from shoal.experiment.checkpoints import read_meta
@@ -32,6 +33,7 @@ __all__ = ["StudyCoordinator"]
 
 LOOK_SECONDS = 0.1
 END_SECONDS = 60.0  # for the last checkpoints of members
+RESCUES = 3  # copies that a member makes because it has failed
 
 
 @dataclass
@@ -86,8 +88,10 @@ class StudyCoordinator:
                 values = first_values(self.settings, number)
                 self.study.log("start", number, values=values)
                 self.study.save(Member(number, values, ancestor=number))
-            elif known[number].copying:
-                self.study.finish_copy(known[number])
+            else:
+                member = self.study.save(replace(known[number], failed=False, failures=[]))  # its cause may be gone
+                if member.copying:
+                    self.study.finish_copy(member)
 
     def _next(self) -> Member | None:
         return next_member(self.settings, self.study.members(), self.training)
@@ -107,9 +111,8 @@ class StudyCoordinator:
     def _ended(self, done: Slice, code: int) -> None:
         number = done.member.number
         if code in (1, 2, 3):
-            log = self.study.log_file(number)
-            tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-            raise RoleFailed(f"member {number} of {self.study.path} failed: {' '.join(tail)}; see {log}")
+            self._failed(done.member)
+            return
         if code != 0:  # killed from outside: it continues from its newest checkpoint
             self.say(f"member {number} was ended from outside (exit code {code}); it continues from its newest checkpoint")
             return
@@ -121,17 +124,40 @@ class StudyCoordinator:
         self.say(f"member {number}: {member.env_steps:,} env steps, fitness {member.fitness}, {_words(member.values)}")
         if member.stopped_by == "return":
             self.reached = number
-        elif self.settings.search == "population" and member.env_steps < self.settings.max_env_steps:
-            self._exploit(member)
+        elif self.settings.search == "population":
+            if member.env_steps < self.settings.max_env_steps:
+                self._exploit(member)
+            self._rescue()
         write_report(self.study)
+
+    def _failed(self, member: Member) -> None:
+        """A member whose values make training fail costs no more than itself. The study ends when nobody else is left."""
+        log = self.study.log_file(member.number)
+        tail = " ".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:])
+        self.study.save(replace(member, failed=True, failures=[*member.failures, tail], fitness=None, std=0.0, episodes=0,
+                                rungs=[*member.rungs, None] if self.settings.search == "halving" else member.rungs))
+        if all(one.failed for one in self.study.members()):
+            raise RoleFailed(f"member {member.number} of {self.study.path} failed, and so did all others: {tail}; see {log}")
+        self.say(f"member {member.number} failed ({_words(member.values)}), and the others continue: {tail}; see {log}")
+        if self.settings.search == "population":
+            self._rescue()
+
+    def _rescue(self) -> None:
+        """Let members that have failed copy one of the best, whatever the rule says of others."""
+        for member in self.study.members():
+            checkpoints = self.study.run(member.number).checkpoints()
+            if member.failed and len(member.failures) <= RESCUES and checkpoints.newest() is not None:
+                self._exploit(member)
 
     def _exploit(self, member: Member) -> None:
         """Copy a better member, where the rule says so, and explore around its values."""
         members = {one.number: one for one in self.study.members()}
-        known = {number: one.known for number, one in members.items()}
+        known = {number: found for number, one in members.items() if (found := one.known) is not None}
         rng = np.random.default_rng([self.settings.seed, member.number, member.env_steps])
-        parent = to_copy(member.number, {number: found for number, found in known.items() if found is not None},
-                         self.settings.exploit, rng) if member.fitness is not None else None
+        if member.failed:
+            parent = to_copy(member.number, {**known, member.number: Fitness(-math.inf)}, "truncation", rng)
+        else:
+            parent = to_copy(member.number, known, self.settings.exploit, rng) if member.number in known else None
         if parent is None:
             return
         values = explored(members[parent].values, self.priors, self.settings.resample, rng)

@@ -23,10 +23,17 @@ def rows_of(study: Study) -> tuple[list[str], list[list[str]]]:
     members = sorted(study.members(), key=lambda one: -math.inf if one.fitness is None else one.fitness, reverse=True)
     lineage, names = study.lineage(), list(study.settings.vary)
     copies = [row["member"] for row in lineage if row["event"] == "copy"]
-    rows = [[str(one.number), f"{one.env_steps:,}", "-" if one.fitness is None else f"{one.fitness:.2f}",
+    rows = [[str(one.number), f"{one.env_steps:,}", _told(one),
              *(f"{value:.4g}" if isinstance(value := one.values[name], float) else str(value) for name in names),
              str(copies.count(one.number)), str(one.ancestor)] for one in members]
     return ["member", "env steps", "fitness", *names, "copied", "ancestor"], rows
+
+
+def _told(member: Member) -> str:
+    """Its fitness in words."""
+    if member.failed:
+        return "failed"
+    return "-" if member.fitness is None else f"{member.fitness:.2f}"
 
 
 def outcome(members: Sequence[Member]) -> str:

@@ -44,7 +44,8 @@ def first_values(settings: StudySettings, number: int) -> dict[str, Any]:
 
 def next_member(settings: StudySettings, members: Sequence[Member], busy: Collection[int]) -> Member | None:
     """The member that trains next, while the `busy` ones train already: the one that is least far, or with halving the one that
-    may continue, and a new one where nobody may."""
+    may continue, and a new one where nobody may. Those that have failed do not."""
+    busy = {*busy, *(member.number for member in members if member.failed)}
     free = [member for member in members if member.number not in busy]
     if settings.search == "halving":
         results = {member.number: [-math.inf if one is None else one for one in member.rungs] for member in members}

@@ -95,6 +95,9 @@ class Member:
     stopped_by: str = ""
     rungs: list[float | None] = field(default_factory=list)
     """Halving: its fitness at the end of each rung."""
+    failures: list[str] = field(default_factory=list)
+    """How its slices failed since the study was started or resumed; the last one of them is why it does not train."""
+    failed: bool = False
     copying: dict[str, Any] = field(default_factory=dict)
     """The parent and the values of a copy that is under way."""
 
@@ -201,7 +204,7 @@ class Study:
         set_values(self.run(member.number), values)
         self.log("copy", member.number, parent=parent, before=member.values, after=values, fitness=member.fitness,
                  env_steps=member.env_steps)
-        return self.save(replace(member, values=values, copying={}, fitness=None, std=0.0, episodes=0,
+        return self.save(replace(member, values=values, copying={}, failed=False, fitness=None, std=0.0, episodes=0,
                                  ancestor=int(member.copying["ancestor"])))
 
     # ------------------------------------------------------------------ lineage
