@@ -49,6 +49,7 @@ from evidence.demos import recorded
 from evidence.lines import JOBS, ROOT, Line, side_by_side
 from shoal.bench.suite import load_suite
 from shoal.experiment.presets import load_preset
+from shoal.experiment.rundir import RunDir
 from shoal.telemetry.outputs import read_lines
 
 __all__ = ["LINES"]
@@ -324,8 +325,9 @@ class Round:
         if self.rng.random() < 0.5:
             files = checkpoint_files(self.run) if self.rng.random() < 0.7 else [self.run / "metrics.jsonl"]
             self.acts.append(f"damage {damage(files, self.rng)}")
-        before = max(self.saved(), self.latest("env_steps"))
         goal = "--max-learner-steps" if "--max-learner-steps" in self.words else "--max-env-steps"
+        counter = goal.removeprefix("--max-").replace("-", "_")
+        before = max(self.saved(), self.latest("env_steps"), RunDir(self.run).summary().get(counter, 0))
         more = [goal, str(int(before) + MORE_STEPS), "--console.mode", "plain"]
         for words in (("resume", str(self.run), *more), ("eval", str(self.run), "--episodes", "2")):
             self.process = self._start(*words)

@@ -141,6 +141,15 @@ def test_environments_count(runtime, machine):
         drawn(prepare(plan))
 
 
+@pytest.mark.parametrize(("preset", "env", "name"), [
+    ("curl_async", "shoal/PixelCatch-v0", "batch_size"), ("r2d2", "shoal/TMaze-v0", "batch_size"),
+    ("r2d2", "shoal/TMaze-v0", "prefetch")])
+def test_batches_of_replay_count(preset, env, name, machine):
+    plan = plan_of(preset, env, None, None, {f"replay.{name}": 10**8})
+    with pytest.raises(ConfigError, match=rf"--replay.{name.replace('_', '-')} 100000000 is too much.*give .* \d+ or fewer"):
+        drawn(prepare(plan))
+
+
 def test_each_limit_has_its_words(machine):
     assert shortage(Need(100, 10, 10**6)) == ""
     assert "needs 30,000 open files, and a process may have 20,000" in shortage(Need(30_000, 10, 10**6))

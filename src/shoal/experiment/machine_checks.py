@@ -114,6 +114,11 @@ def _knobs(prepared: Prepared) -> Iterator[tuple[str, int, int, Mapping[str, Any
     for name in (*plan.architecture.process_options, *plan.architecture.size_options):
         if value := getattr(experiment.architecture, name):
             yield f"architecture.{name}", 1, value, {}
+    if prepared.algorithm.from_replay:
+        replay = experiment.replay
+        yield "replay.batch_size", replay.shards, replay.batch_size, {}
+        yield "replay.prefetch", 1, replay.prefetch, {}
+        yield "replay.insert_batch", 1, replay.insert_batch, {}
 
 
 def _largest(prepared: Prepared, name: str, fewest: int, value: int, changes: Mapping[str, Any]) -> int:
@@ -121,7 +126,8 @@ def _largest(prepared: Prepared, name: str, fewest: int, value: int, changes: Ma
     if fewest >= value or not _fits(prepared, {name: fewest, **changes}):
         return 0
     low, high = fewest, value  # `low` fits and `high` does not
-    if name.rpartition(".")[2] not in prepared.plan.architecture.size_options and low < SURE < high:
+    section, _, field = name.rpartition(".")
+    if section != "replay" and field not in prepared.plan.architecture.size_options and low < SURE < high:
         if _fits(prepared, {name: SURE, **changes}):
             return SURE
         high = SURE

@@ -40,6 +40,8 @@ def write_video(run: Run, episodes: int, seed: int, path: Path, out: IO[str]) ->
     write = _write_mp4 if path.suffix == ".mp4" else _write_gif
     if path.suffix == ".mp4":
         _ffmpeg()  # before anything is played
+    if not _display():
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame complains that there is none
     env = _env(run, "rgb_array")
     modes = env.metadata.get("render_modes", [])
     if "rgb_array" not in modes:

@@ -213,8 +213,8 @@ def _new_goals(rundir: RunDir, experiment: Experiment[Any, Any], overrides: Mapp
     for name, done in zip(budgets, (base.totals["env_steps"], base.totals["learner_steps"], base.seconds), strict=True):
         limit = overrides.get(name, getattr(experiment, name))
         if isinstance(limit, int | float) and 0 < limit <= done:
-            raise ConfigError(f"{rundir.path} has already done {done:,.0f} of {name}={limit:g}; "
-                              f"give a larger --{name.replace('_', '-')}")
+            raise ConfigError(f"{rundir.path} has already done {done:,.0f} of {flag(name)} {limit:,}; give a "
+                              f"larger {flag(name)}")
     return experiment
 
 

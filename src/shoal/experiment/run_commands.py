@@ -166,7 +166,7 @@ def _farewell(run: Run, out: IO[str]) -> None:
                               summary["eval_return"], summary["eval_episodes"])
         out.write(f"  policy  {choice.sentence().removeprefix('policy ')}\n")
     if saved["all"]:
-        out.write(f"  saved   {saved['all'] / 1e6:,.1f} MB in the newest checkpoint{tables}\n"
+        out.write(f"  saved   {saved['all'] / 1e6:,.{1 if saved['all'] >= 1e6 else 2}f} MB in the newest checkpoint{tables}\n"
                   f"  play    shoal play {where}{trusted}{simulator}\n"
                   f"  resume  shoal resume {where}{trusted} --max-{unit.replace('_', '-')} {_further(summary[unit])}\n")
     else:
