@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from shoal import algorithms
-from shoal.architectures import ARCHITECTURES, named
+from shoal.architectures import named
 from shoal.core import any_of
-from shoal.experiment.preload import PRELOAD
 from shoal.nets import NetConfig
 from shoal.roles.device_learner import DeviceLearner
 from shoal.roles.evolution_master import EvolutionMaster
@@ -27,14 +26,11 @@ from shoal.roles.parts import EnvSource, EvalPlan, Parts
 from shoal.roles.replay_config import ReplayConfig
 from shoal.roles.representation import EncodedLearner
 from shoal.runtime import Program, Supervisor, run
-from tests.runtime.harness import PATIENCE, SharedForkServer, Watch
+from tests.runtime.harness import PATIENCE, Farm, Watch
 
-__all__ = ["Farm", "Weights", "counted", "draw", "train"]
+__all__ = ["Weights", "counted", "draw", "train"]
 
 SEATS = 4
-
-
-Farm = SharedForkServer((*PRELOAD, *(path.partition(":")[0] for path in ARCHITECTURES.values()), "tests.architectures.graphs"))
 
 
 class NeverBackwards:

@@ -143,6 +143,24 @@ def test_killed_worker_leaves_no_trace(tmp_path):
     assert alone.hash == run.hash
 
 
+@pytest.mark.parametrize("architecture", ["evolution", "evolution_master"])
+def test_number_of_workers_changes(architecture, tmp_path):
+    """One of two workers leaves and comes back; with workers that tell each other returns, the parameters do not show it."""
+    wanted, mark = [1, 2], [3.0]
+
+    def act(control):
+        if wanted and control.total("learner_steps") > mark[0]:
+            control.scale("worker", wanted.pop(0))
+            mark[0] = control.total("learner_steps") + 4
+
+    watch = Weights(until=lambda c: not wanted and c.total("learner_steps") > mark[0], act=act)
+    run = train(tmp_path, QUICK, architecture, "CartPole-v1", "local", actors=2, updates=None, watch=watch, **FIT)
+    assert run.reason == "until" and np.isfinite(run.published["params"]).all()
+    if architecture == "evolution":
+        alone = train(tmp_path, QUICK, architecture, "CartPole-v1", "inline", updates=int(run.published["progress"][1]), **FIT)
+        assert alone.hash == run.hash
+
+
 def test_master_with_one_worker(tmp_path):
     """Parameters that travel are updated to the same bits as those that do not."""
     config = replace(QUICK, normalise_observations=False)

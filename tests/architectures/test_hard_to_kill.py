@@ -30,8 +30,7 @@ from shoal.runtime import Faults
 from shoal.telemetry.console import Plain
 from shoal.telemetry.outputs import JsonLines, read_lines
 from shoal.telemetry.snapshot import COUNTERS
-from tests.architectures.graphs import Farm
-from tests.runtime.harness import PATIENCE
+from tests.runtime.harness import PATIENCE, Farm
 
 SMALL = {"net": {"hidden": (8,)}, "eval": {"enabled": False}, "architecture": {"envs_per_actor": 4, "batch_slots": 1}, "actors": 1}
 EVALUATED = {"eval": {"episodes": 4, "every_env_steps": 400}, "actors": 2}

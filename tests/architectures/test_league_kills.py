@@ -16,8 +16,7 @@ from shoal.nets import NetConfig
 from shoal.roles.parts import EnvSource, EvalPlan, Parts
 from shoal.roles.policies import NamedPolicies, NamedPolicy
 from shoal.runtime import Program, run
-from tests.architectures.graphs import Farm
-from tests.runtime.harness import Killer, Saver, Watch
+from tests.runtime.harness import Farm, Killer, Saver, Watch
 
 ENV = EnvSource("shoal/RockPaperScissors-v0")
 VICTIMS = ("coordinator-0", "main.learner-0", "actor-0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import shlex
@@ -37,10 +38,20 @@ CASE = {"preset": "impala", "env": "CartPole-v1", "max_seconds": 1.0}
 
 
 # ---------------------------------------------------------------------------------------------- what there is
+def suite_named(name, variant="full"):
+    return loaded(name, variant)
+
+
+@functools.cache
+def loaded(name, variant):
+    """To load a suite checks all of its cases, which takes seconds."""
+    return load_suite(name, variant)
+
+
 @pytest.mark.parametrize("variant", ["full", "quick"])
 @pytest.mark.parametrize("name", ["throughput", "learning", "scaling", "faults", "replay", "ray"])
 def test_every_suite_is_whole(name, variant):
-    suite = load_suite(name, variant)
+    suite = suite_named(name, variant)
     keys = [job.key for job in suite.jobs()]
     assert len(set(keys)) == len(keys) > 0
     for case in suite.cases:
@@ -60,7 +71,7 @@ def test_there_are_six():
 @pytest.mark.parametrize("variant", ["full", "quick"])
 def test_the_learning_suite_has_every_preset(variant):
     """A preset without a case is an error: add one to bench/suites/learning.toml, with its threshold and budget."""
-    cases = load_suite("learning", variant).cases
+    cases = suite_named("learning", variant).cases
     missing = set(preset_names()) - {case.preset for case in cases}
     assert not missing, f"bench/suites/learning.toml has no case for {', '.join(sorted(missing))}"
     assert all(case.until_return is not None for case in cases)
@@ -68,20 +79,20 @@ def test_the_learning_suite_has_every_preset(variant):
 
 
 def test_what_measures_speed_runs_alone():
-    assert all(case.alone for name in ("throughput", "scaling", "replay") for case in load_suite(name).cases)
-    assert {case.peer for case in load_suite("learning").cases if case.alone} == {"sb3", "sb3_dqn", "cleanrl", "torchrl"}
-    assert not any(case.alone for case in load_suite("faults").cases)
+    assert all(case.alone for name in ("throughput", "scaling", "replay") for case in suite_named(name).cases)
+    assert {case.peer for case in suite_named("learning").cases if case.alone} == {"sb3", "sb3_dqn", "cleanrl", "torchrl"}
+    assert not any(case.alone for case in suite_named("faults").cases)
 
 
 def test_scaling_suite():
     """The scaling suite has one to eight actors."""
-    assert all(case.actors == (1, 2, 4, 8) and case.limit for case in load_suite("scaling").cases)
+    assert all(case.actors == (1, 2, 4, 8) and case.limit for case in suite_named("scaling").cases)
 
 
 def test_throughput_suites():
     """The full throughput suite has every peer and the quick one is short."""
-    assert {case.peer for case in load_suite("throughput").cases if case.peer} == {peer.name for peer in PEERS}
-    quick = load_suite("throughput", "quick")
+    assert {case.peer for case in suite_named("throughput").cases if case.peer} == {peer.name for peer in PEERS}
+    quick = suite_named("throughput", "quick")
     runs = sum((case.max_seconds or 0) + 6.0 for case in quick.cases for _ in case.seeds)  # six seconds to start and stop
     assert runs < 300, "the limits' grids need the other half of ten minutes"
 
@@ -90,7 +101,7 @@ def test_victims_are_named_in_ps():
     """A victim is a place of the preset's graph: a name that nobody has would never be killed."""
     from shoal.experiment.prepare import prepare
 
-    for case in load_suite("faults").cases:
+    for case in suite_named("faults").cases:
         shown = prepare(plan_of(case.preset, case.env, None, None, {})).program().describe()
         for part in (part for victim in case.kill for part in victim.split(" + ")):
             assert part.split()[0] in shown, (case.name, part)
@@ -101,7 +112,7 @@ def test_the_commands_of_the_pages_exist():
     bench = [line.split("#")[0].split()[2:] for line in page.splitlines() if line.startswith("    shoal bench")]
     assert {words[0] for words in bench} == {*suite_names(), "compare"}
     for name, *options in (words for words in bench if words[0] != "compare"):
-        load_suite(name, parse_options(command.BenchOptions, command.BenchOptions(), options, "shoal bench").suite)
+        suite_named(name, parse_options(command.BenchOptions, command.BenchOptions(), options, "shoal bench").suite)
     (example,) = re.findall(r"```toml\n(.*?)```", page, re.S)
     assert len(parse_suite("example", tomllib.loads(example)).cases) == 2
     page = (ROOT / "docs" / "atari.md").read_text()

@@ -106,6 +106,9 @@ def test_learners_of_a_group_are_not_changed():
     with pytest.raises(shoal.ConfigError, match="drift apart"):
         changed_plan(plan(learners=2), {"algorithm.lr": 1e-4})
     assert changed_plan(plan(learners=2), {"algorithm.lr": 1e-4}, running=False).experiment.algorithm.lr == 1e-4
+    with pytest.raises(shoal.ConfigError, match="drift apart"):
+        changed_plan(plan("es", actors=2), {"algorithm.sigma": 0.5})
+    assert changed_plan(plan("es_master", actors=2), {"algorithm.sigma": 0.5}).experiment.algorithm.sigma == 0.5
 
 
 def test_value_survives_kills(tmp_path, capsys):

@@ -15,7 +15,12 @@ def fork_server():
     Shared.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
+def lent_fork_server():
+    """What a run does with a fork server of its own is tested here."""
+
+
+@pytest.fixture(scope="package")
 def ray_cluster():
     """Two nodes with raylets and object stores of their own; programs that run on `ray` in this process join them."""
     set_defaults()

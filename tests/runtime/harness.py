@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from shoal.architectures import ARCHITECTURES
+from shoal.experiment import preload as experiment
 from shoal.runtime import Faults, Program, Supervisor, run
 from shoal.runtime.fork_server_client import ForkServerClient
 
@@ -99,7 +101,9 @@ class SharedForkServer:
             self._fork_server = None
 
 
-Shared = SharedForkServer(PRELOAD)
+Shared = SharedForkServer(PRELOAD)  # for small programs
+Farm = SharedForkServer((*experiment.PRELOAD, *(path.partition(":")[0] for path in ARCHITECTURES.values()),
+                         "tests.architectures.graphs"))  # for experiments
 
 
 def drive(program: Program, kind: str, folder: Path, watch: Watch | None = None, faults: Faults | None = None) -> Watch:

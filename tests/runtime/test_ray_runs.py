@@ -190,7 +190,7 @@ def test_modules_of_the_working_directory(tmp_path, ray_cluster):
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_league_on_a_cluster(tmp_path):
     """Coordinator, vault and players on two nodes; a resume goes on with the table and the snapshots."""
-    run = shoal.train("league", "shoal/RockPaperScissors-v0", runtime="ray", actors=2, run_dir=str(tmp_path / "run"),
+    run = shoal.train("league", "shoal/RockPaperScissors-v0", runtime="ray", actors=1, run_dir=str(tmp_path / "run"),
                       max_env_steps=2500, **{"league.least_steps": 100, "league.most_steps": 200, "league.league_exploiters": 0,
                                              "algorithm.unroll": 4, "net.hidden": (8,), "eval.episodes": 4, "console.mode": "none",
                                              "tensorboard": False})

@@ -80,11 +80,11 @@ def test_node_of_a_cluster_is_lost(tmp_path):
                                                    cluster.remove_node(lost, allow_graceful=False)))
         remover.start()
         study = shoal.tune("a2c", "shoal/Catch-v0", vary={"algorithm.lr": shoal.loguniform(1e-4, 1e-2)}, population=2, study=path,
-                           search="random", every_env_steps=2000, max_env_steps=6000, cluster=cluster.address, tensorboard=False,
+                           search="random", every_env_steps=2000, max_env_steps=4000, cluster=cluster.address, tensorboard=False,
                            **{"eval.episodes": 5})
         remover.join()
-        assert [len([row for row in slices(study) if row["member"] == k]) >= 3 for k in (0, 1)] == [True, True]
-        assert all(one.env_steps >= 6000 and one.fitness is not None for one in study.members()) and study.best.policy is not None
+        assert [len([row for row in slices(study) if row["member"] == k]) >= 2 for k in (0, 1)] == [True, True]
+        assert all(one.env_steps >= 4000 and one.fitness is not None for one in study.members()) and study.best.policy is not None
         assert sum(node["Alive"] for node in ray.nodes()) == 1
     finally:
         ray.shutdown()

@@ -10,6 +10,7 @@ from shoal import cli
 from shoal.experiment.checkpoints import TensorFiles
 from shoal.experiment.rundir import RunDir
 from shoal.tuning import study as study_module
+from shoal.tuning.checks import member_options
 from shoal.tuning.report import table
 from shoal.tuning.searches import until_env_steps
 from shoal.tuning.study import Member, Study, StudySettings
@@ -103,6 +104,15 @@ def test_what_makes_no_sense_is_refused(words, reason, tmp_path, capsys):
     given = ["tune", "a2c", "shoal/Catch-v0", "--study", str(tmp_path / "study"), "--every-env-steps", "100"]
     assert cli.main([*given, *([] if "--max-env-steps" in words else ["--max-env-steps", "1000"]), *words]) == 2
     assert reason in capsys.readouterr().err and not (tmp_path / "study").exists()
+
+
+def test_tables_outlive_an_interval():
+    def options(preset, *given, intervals=True):
+        return member_options(preset, "shoal/Catch-v0", given, intervals)
+
+    assert options("dqn") == ("--runtime", "inline", "--replay.checkpoint") and options("a2c") == ("--runtime", "inline")
+    assert options("dqn", "--no-replay.checkpoint", "--runtime", "local") == ("--no-replay.checkpoint", "--runtime", "local")
+    assert options("dqn", intervals=False) == ("--runtime", "inline")  # there is no second interval
 
 
 def test_an_environment_that_is_not_there(tmp_path, capsys):

@@ -45,7 +45,7 @@ class Evolution(Architecture):
     config_class = Config
     takes_unrolls = False
     takes_scores = True
-    learner_role = "worker"
+    learner_role = scaled_role = "worker"
     reports_steps = False
 
     def delivers(self, config: Config) -> Delivery:

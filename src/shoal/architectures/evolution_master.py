@@ -31,7 +31,7 @@ __all__ = ["EvolutionMasterGraph"]
 class EvolutionMasterGraph(Architecture):
     """See the module."""
 
-    name, config_class, learner_role = "evolution_master", Config, "master"
+    name, config_class, learner_role, scaled_role = "evolution_master", Config, "master", "worker"
     takes_unrolls, takes_scores = False, True
 
     def delivers(self, config: Config) -> Delivery:

@@ -80,4 +80,7 @@ def _check_ratio(plan: Plan, replay: ReplayConfig, running: bool) -> None:
 
 
 def _in_group(plan: Plan) -> bool:
-    return plan.experiment.learners > 1 or (plan.architecture.takes_scores and plan.actor_count > 1)
+    """Whether several roles make the same update."""
+    architecture = plan.architecture
+    alike = architecture.takes_scores and architecture.learner_role == architecture.scaled_role  # every worker of es learns
+    return plan.experiment.learners > 1 or (alike and plan.actor_count > 1)

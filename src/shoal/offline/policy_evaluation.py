@@ -46,9 +46,6 @@ class PolicyValue:
     """Episodes of the policy itself that would tell as much as the weighted ones; None without logged probabilities."""
     warnings: tuple[str, ...]
 
-    def by_name(self, name: str) -> Estimate:
-        return next(one for one in self.estimates if one.name == name)
-
 
 def resamples(episodes: int, count: int, rng: np.random.Generator) -> np.ndarray:
     """How often each episode counts in each of `count` resamples [count, E]."""

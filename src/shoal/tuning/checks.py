@@ -14,13 +14,14 @@ from shoal.tuning.member_run import value_words
 from shoal.tuning.searches import SEARCH_RULES, SearchRule
 from shoal.tuning.study import MOST_MEMBERS, StudySettings, check_bounds
 
-__all__ = ["checked", "one_process_each"]
+__all__ = ["checked", "member_options"]
 
 UNLIMITED = 10**9
 MEMBERS = 8
 OF_MEMBERS = ("run_dir", "policy")
 FIXED = ("seed", "runtime", "run_dir", "max_env_steps", "max_learner_steps", "max_seconds", "until_return", "until", "env",
          "preset")
+KEEP_TABLE = {"--replay.checkpoint", "--replay.no-checkpoint", "--no-replay.checkpoint"}
 OF_SEARCH = {"exploit": "population", "resample": "population", "points": "grid", "reduction": "halving"}
 """Options that mean something to one kind of search only."""
 
@@ -36,7 +37,7 @@ def checked(preset: str, env: str, vary: Mapping[str, str], options: Sequence[st
     check_bounds({"population": population, "workers": workers, "resample": resample, "points": points, "reduction": reduction,
                   "seed": seed})
     interval, budget = _budget(search, every_env_steps, max_env_steps, until_return)
-    words = one_process_each(options)
+    words = member_options(preset, env, options, interval < budget)
     settings = StudySettings(preset, env, dict(vary), population or MEMBERS, interval, budget, until_return, search,
                              exploit or "truncation", resample or 0.0, points or 3, reduction or 3, seed, workers, cluster, words)
     for name in vary:
@@ -101,13 +102,17 @@ def _budget(search: SearchRule, every: int | None, most: int | None, until_retur
     return every, budget
 
 
-def one_process_each(given: Sequence[str]) -> tuple[str, ...]:
-    """Options of every member; a process each, unless they say otherwise."""
+def member_options(preset: str, env: str, given: Sequence[str], intervals: bool) -> tuple[str, ...]:
+    """Options of every member. Unless they say otherwise, each is one process, and replay tables outlive the end of an interval."""
     for word in given:
         if (name := word.removeprefix("--").split("=")[0].replace("-", "_")) in OF_MEMBERS and word.startswith("--"):
             raise ConfigError(f"--{name.replace('_', '-')} is set for every member by the study; leave it out"
                               + (", or give --study FOLDER" if name == "run_dir" else ""))
-    return tuple(given) if any(word.split("=")[0] == "--runtime" for word in given) else (*given, "--runtime", "inline")
+    names = {word.split("=")[0] for word in given}
+    words = list(given) if "--runtime" in names else [*given, "--runtime", "inline"]
+    if intervals and not names & KEEP_TABLE and parse_train([preset, env, *words]).algorithm.from_replay:
+        words.append("--replay.checkpoint")
+    return tuple(words)
 
 
 def _check_varied(name: str, settings: StudySettings) -> None:

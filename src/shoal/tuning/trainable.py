@@ -20,7 +20,7 @@ from typing import Any
 from shoal.errors import ConfigError, RoleFailed
 from shoal.experiment.checkpoints import read_meta
 from shoal.experiment.rundir import RunDir
-from shoal.tuning.checks import one_process_each
+from shoal.tuning.checks import member_options
 from shoal.tuning.member_run import set_values, slice_words, value_words
 from shoal.tuning.slices import start_process
 
@@ -36,7 +36,7 @@ def trainable(preset: str, env: str, *, every_env_steps: int, **overrides: Any) 
         from ray.tune import Trainable
     except ImportError as error:
         raise ConfigError(f"Ray Tune cannot be imported ({error}); run `pip install 'shoal[tune]'`") from None
-    start = (preset, env, *one_process_each(value_words(overrides)))
+    start = (preset, env, *member_options(preset, env, value_words(overrides), intervals=True))
 
     class ShoalTrainable(Trainable):  # type: ignore[misc]  # Ray Tune has no types
         """A trial: a run of shoal in the trial's own folder."""
