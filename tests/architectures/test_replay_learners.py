@@ -23,7 +23,7 @@ TABLE = ReplayConfig(capacity=400, min_size=64, batch_size=16, insert_batch=10, 
 
 
 def test_two_learners_equal_one(tmp_path):
-    """Two learners make the update of their joined batch."""
+    """Two learners make the update of their joined batch, where items have different probabilities."""
     seen = {0: [], 1: []}
 
     class Noting(Learner):
@@ -33,7 +33,7 @@ def test_two_learners_equal_one(tmp_path):
             seen[self.me.index].append((kept, before, self.learn.state["params"].detach().clone()))
             return steps
 
-    program, parts = draw(PLAIN, "actor_learner", CATCH, actors=2, learners=2, replay=TABLE)
+    program, parts = draw(PLAIN, "actor_learner", CATCH, actors=2, learners=2, replay=replace(TABLE, exponent=0.6))
     program.nodes["learner"].role = Noting
     done = go(program, "inline", tmp_path, Weights(lambda control: control.total("learner_steps") >= 25))
     updates = list(zip(*seen.values(), strict=False))
