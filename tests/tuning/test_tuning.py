@@ -10,7 +10,7 @@ from shoal import cli
 from shoal.experiment.checkpoints import TensorFiles
 from shoal.experiment.rundir import RunDir
 from shoal.tuning import study as study_module
-from shoal.tuning.checks import member_options
+from shoal.tuning.checks import budget, member_options
 from shoal.tuning.report import table
 from shoal.tuning.searches import until_env_steps
 from shoal.tuning.study import Member, Study, StudySettings
@@ -104,6 +104,15 @@ def test_what_makes_no_sense_is_refused(words, reason, tmp_path, capsys):
     given = ["tune", "a2c", "shoal/Catch-v0", "--study", str(tmp_path / "study"), "--every-env-steps", "100"]
     assert cli.main([*given, *([] if "--max-env-steps" in words else ["--max-env-steps", "1000"]), *words]) == 2
     assert reason in capsys.readouterr().err and not (tmp_path / "study").exists()
+
+
+@pytest.mark.parametrize(("search", "every", "most", "until_return", "found"), [
+    ("population", None, None, None, (20_000, 200_000)), ("population", None, 50_000, None, (5_000, 50_000)),
+    ("halving", 1_000, None, None, (1_000, 10_000)), ("random", None, None, None, (200_000, 200_000)),
+    ("population", None, None, 475.0, (20_000, 10**9)), ("grid", None, 300, 475.0, (300, 300)),
+])
+def test_a_budget_that_is_not_given(search, every, most, until_return, found):
+    assert budget(search, every, most, until_return) == found
 
 
 def test_tables_outlive_an_interval():

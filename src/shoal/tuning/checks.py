@@ -14,9 +14,10 @@ from shoal.tuning.member_run import value_words
 from shoal.tuning.searches import SEARCH_RULES, SearchRule
 from shoal.tuning.study import MOST_MEMBERS, StudySettings, check_bounds
 
-__all__ = ["checked", "member_options"]
+__all__ = ["budget", "checked", "member_options"]
 
 UNLIMITED = 10**9
+INTERVAL, INTERVALS = 20_000, 10  # env steps of an interval, and intervals, where nothing is given
 MEMBERS = 8
 OF_MEMBERS = ("run_dir", "policy")
 FIXED = ("seed", "runtime", "run_dir", "max_env_steps", "max_learner_steps", "max_seconds", "until_return", "until", "env",
@@ -36,9 +37,9 @@ def checked(preset: str, env: str, vary: Mapping[str, str], options: Sequence[st
     _check_rules(search, {"exploit": exploit, "resample": resample, "points": points, "reduction": reduction})
     check_bounds({"population": population, "workers": workers, "resample": resample, "points": points, "reduction": reduction,
                   "seed": seed})
-    interval, budget = _budget(search, every_env_steps, max_env_steps, until_return)
-    words = member_options(preset, env, options, interval < budget)
-    settings = StudySettings(preset, env, dict(vary), population or MEMBERS, interval, budget, until_return, search,
+    interval, most = budget(search, every_env_steps, max_env_steps, until_return)
+    words = member_options(preset, env, options, interval < most)
+    settings = StudySettings(preset, env, dict(vary), population or MEMBERS, interval, most, until_return, search,
                              exploit or "truncation", resample or 0.0, points or 3, reduction or 3, seed, workers, cluster, words)
     for name in vary:
         _check_varied(name.replace("-", "_"), settings)
@@ -84,22 +85,23 @@ def _check_rules(search: str, given: Mapping[str, object]) -> None:
         raise ConfigError(f"--exploit {given['exploit']} is not a rule; use {', '.join(EXPLOIT_RULES)}")
 
 
-def _budget(search: SearchRule, every: int | None, most: int | None, until_return: float | None) -> tuple[int, int]:
-    """Env steps of an interval, and of a member in all."""
-    if most is None and until_return is None:
-        raise ConfigError("when does it end? Give --max-env-steps M for each member, or --until-return R")
+def budget(search: SearchRule, every: int | None, most: int | None, until_return: float | None) -> tuple[int, int]:
+    """Env steps of an interval, and of a member in all. What is not given follows: a tenth of a member's steps, ten intervals."""
     if until_return is not None and not math.isfinite(until_return):
         raise ConfigError(f"--until-return {until_return} is not possible; give a finite number")
-    budget = UNLIMITED if most is None else most
-    if every is None and search in ("random", "grid") and most is not None:
-        every = most  # nobody is compared on the way
-    if every is None or every < 1:
-        raise ConfigError("an interval needs a length of at least 1; give --every-env-steps N, long enough for an evaluation to "
-                          "tell members apart")
-    if budget < every:
-        raise ConfigError(f"--max-env-steps {budget} is less than one interval of --every-env-steps {every}, so nobody "
+    if most is None and until_return is None:
+        most = INTERVALS * (INTERVAL if every is None else every)
+    if every is None and most is not None:
+        every = most if search in ("random", "grid") else max(1, most // INTERVALS)  # those two compare nobody on the way
+    every = INTERVAL if every is None else every
+    if every < 1:
+        raise ConfigError(f"--every-env-steps {every} is not possible; an interval needs at least 1, and enough for an evaluation "
+                          "to tell members apart")
+    most = UNLIMITED if most is None else most
+    if most < every:
+        raise ConfigError(f"--max-env-steps {most} is less than one interval of --every-env-steps {every}, so nobody "
                           "would ever be compared; raise the one or lower the other")
-    return every, budget
+    return every, most
 
 
 def member_options(preset: str, env: str, given: Sequence[str], intervals: bool) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from shoal.tuning.study import Study, StudySettings
 
 __all__ = ["tune", "tune_command"]
 
-USAGE = "shoal tune PRESET ENV --vary NAME=RANGE ... --every-env-steps N --max-env-steps M [options of shoal train]"
+USAGE = "shoal tune PRESET ENV --vary NAME=RANGE ... [--every-env-steps N] [--max-env-steps M] [options of shoal train]"
 
 
 class Parser(argparse.ArgumentParser):
@@ -64,8 +64,10 @@ def _parser() -> Parser:
                              "continue (ASHA)")
     parser.add_argument("--population", type=int, help="how many runs train (default 8; a grid has as many as it has points)")
     parser.add_argument("--every-env-steps", type=int, help="agent decisions after which a member is compared with others; with "
-                                                            "halving the length of the first rung")
-    parser.add_argument("--max-env-steps", type=int, help="agent decisions of each member")
+                                                            "halving the length of the first rung (default: a tenth of "
+                                                            "--max-env-steps; 20,000 without it)")
+    parser.add_argument("--max-env-steps", type=int, help="agent decisions of each member (default: ten intervals, unless "
+                                                          "--until-return is given)")
     parser.add_argument("--until-return", type=float, help="stop when a member reaches this return")
     parser.add_argument("--exploit", choices=EXPLOIT_RULES, help="population: who copies whom (default truncation)")
     parser.add_argument("--resample", type=float,
