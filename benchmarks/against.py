@@ -24,7 +24,7 @@ from shoal.bench import machine
 __all__ = ["CASES", "main"]
 
 ROOT = Path(__file__).resolve().parents[1]
-WARM_SECONDS = 60.0  # of a first run, in which Numba compiles and keeps what it has compiled
+WARM_SECONDS = 25.0  # of a first run, in which Numba compiles and keeps what it has compiled
 CASES = {
     "impala_throughput CartPole-v1": ("impala_throughput", "CartPole-v1", "--actors", "2", "--architecture.batch-slots", "2"),
     "ppo_throughput CartPole-v1": ("ppo_throughput", "CartPole-v1", "--actors", "2"),

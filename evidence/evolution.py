@@ -90,7 +90,7 @@ def two_workers(seed: int) -> dict[str, Any]:
     rates: dict[int, list[float]] = {1: [], 2: []}
     words = ("es", "evidence.evolution:BusyEnv", "--algorithm.population", "32", "--architecture.envs-per-actor", "4",
              "--no-eval.enabled", "--no-tensorboard", "--max-seconds", "12")
-    for _ in range(3):
+    for _ in range(5):
         for workers, found in rates.items():
             found.append(train(*words, "--actors", str(workers), seed=seed)["env_steps_per_second"])
     ratio = float(np.median(rates[2]) / np.median(rates[1]))
