@@ -23,9 +23,11 @@ from shoal.experiment.config import Names, default_plan
 from shoal.experiment.config_file import read_config, write_config
 from shoal.experiment.evaluation import learned_arrays
 from shoal.experiment.parse import parse_train
+from shoal.experiment.plotting import lines_of
 from shoal.experiment.presets import load_preset, preset_names
 from shoal.experiment.references import EnvRef
 from shoal.experiment.run_card import card
+from shoal.experiment.rundir import RunDir
 from shoal.telemetry.curves import Curve, band_of, read_curve, sparkline, student_t
 from tests.tree import tree_environment
 
@@ -273,6 +275,20 @@ def test_plotting_seeds(over, seeds, tmp_path, capsys):
     assert code == 0 and "of 2 runs in 1 line" in told
     colours = Image.open(picture).convert("RGB").getcolors(1 << 20)
     assert len(colours) > 20, "something is drawn"
+
+
+def test_runs_of_other_values_are_other_lines(seeds, tmp_path):
+    """One learning rate is not a seed of another; the same run twice is no second seed."""
+    other = tmp_path / "other"
+    shutil.copytree(seeds.runs[0].directory, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "algorithm": {**config["algorithm"], "lr": 0.5}, "max_env_steps": 77}))
+    runs = [RunDir(path) for path in (*(run.directory for run in seeds.runs), other)]
+    lines = lines_of(runs, "train_return", "env_steps", False)
+    assert [(line.name.split("lr=")[1], len(line.curves), line.seeds) for line in lines] == [
+        (str(config["algorithm"]["lr"]), 2, True), ("0.5", 1, True)]
+    assert [len(line.curves) for line in lines_of(runs, "train_return", "env_steps", True)] == [1, 1, 1]
+    assert not lines_of(runs[:1] * 2, "train_return", "env_steps", False)[0].seeds
 
 
 def test_plotting_without_matplotlib(seeds, tmp_path, capsys, monkeypatch):

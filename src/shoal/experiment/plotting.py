@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,10 +17,14 @@ from shoal.experiment.rundir import RunDir, runs_at
 from shoal.options import Options
 from shoal.telemetry.curves import Curve, band_of, read_curve
 
-__all__ = ["plot_command"]
+__all__ = ["lines_of", "plot_command"]
 
 USAGE = "shoal plot RUN ... --out FILE"
 OVER = {"steps": ("env_steps", "env steps"), "seconds": ("seconds", "seconds of training"), "updates": ("learner_steps", "updates")}
+LEARNING = ("algorithm", "architecture", "net", "replay", "envs", "league", "actors", "learners", "values", "policies", "init_from",
+            "demos", "offline", "anneal_env_steps")
+"""Parts of a run's configuration by which what it learns may differ."""
+MOST_TOLD = 3  # values in the name of a line
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class Line:
 
     name: str
     curves: tuple[Curve, ...]
+    seeds: bool
+    """Whether each curve has a seed of its own."""
 
 
 def plot_command(arguments: list[str]) -> int:
@@ -75,18 +82,44 @@ def _metric_of(runs: Sequence[RunDir]) -> str:
 
 
 def lines_of(runs: Sequence[RunDir], metric: str, over: str, each: bool) -> list[Line]:
-    """One line for each preset and environment, or for each run."""
-    found: dict[str, list[Curve]] = {}
+    """One line for the runs that differ by their seed only, or for each run."""
+    groups: dict[tuple[str, str], list[RunDir]] = {}
     several = len({run.config().get("env", {}).get("name") for run in runs}) > 1
     for run in runs:
-        config, curve = run.config(), read_curve(run.metrics_file, metric, over)
-        if not len(curve.x):
-            raise ConfigError(f"{run.path} has no {metric} in its metrics.jsonl; give another --metric (docs/metrics.md), such as "
-                              "train_return")
+        config = run.config()
         pair = " x ".join(str(config.get(section, {}).get("name")) for section in ("algorithm", "architecture"))
         name = str(config.get("preset") or pair) + (f", {config.get('env', {}).get('name')}" if several else "")
-        found.setdefault(str(run.path) if each else name, []).append(curve)
-    return [Line(name, tuple(curves)) for name, curves in found.items()]
+        key = (str(run.path), "") if each else (name, json.dumps(_learning_values(config), sort_keys=True))
+        groups.setdefault(key, []).append(run)
+    return [Line(name + _differing(values, [other for alike, other in groups if alike == name]),
+                 tuple(_curve(run, metric, over) for run in group), len({run.config().get("seed") for run in group}) == len(group))
+            for (name, values), group in groups.items()]
+
+
+def _learning_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by which what is learned may differ, such as algorithm.lr."""
+    found: dict[str, Any] = {}
+    for section in LEARNING:
+        values = config.get(section)
+        found |= {f"{section}.{name}": value for name, value in values.items()} if isinstance(values, dict) else {section: values}
+    return found
+
+
+def _differing(values: str, alike: Sequence[str]) -> str:
+    """What tells a line from those of the same preset, in words for the legend."""
+    if len(alike) < 2:
+        return ""
+    mine, others = json.loads(values), [json.loads(other) for other in alike]
+    told = [name for name in mine if len({json.dumps(other.get(name)) for other in others}) > 1]
+    return "".join(f", {name}={json.dumps(mine[name])}" for name in told[:MOST_TOLD]) + (", ..." if len(told) > MOST_TOLD else "")
+
+
+def _curve(run: RunDir, metric: str, over: str) -> Curve:
+    curve = read_curve(run.metrics_file, metric, over)
+    if not len(curve.x):
+        raise ConfigError(f"{run.path} has no {metric} in its metrics.jsonl; give another --metric (docs/metrics.md), or leave "
+                          "this run out")
+    return curve
 
 
 def draw(lines: Sequence[Line], metric: str, options: Plot, envs: set[str]) -> None:
@@ -117,7 +150,7 @@ def _draw_line(axes: Any, line: Line, colour: str, kind: str) -> None:
     band = band_of(line.curves, kind)
     for curve in line.curves:
         axes.plot(curve.x, curve.y, color=colour, alpha=0.3, linewidth=0.7)
-    axes.plot(band.x, band.mean, color=colour, label=f"{line.name} ({len(line.curves)} seeds)")
+    axes.plot(band.x, band.mean, color=colour, label=f"{line.name} ({len(line.curves)} {'seeds' if line.seeds else 'runs'})")
     axes.fill_between(band.x, np.asarray(band.low), np.asarray(band.high), color=colour, alpha=0.2, linewidth=0)
 
 
