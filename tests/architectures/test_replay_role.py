@@ -36,7 +36,7 @@ def test_a_ratio_that_changes(tmp_path):
     program = program_of(replace(SMALL))
     change = replay_table.RatioChange(program)
     assert go(program, "local", tmp_path, Watch(change.done, change, seconds=90)).reason == "until"
-    assert change.ratios[0] > 2.5 and max(change.ratios[1:]) < 1.7
+    assert change.ratios[0] > 2 and max(change.ratios[1:]) < 1.7  # 4 and 1, read while both counts move
 
 
 def test_free_running(tmp_path):

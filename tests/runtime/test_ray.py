@@ -166,7 +166,7 @@ def test_a_ratio_that_changes(tmp_path):
     program = replay_table.program_of(replace(replay_table.SMALL))
     change = replay_table.RatioChange(program)
     assert drive(program, "ray", tmp_path, Watch(change.done, change, seconds=PATIENCE)).reason == "until"
-    assert change.ratios[0] > 2.5 and max(change.ratios[1:]) < 1.7
+    assert change.ratios[0] > 2 and max(change.ratios[1:]) < 1.7  # 4 and 1, read while both counts move
 
 
 class Counter:
