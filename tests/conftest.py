@@ -1,5 +1,5 @@
-"""For all tests: the processor's instructions that oneDNN may use, one thread for PyTorch, Ctrl-C, Ray's tests first, tests that run
-alone."""
+"""For all tests: the processor's instructions that oneDNN may use, one thread for PyTorch, Ctrl-C, Ray's tests first, tests that
+run alone."""
 
 import os
 import signal
