@@ -48,8 +48,8 @@ class Me(Protocol):
 
     def rng(self, salt: str = "") -> np.random.Generator: ...  # its own, from (seed, role, index, incarnation, salt)
     def beat(self) -> None: ...                # a sign of life from within a long step
-    async def permit(self, units: float, round_number: int = -1, counter: str = "env_steps") -> None: ...
-    # Wait until the program's limit (max_env_steps, max_learner_steps) allows this role to count `units` more. Roles in lock step
+    async def permit(self, counter: str, units: float, round_number: int = -1) -> None: ...
+    # Wait until the program's limit of this counter, if it has one, allows this role to count `units` more. Roles in lock step
     # name the round that they begin, so that a round is allowed to all of them or to none.
     def note(self, text: str) -> None: ...     # one line for the run's event log
     def finish(self, reason: str) -> None: ... # the program has reached its goal and may stop

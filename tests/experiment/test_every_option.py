@@ -88,8 +88,8 @@ ELSEWHERE = {  # what needs a GPU, a cluster, data, players, actions that are nu
     "autoscale.": "coordination/test_autoscale.py", "policies": "experiment/test_self_play.py",
     "names": "experiment/test_policies.py", "train": "experiment/test_policies.py", "fixed": "experiment/test_policies.py",
     "each": "experiment/test_policies.py", "league.": "league/test_league_run.py", "data.": "architectures/test_dataset_reader.py",
-    "log.": "experiment/test_first_hour.py", "init_from": "experiment/test_first_hour.py",
-    "envs.restart_on_error": "experiment/test_first_hour.py",
+    "log.": "experiment/test_env_reports.py", "init_from": "experiment/test_first_hour.py",
+    "envs.restart_on_error": "experiment/test_env_reports.py",
     "architecture.record": "architectures/test_qtopt.py", "algorithm.action_noise": "architectures/test_evolution.py",
     "until": "experiment/test_self_play.py", "values": "experiment/test_sizing.py", "cores": "experiment/test_sizing.py"}
 

@@ -14,10 +14,12 @@ import shoal
 from shoal import cli
 from shoal.errors import ConfigError
 from shoal.experiment.lock import alone, holder
+from shoal.experiment.references import EnvRef
 from shoal.experiment.run import plan_of
 from shoal.experiment.rundir import RunDir, list_runs
 from shoal.telemetry import outputs
 from shoal.telemetry.outputs import JsonLines, read_lines
+from tests.experiment import toys
 
 QUICK = {"runtime": "inline", "actors": 1, "console.mode": "none", "tensorboard": False, "eval.enabled": False,
          "net.hidden": (4,), "architecture.envs_per_actor": 2, "max_env_steps": 64}
@@ -67,6 +69,8 @@ def test_python_knows_other_words_too():
     for key, ours in (("learning_rate", "algorithm.lr"), ("algorithm.learning_rate", "lr"), ("total_timesteps", "max_env_steps")):
         with pytest.raises(ConfigError, match=f"did you mean .*{ours}"):
             plan_of("impala", "CartPole-v1", None, None, {key: 1})
+    with pytest.raises(ConfigError, match=r"there is no setting 'lr'; did you mean algorithm\.lr\?"):
+        shoal.train("ppo", "CartPole-v1", lr=1e-3)
     with pytest.raises(ConfigError, match=r"there is no setting 'callback'; did you mean callbacks=\[\.\.\.\]\?"):
         shoal.train("impala", "CartPole-v1", callback=print)
     with pytest.raises(ConfigError, match=r"there is no setting 'qqq'; `shoal train PRESET ENV --help` lists them$"):
@@ -78,6 +82,12 @@ def test_python_knows_other_words_too():
 def test_help_after_every_command(words, capsys):
     assert cli.main([*words, "--help"]) == 0
     assert capsys.readouterr().out.startswith(f"  shoal {words[0]}")
+
+
+def test_python_names_environments_as_commands_do():
+    """module:callable is what it names, an id stays one."""
+    assert EnvRef.given("tests.experiment.toys:Poison").target is toys.Poison and EnvRef.given(toys.Poison).target is toys.Poison
+    assert EnvRef.given("CartPole-v1").target == "CartPole-v1"
 
 
 def test_columns_of_the_list(capsys):

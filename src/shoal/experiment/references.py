@@ -72,6 +72,11 @@ class EnvRef:
         return cls(thing if callable(thing) else word)
 
     @classmethod
+    def given(cls, env: Any) -> EnvRef:
+        """What Python code gives: a name as on the command line, a class, or a callable."""
+        return cls.named(env) if isinstance(env, str) else cls(env)
+
+    @classmethod
     def recorded(cls, info: RecordingInfo, path: str) -> EnvRef:
         """That of a recording, where there is no simulator."""
         return cls(RecordedEnv(info.env or Path(path).name, info.observation_space, info.action_space, info.mask_size))

@@ -102,7 +102,7 @@ def plan_of(preset: str | None, env: Any, algorithm: Any, architecture: Any, ove
     if config is not None:
         return _plan_with_file(config, preset, env, algorithm, architecture, values)
     if data is not None:
-        found, given = offline_data(str(data), None if env is None else EnvRef(env))
+        found, given = offline_data(str(data), None if env is None else EnvRef.given(env))
         env, values = found.target, {**given, **values}
     elif preset is not None and env is None and load_preset(preset).offline:
         raise ConfigError(f'which recording? Such as shoal.train("{preset}", data="logs", env="CartPole-v1")')
@@ -117,10 +117,10 @@ def plan_of(preset: str | None, env: Any, algorithm: Any, architecture: Any, ove
             raise ConfigError(f'preset "{preset}" and {name}={value!r}: give a preset, or an algorithm and an architecture')
     if preset is not None:
         loaded = load_preset(preset)
-        return default_plan(Names(loaded.algorithm, loaded.architecture, preset), EnvRef(env), loaded, values)
+        return default_plan(Names(loaded.algorithm, loaded.architecture, preset), EnvRef.given(env), loaded, values)
     if any(value is None or isinstance(value, Mapping) for value in (algorithm, architecture)):
         raise ConfigError('give a preset, or algorithm="..." and architecture="..."; `shoal list` shows what there is')
-    return default_plan(Components.given(algorithm, architecture), EnvRef(env), None, values)
+    return default_plan(Components.given(algorithm, architecture), EnvRef.given(env), None, values)
 
 
 def _plan_with_file(path: str | Path, preset: str | None, env: Any, algorithm: Any, architecture: Any,
@@ -133,7 +133,7 @@ def _plan_with_file(path: str | Path, preset: str | None, env: Any, algorithm: A
             preset = preset or str(value)
     if preset is not None:
         raise ConfigError(f"config={str(path)!r} says what to train; leave {preset!r} out, or change it in the file")
-    return read_config(path).plan(None if env is None else EnvRef(env), values)
+    return read_config(path).plan(None if env is None else EnvRef.given(env), values)
 
 
 def load(run: str | Path, *, env: Any = None, trust: bool = False, checkpoint: str | None = None, **overrides: Any) -> Run:

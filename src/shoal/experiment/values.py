@@ -46,6 +46,8 @@ def _put(config: Any, path: list[str], value: Any, key: str, where: str) -> Any:
 def _meant(name: str, known: list[str]) -> str:
     sections = ("", *(f"{section}." for section in SECTIONS))
     ours = next((key for section in sections if (key := translated(name, [f"{section}{key}" for key in known]))), None)
+    if ours is None:  # a name without its section
+        ours = next((key for key in known if key.endswith(f".{name}")), None)
     if ours:
         return f"; did you mean {ours}?"
     hint = closest(name, known, "there are")

@@ -38,9 +38,9 @@ class Actor:
     async def _permit(self) -> None:
         """Wait for the rest of the env_steps budget, if there is any. In lock step a round is allowed to all actors or to none."""
         if self.per_version:
-            await self.me.permit(self.per_version * self.player.expected, self.player.version)
+            await self.me.permit("env_steps", self.per_version * self.player.expected, self.player.version)
         else:
-            await self.me.permit(self.player.expected)
+            await self.me.permit("env_steps", self.player.expected)
 
     def _refresh(self) -> None:
         """Take newer weights, if there are any, at the start of an unroll (IMPALA, section 3)."""

@@ -67,7 +67,7 @@ class DeviceLearner:
             await any_of(timeout=0.1)
             return
         self.settled = True
-        await self.me.permit(1, counter="learner_steps")
+        await self.me.permit("learner_steps", 1)
         self.settled = False
         began, stats = time.perf_counter(), self.me.stats
         updates = self._due()

@@ -52,7 +52,7 @@ class EnvActor:
             pending = self.pending[group]
             if pending is not None:
                 reply = await pending.result()
-                await self.me.permit(env.num_seats)
+                await self.me.permit("env_steps", env.num_seats)
                 with stats.phase("env"):
                     now = self.now[group] = env.step(reply["action"])
                 note_step(self.reports[group], now, env.frame_skip)

@@ -80,7 +80,7 @@ class EvolutionMaster:
         if self.task == 0:
             self._publish()
         self.settled = True  # what it has collected is played again after a restart
-        await self.me.permit(1, counter="learner_steps")
+        await self.me.permit("learner_steps", 1)
         result = await self.results.take(1)
         self.settled = False
         chunk = int(result["chunk"][0])
@@ -145,7 +145,7 @@ class TaskWorker:
             with self.me.stats.phase("pull"):
                 self.task, self.chunk = self.tasks.pull(self.told), self.me.index
                 self.rollout.members.load(self.told["published"])
-        await self.me.permit(self.expected)
+        await self.me.permit("env_steps", self.expected)
         slot.data["task"][0], slot.data["chunk"][0] = self.task, self.chunk
         first = self.chunk == self.me.index  # the observations of each worker's first chunk count
         if "observation_moments" in slot.data and not first:

@@ -91,8 +91,8 @@ class EvolutionWorker:
             await agree(self.learner_state, self.group)
             self.greeted = True
             self._publish()
-        await self.me.permit(1 / self.group.size, self.iteration, counter="learner_steps")
-        await self.me.permit(self.expected, self.iteration)
+        await self.me.permit("learner_steps", 1 / self.group.size, self.iteration)
+        await self.me.permit("env_steps", self.expected, self.iteration)
         self.settled = False
         if self.group.changed():
             return

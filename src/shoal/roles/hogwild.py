@@ -40,7 +40,7 @@ class HogwildLink:
         return self.me.index == 0
 
     async def begin(self) -> None:
-        await self.me.permit(1, counter="learner_steps")
+        await self.me.permit("learner_steps", 1)
         if self.fresh:
             return
         if self.leader:

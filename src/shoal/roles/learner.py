@@ -98,7 +98,7 @@ class Learner:
         if not self.greeted:
             await self._greet()
         if self.leader or self.model is not None:  # the others of a group wait for the leader
-            await self.me.permit(1, counter="learner_steps")
+            await self.me.permit("learner_steps", 1)
         if self.device is not None and self.batches.lent:
             self.device.release()  # the memory of the last batch is about to be used again
         with self.me.stats.phase("gather"):  # without the time it waits

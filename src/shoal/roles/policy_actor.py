@@ -206,9 +206,9 @@ class PolicyActor:
     async def _permit(self, version: int) -> None:
         """Wait for the rest of the env_steps budget, if there is any. In lock step a round is allowed to all actors or to none."""
         if self.per_version:
-            await self.me.permit(self.per_version * self.expected, version)
+            await self.me.permit("env_steps", self.per_version * self.expected, version)
         else:
-            await self.me.permit(self.expected)
+            await self.me.permit("env_steps", self.expected)
 
     def _play(self) -> int:
         """One step of all environments; returns how many decisions were closed by it."""

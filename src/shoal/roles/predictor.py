@@ -46,7 +46,7 @@ class Agent:
         """One unroll."""
         stats, recorder = self.me.stats, self.recorder
         slot = await self.unrolls.slot()
-        await self.me.permit(self.length * self.env.num_seats)
+        await self.me.permit("env_steps", self.length * self.env.num_seats)
         with stats.phase("write"):
             recorder.begin(slot.data, self.now, self.hidden, 0)
         for t in range(self.length):

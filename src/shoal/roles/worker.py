@@ -72,7 +72,7 @@ class Worker:
     async def step(self) -> None:
         self.settled = True  # nothing changes before the first parameters are here
         await self.link.begin()
-        await self.me.permit(self.player.expected)
+        await self.me.permit("env_steps", self.player.expected)
         self.settled = False
         link, stats = self.link, self.me.stats
         with stats.phase("pull"):

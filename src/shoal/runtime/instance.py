@@ -50,7 +50,7 @@ class RoleContext:
         words = (self._seed, zlib.crc32(self.name.encode()), self.index, self._lives, zlib.crc32(salt.encode()))
         return np.random.default_rng(np.random.SeedSequence(words))
 
-    async def permit(self, units: float, round_number: int = -1, counter: str = "env_steps") -> None:
+    async def permit(self, counter: str, units: float, round_number: int = -1) -> None:
         if counter not in self._allowed:
             return
         counted = self.stats.get(counter)

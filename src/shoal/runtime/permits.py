@@ -1,7 +1,7 @@
 """Permits: roles that count towards a limit of the whole program (max_env_steps, max_learner_steps) ask how far they may count
 before they continue.
 
-    role        await me.permit(units, counter=...)      before it does work that adds `units` to the counter
+    role        await me.permit(counter, units)      before it does work that adds `units` to the counter
     supervisor  Permits.ask(...)             answers at once while the limit leaves anything, later or never when it does not
 
 A role is given several portions at a time, so that it seldom asks: about a second's worth, and near the end no more than a part of
