@@ -118,6 +118,9 @@ def runs_command(arguments: list[str]) -> int:
     widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
     for line in table:
         sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")
+    for row in rows:
+        if "why" in row:
+            sys.stdout.write(_wrapped("unreadable  ", row["why"]))
     return 0
 
 

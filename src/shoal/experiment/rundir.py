@@ -222,7 +222,7 @@ def list_runs(root: Path = RUNS) -> list[dict[str, Any]]:
         try:
             config, summary = run.config(), run.summary()
         except CheckpointError as error:
-            rows.append({"run": str(run.path), "state": f"unreadable: {error}"})
+            rows.append({"run": str(run.path), "state": "unreadable", "why": str(error)})
             continue
         state = run.state(summary)
         newest = {**summary, **run.last_snapshot()} if state in ("running", "killed") else summary
