@@ -107,6 +107,17 @@ def test_the_command_says_how(tmp_path, capsys):
     assert code == 0 and ended(folder) == {"seed-0": "env_steps", "seed-1": "env_steps"}, told
 
 
+def test_showing_several(tmp_path, capsys, monkeypatch):
+    """`shoal show` takes the words of `shoal train`; a file holds one experiment, and the command says how to train all seeds."""
+    monkeypatch.chdir(tmp_path)
+    code, told = say(capsys, "show", "a2c", "CartPole-v1", "--seeds", "3", "--out", "mine.toml")
+    assert code == 0 and "train with it: shoal train --config mine.toml --seeds 3\n" in told
+    code, told = say(capsys, "show", "a2c", "CartPole-v1", "--seed", "5", "--seeds=2", "--seeds-at-once", "2")
+    assert code == 0 and "--seeds 2 --seeds-at-once 2: 2 runs like this one, with the seeds from 5 on\n" in told
+    code, told = say(capsys, "show", "a2c", "CartPole-v1", "--seeds", "many")
+    assert code == 2 and "give a whole number" in told
+
+
 def test_stopped_before_it_began(tmp_path, monkeypatch):
     """Nothing is left of seeds none of which has begun."""
     def refuse(*_):

@@ -64,6 +64,49 @@ def test_rows_that_begin_forget(tmp_path):
         assert np.allclose(before[0], now[0]) and not np.allclose(before[1], now[1])
 
 
+class Parts(gym.Env):
+    """Sees a dictionary."""
+
+    observation_space = gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (2,)), "b": gym.spaces.Discrete(3)})
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"a": np.zeros(2, np.float32), "b": 1}, {}
+
+    def step(self, action):
+        return {"a": np.zeros(2, np.float32), "b": 1}, 0.0, True, False, {}
+
+
+def test_batches_that_do_not_fit(plain, tmp_path):
+    """One sentence for each, and the policy acts as before afterwards."""
+    several = shoal.train("a2c", Parts, run_dir=str(tmp_path / "run"), **QUIET).policy
+    memory = shoal.train("a2c", "CartPole-v1", run_dir=str(tmp_path / "memory"), **QUIET, net={"recurrent": "lstm"}).policy
+    zeros = np.zeros
+    wrong = [
+        (plain.policy, zeros((3, 4)), {"first": [True, False]}, r"first=\[True, False\] does not fit .* of 3 rows; give one"),
+        (plain.policy, zeros(4), {"first": [True, False]}, r"first=\[True, False\] does not fit .* of 1 row;"),
+        (memory, zeros((3, 4)), {"first": [[True]] * 3}, r"first=.* does not fit an observation of 3 rows"),
+        (plain.policy, zeros((3, 4)), {"first": [[True], [True, False], 1]}, "does not fit an observation of 3 rows"),
+        (plain.policy, zeros((0, 4)), {}, "the batch of observations is empty"),
+        (plain.policy, zeros((3, 5)), {}, r"the observation does not fit Box.*has shape \(3, 5\), its space says \(3, 4\)"),
+        (plain.policy, [[0, 1], [0]], {}, "the observation does not fit Box"),
+        (plain.policy, zeros((3, 4)), {"mask": [[True, False], [True]]}, "the mask does not fit"),
+        (several, {"a": zeros((3, 2)), "b": zeros(2, int)}, {}, "do not fit each other: a has 3 rows, b has 2 rows; give one"),
+        (several, {"a": zeros((3, 2)), "b": 1}, {}, "do not fit each other: a has 3 rows, b has no batch"),
+        (several, {"a": zeros((3, 2))}, {}, "the observation does not fit Dict.*has no 'b'"),
+    ]
+    for policy, observation, more, said in wrong:
+        with pytest.raises(ConfigError, match=said):
+            policy.act(observation, **more)
+    assert plain.policy.act(zeros((3, 4)), first=[True, False, True]).shape == plain.policy.act(zeros((3, 4)), first=True).shape
+    assert several.act({"a": zeros((3, 2)), "b": zeros(3, int)}).shape == (3,) and several.act({"a": zeros(2), "b": 1}) in (0, 1)
+    memory.reset()
+    with pytest.raises(ConfigError):
+        memory.act(zeros((3, 5)))
+    assert memory.act(zeros((2, 4))).shape == (2,), "a refused call leaves no trace"
+
+
 def test_the_module_is_saved_and_loaded(plain, tmp_path):
     torch.save(plain.module.state_dict(), tmp_path / "policy.pt")
     loaded = torch.load(tmp_path / "policy.pt", weights_only=True)

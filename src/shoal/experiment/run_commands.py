@@ -17,7 +17,7 @@ from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError, EnvironmentError_, RoleFailed, ShoalError
 from shoal.experiment.best_response import best_response
 from shoal.experiment.config import ConsoleConfig, RayOptions
-from shoal.experiment.parse import parse_options, parse_train, split_positionals, take_option
+from shoal.experiment.parse import parse_options, parse_train, split_positionals
 from shoal.experiment.policy_choice import PolicyChoice
 from shoal.experiment.references import EnvRef, check_trust, find, modules_of, outside
 from shoal.experiment.resuming import resume_plan
@@ -36,20 +36,10 @@ Trained = TypeVar("Trained", Run, SeedRuns)
 
 def train_command(arguments: list[str]) -> int:
     arguments = list(arguments)
-    seeds, at_once = (_whole_number(arguments, name) for name in ("--seeds", "--seeds-at-once"))
+    seeds = SeedOptions.taken(arguments)
     if seeds is not None:
-        options = SeedOptions(seeds, 1 if at_once is None else at_once)
-        return _go_with_seeds(lambda: train_seeds(launch, parse_train(arguments), options, sys.stdout))
-    if at_once is not None:
-        raise ConfigError(f"--seeds-at-once {at_once} says how many seeds train at the same time; give --seeds N too")
+        return _go_with_seeds(lambda: train_seeds(launch, parse_train(arguments), seeds, sys.stdout))
     return _go(lambda: launch(parse_train(arguments)))
-
-
-def _whole_number(arguments: list[str], name: str) -> int | None:
-    word = take_option(arguments, name, "a whole number")
-    if word is not None and not word.isdigit():
-        raise ConfigError(f"{name} {word} is not possible: give a whole number")
-    return None if word is None else int(word)
 
 
 def _go_with_seeds(start: Callable[[], SeedRuns]) -> int:

@@ -29,6 +29,7 @@ from shoal.experiment.checkpoints import read_json, write_json
 from shoal.experiment.config import Plan
 from shoal.experiment.loaded_run import Run
 from shoal.experiment.lock import alone
+from shoal.experiment.parse import take_option
 from shoal.experiment.prepare import plan_from_json, plan_to_json, prepare
 from shoal.experiment.references import check_trust, modules_of
 from shoal.experiment.resuming import FINISHED, GOALS, NothingLeft, resume_plan, with_new_values
@@ -70,6 +71,27 @@ class SeedOptions:
         for name, value in (("--seeds", self.count), ("--seeds-at-once", self.at_once)):
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} is {value}; it must be a whole number of at least 1")
+
+    @classmethod
+    def taken(cls, arguments: list[str]) -> SeedOptions | None:
+        """--seeds N and --seeds-at-once K, taken out of a command's arguments; None where they are not there."""
+        given: dict[str, int] = {}
+        for name in ("--seeds", "--seeds-at-once"):
+            word = take_option(arguments, name, "a whole number")
+            if word is not None and not word.isdigit():
+                raise ConfigError(f"{name} {word} is not possible: give a whole number")
+            if word is not None:
+                given[name] = int(word)
+        if "--seeds" in given:
+            return cls(given["--seeds"], given.get("--seeds-at-once", 1))
+        if given:
+            raise ConfigError(f"--seeds-at-once {given['--seeds-at-once']} says how many seeds train at the same time; give "
+                              "--seeds N too")
+        return None
+
+    def words(self) -> str:
+        """As they are given on the command line."""
+        return f"--seeds {self.count}" + (f" --seeds-at-once {self.at_once}" if self.at_once > 1 else "")
 
 
 @dataclass(frozen=True)
