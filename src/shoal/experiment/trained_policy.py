@@ -53,7 +53,7 @@ class TrainedPolicy:
 
     @property
     def module(self) -> torch.nn.Module:
-        """The network. Where observations are normalised it sees normalised ones, which `act` takes care of."""
+        """The network: `module(observations)["action"]`, `module.state_dict()`; see PolicyModule for all that it answers."""
         if not isinstance(self._policy, HasModule):
             raise ConfigError(f"the policy of {type(self._algorithm).__name__} is not a torch module; use act()")
         return self._policy.module
@@ -145,5 +145,5 @@ def _for_each(value: Any, rows: int, kind: type[np.generic], name: str) -> np.nd
     try:
         return np.broadcast_to(np.asarray(value, kind), (rows,))
     except (TypeError, ValueError):
-        raise ConfigError(f"{name}={repr(value)[:60]} does not fit an observation of {counted(rows, 'row')}; give one value, or one "
-                          "for each row") from None
+        raise ConfigError(f"{name}={repr(value)[:60]} does not fit an observation of {counted(rows, 'row')}; give one value, or "
+                          "one for each row") from None
