@@ -19,7 +19,7 @@ shoal: distributed reinforcement learning
   shoal train PRESET DATA [--env ENV]   learn from a recording (bc, marwil, td3_bc, cql, iql); the simulator is optional
   shoal train --algorithm A --architecture B ENV [options]     your own: ./my_preset.toml, --algorithm my.module:MyAlgorithm
   shoal train --config FILE.toml [options]   what a file says (made by shoal show ... --out FILE.toml)
-  shoal resume RUN [options]            continue from the newest checkpoint of a run directory
+  shoal resume RUN [options]            continue from the newest checkpoint; a folder of --seeds: with those that are not done
   shoal eval RUN [--episodes N]         mean return of fresh episodes, played greedily
   shoal play RUN [--video FILE.mp4]     watch it play; FILE.gif too
   shoal watch [RUN]                     follow a run from another terminal, or look at one that has ended

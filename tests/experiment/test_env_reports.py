@@ -161,8 +161,8 @@ def test_numbers_of_a_vector_environment(tmp_path):
     assert [row.tolist() for row in seen[::2]] == [[1, 1], [3, 3], [5, 5], [7, 7], [9, 9], [1, 1]] and np.isnan(seen[1]).all()
     env = make(several, 2, handling=Handling(info=("note",)))
     env.reset(0)
-    with pytest.raises(shoal.EnvironmentError_, match="not a number"):
-        env.step(np.zeros(2, np.int64))
+    step = env.step(np.zeros(2, np.int64))
+    assert np.isnan(step.info["note"]).all() and step.info_unfit == {"note": "str"}, "text is no reason to stop"
 
 
 def test_an_episode_log_goes_on(tmp_path):
@@ -178,6 +178,39 @@ def test_an_episode_log_goes_on(tmp_path):
 
 def several(num_envs=2, every=0):
     return gym.vector.SyncVectorEnv([lambda: Flaky(every=every)] * num_envs)
+
+
+class NotedPair(FlakyPair):
+    """With text in the info of one agent."""
+
+    def step(self, actions):
+        found = super().step(actions)[:-1]
+        return *found, {"a": {"speed": 2.0, "note": "x"}}
+
+
+class Whole(gym.vector.SyncVectorEnv):
+    """A vector environment whose info has one text for all its environments."""
+
+    def __init__(self, num_envs=2, every=0):
+        super().__init__([lambda: Flaky(every=every)] * num_envs)
+
+    def step(self, actions):
+        *found, info = super().step(actions)
+        return *found, {**info, "note": "x"}
+
+
+@pytest.mark.parametrize(("env", "kind"), [(Flaky, "str"), (NotedPair, "str"), (several, "str"),
+                                           (Whole, "str without a value for each environment")])
+def test_text_under_a_key(env, kind, tmp_path):
+    """It is told once, and the run goes on with the other keys."""
+    run = shoal.train("a2c", env, run_dir=str(tmp_path / "run"), log={"info": ("speed", "note"), "episodes": True},
+                      **{**TINY, "max_env_steps": 200, "eval.enabled": False, "envs.kwargs": ("every=0",)})
+    rows = [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
+    (told,) = [row["text"] for row in rows if "--log.info" in row.get("text", "")]
+    assert told.endswith(f"--log.info note: info['note'] is a {kind}, not a number, so it is not logged; leave it out, or let the "
+                         "environment give a number")
+    last = [row for row in rows if row["kind"] == "snapshot"][-1]
+    assert last["info"]["speed"] > 0 and last["info"].get("note") is None
 
 
 @pytest.mark.parametrize("env", [Flaky, FlakyPair, several])

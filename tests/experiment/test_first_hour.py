@@ -226,6 +226,28 @@ def test_watching_a_run_that_has_ended(run, capsys):
     assert "ended by env_steps" in told and f"{run.summary['env_steps']:,} env steps" in told
 
 
+@pytest.mark.parametrize(("checkpoints", "said"), [(True, "it was killed; `shoal resume` continues it"),
+                                                   (False, "before its first checkpoint, so it cannot be resumed")])
+def test_watching_a_run_that_was_killed(checkpoints, said, run, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(run.directory, folder)
+    (folder / "summary.json").unlink()
+    if not checkpoints:
+        shutil.rmtree(folder / "checkpoints")
+    code, told = say(capsys, "watch", str(folder))
+    assert code == 0 and said in told
+
+
+def test_a_run_that_cannot_be_read(run, tmp_path, capsys, monkeypatch):
+    """`shoal runs` stays as narrow as it is; the reason is below."""
+    for name in ("whole", "broken"):
+        shutil.copytree(run.directory, tmp_path / "runs" / name)
+    (tmp_path / "runs" / "broken" / "config.json").write_text('{"env": ' + "9" * 300)
+    monkeypatch.chdir(tmp_path)
+    code, told = say(capsys, "runs")
+    assert code == 0 and max(map(len, told.splitlines())) < 140 and "unreadable  runs/broken/config.json" in told
+
+
 def test_watching_a_run_that_goes_on(tmp_path):
     """From another process, while it trains; it ends with the run."""
     folder = tmp_path / "run"

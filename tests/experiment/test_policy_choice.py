@@ -1,7 +1,9 @@
 """Which policy a run hands back: the best of all evaluated versions, the last included, or the last one."""
 
 import json
+from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -9,6 +11,9 @@ import shoal
 from shoal import cli
 from shoal.experiment.checkpoints import Checkpoints, TensorFiles
 from shoal.experiment.policy_choice import choose_policy
+from shoal.roles.evaluator import Evaluated, Evaluator
+from shoal.roles.parts import EvalPlan
+from shoal.telemetry.outputs import read_lines
 from tests.experiment.test_run import quick
 
 SHORT = {"episodes": 4, "every_env_steps": 1_000_000}
@@ -66,6 +71,45 @@ def test_last_policy_without_evals(tmp_path):
     assert (summary["policy"], summary["eval_return"], summary["eval_episodes"]) == ("last", None, 0)
     assert summary["policy_version"] >= 1 and run.choice.source == "learner"
     assert run.policy.act(np.zeros(4)) in (0, 1)
+
+
+class Lottery(gym.Env):
+    """Episodes of one step, whose return is luck: about 10, with a deviation of 3."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), self.np_random.normal(10, 3), True, False, {}
+
+
+def test_a_lucky_last_episode_is_not_the_best(tmp_path):
+    """The last evaluation has one episode here, those before it fifty."""
+    run = quick("a2c", Lottery, tmp_path / "run", max_env_steps=400, seed=5,
+                eval={"episodes": 50, "every_env_steps": 100, "last_env_steps": 1})
+    best, last = (choose_policy(newest(run), name) for name in ("best", "last"))
+    assert last.eval_return > best.eval_return and (last.eval_episodes, best.eval_episodes) == (1, 50)
+    assert (run.summary["policy"], run.summary["policy_version"], run.summary["eval_episodes"]) == ("best", best.version, 50)
+    told = [row["text"] for row in read_lines(run.directory / "metrics.jsonl") if "by more than chance" in row.get("text", "")]
+    assert told and f"with {last.eval_return:,.2f} over 1 episode, is not above version {best.version:,}" in told[0]
+
+
+@pytest.mark.parametrize(("gain", "episodes", "versions", "better"), [
+    (0.0, 100, 5, True), (-0.1, 100, 5, False),     # as many episodes: the higher return, and the newer one if they are equal
+    (0.0, 4, 5, False), (8.3, 4, 5, False),         # 1.645 standard errors of 4 against 100 episodes with a deviation of 10: 8.39
+    (8.5, 4, 5, True), (8.5, 1, 5, False), (16.6, 1, 5, True),
+    (0.1, 1, 1, True), (-0.1, 1, 1, False),         # only the beginning was evaluated before: a short run
+])
+def test_fewer_episodes_must_be_better_by_more_than_chance(gain, episodes, versions, better):
+    evaluator = Evaluator.__new__(Evaluator)
+    evaluator.plan, evaluator.versions, told = EvalPlan(), versions, []
+    evaluator.me = SimpleNamespace(note=told.append)
+    best = Evaluated({"return": 50.0}, 100, 3, {}, 10.0)
+    assert evaluator._better(Evaluated({"return": 50.0 + gain}, episodes, 9, {}, 0.0), best) == better
+    assert bool(told) == (gain >= 0 and not better)
 
 
 def checkpoint(folder, **arrays):

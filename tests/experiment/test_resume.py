@@ -8,7 +8,7 @@ import shoal
 from shoal import cli
 from shoal.errors import ConfigError
 from shoal.experiment import run_commands
-from shoal.experiment.run import resume_plan
+from shoal.experiment.resuming import resume_plan
 from shoal.experiment.rundir import RunDir
 from shoal.telemetry.outputs import read_lines
 

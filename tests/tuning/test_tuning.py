@@ -14,6 +14,7 @@ from shoal.tuning.checks import budget, member_options
 from shoal.tuning.report import table
 from shoal.tuning.searches import until_env_steps
 from shoal.tuning.study import Member, Study, StudySettings
+from tests.experiment.toys import Gift
 
 SMALL = {"runtime": "inline", "console.mode": "none", "tensorboard": False, "eval.episodes": 5, "algorithm.unroll": 8}
 SETTINGS = StudySettings("a2c", "shoal/Catch-v0", {"algorithm.lr": "loguniform(0.0001, 0.01)"}, 2, 300, 600)
@@ -153,6 +154,27 @@ def test_grid_search_and_its_report(tmp_path, capsys):
     assert str(tmp_path / "study" / "report.html") in capsys.readouterr().out
     page = (tmp_path / "study" / "report.html").read_text()
     assert "0 = tanh, 1 = relu" in page and page.count("<circle") >= 2 * 4 and "http" not in page and "<script" not in page
+
+
+def test_a_class_of_a_module(tmp_path, capsys):
+    """Members import it, in every interval; resuming a study asks before it imports."""
+    study = shoal.tune("a2c", Gift, vary={"algorithm.lr": shoal.loguniform(1e-4, 1e-2)}, population=2, every_env_steps=64,
+                       max_env_steps=128, workers=2, study=tmp_path / "study", **SMALL)
+    assert study.settings.env == "tests.experiment.toys:Gift"
+    assert all(member.env_steps >= 128 and not member.failures for member in study.members())
+    assert study.best.policy.act(np.zeros(study.best.prepared.raw_spaces()[0].shape, np.float32)) in (5, 6)
+    assert cli.main(["tune", "resume", str(study.path)]) == 2 and "add --trust if you trust it" in capsys.readouterr().err
+    assert cli.main(["tune", "resume", str(study.path), "--trust"]) == 0 and "imports tests from" in capsys.readouterr().out
+    with pytest.raises(shoal.ConfigError, match="--trust"):
+        _ = Study.open(study.path).best
+    assert Study.open(study.path, trust=True).best.summary["env"] == "Gift"
+
+
+@pytest.mark.parametrize("env", [lambda: Gift(), Gift(), 3])
+def test_what_members_cannot_import(env, tmp_path):
+    with pytest.raises(shoal.ConfigError, match=r"is not possible: members are programs of their own, .* a file such as my_env.py"):
+        shoal.tune("a2c", env, vary={"algorithm.lr": shoal.uniform(0.1, 1)}, study=tmp_path / "study")
+    assert not (tmp_path / "study").exists()
 
 
 def test_halving_gives_the_best_more(tmp_path):

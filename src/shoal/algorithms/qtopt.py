@@ -168,6 +168,9 @@ class QTPolicy(ModelPolicy[QTModel]):
             action = model.net.range.scaled(unit).view(len(unit), *model.action_shape)
             return action.numpy(), state, {}
 
+    def outputs(self, seen: Tree, state: Tree, mask: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        raise ConfigError("qtopt finds actions by a search, not by one pass of a network; use run.policy.act(observations)")
+
 
 class BellmanTargets:
     """A learning.Relabeller: y of transitions, by the two target nets."""

@@ -12,14 +12,7 @@ from shoal.envs.interface import EpisodeTotals, contract_error, split_seed
 from shoal.envs.space_codecs import ActionCodec, BadValue, ObservationCodec, ignore_overflow
 from shoal.errors import EnvironmentError_
 
-__all__ = ["EnvAdapter", "info_number"]
-
-
-def info_number(key: str, value: Any) -> float:
-    """A number or a flag of `info`."""
-    if np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiub":
-        return float(value)
-    raise BadValue(f"info[{key!r}] is a {type(value).__name__}, not a number, and cannot be logged; leave --log.info {key} out")
+__all__ = ["EnvAdapter"]
 
 
 class EnvAdapter:
@@ -62,6 +55,7 @@ class EnvAdapter:
         self._executed: np.ndarray | None = None
         self._info: dict[str, np.ndarray] | None = None
         self._info_keys: set[str] = set()
+        self._info_unfit: dict[str, str] = {}
 
     def watch_info(self, keys: tuple[str, ...]) -> None:
         """Let every Step carry the numbers of these keys of `info`."""
@@ -72,7 +66,18 @@ class EnvAdapter:
         if info:
             self._info_keys.update(info)
         for key, values in (self._info or {}).items():
-            values[row] = info_number(key, info[key]) if info and key in info else np.nan
+            values[row] = self._info_number(key, info[key]) if info and key in info else np.nan
+
+    def _info_number(self, key: str, value: Any) -> float:
+        """A number or a flag of `info`. Anything else is noted by its type, so that it can be told, and None is no value."""
+        try:
+            if np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiub":
+                return float(value)
+        except (TypeError, ValueError):  # a list of lists of several lengths, and whatever else refuses to be an array
+            pass
+        if value is not None:
+            self._info_unfit.setdefault(key, type(value).__name__)
+        return math.nan
 
     def _begin(self, seed: int | None) -> int | None:
         """Common part of reset(): clears all counters and returns the seed to use, if any."""

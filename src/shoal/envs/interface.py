@@ -23,7 +23,7 @@ Seats that take turns, and agents with different spaces: multi_agent.py, which a
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -74,6 +74,7 @@ class Step:
     acts: np.ndarray | None = None  # [B] bool: seats that are asked for an action now; None: all that are alive
     info: dict[str, np.ndarray] | None = None  # by key [B] float64: numbers of `info` (Handling.info), NaN where a row gives none
     info_keys: Set[str] = frozenset()  # all that `info` has had so far, where numbers of it are asked for
+    info_unfit: Mapping[str, str] | None = None  # by key, where numbers are asked for: the type of what came in place of one
     restarts: tuple[str, ...] = ()  # environments that raised and were made anew: which, and why
 
 

@@ -139,7 +139,8 @@ class SeatRows(EnvAdapter):
         if self.check:
             self._verify(self._buffers, self._reward)
         step = Step(self._tree, self._reward, self._discount, self._first, self._last, self._truncated, self._valid,
-                    action_mask=self._mask, acts=self.acts, info=self._info, info_keys=self._info_keys)
+                    action_mask=self._mask, acts=self.acts, info=self._info, info_keys=self._info_keys,
+                    info_unfit=self._info_unfit)
         if self._last.any():
             step.episode_return, step.episode_length = self._totals.close(np.flatnonzero(self._last))
         if self._truncated_rows:

@@ -196,6 +196,7 @@ class SingleEnvsAdapter(EnvAdapter):
             final_mask,
             info=self._info,
             info_keys=self._info_keys,
+            info_unfit=self._info_unfit,
         )
         if self._dirty:  # an episode has ended or begun: only then something may have been restarted
             step.restarts = self.restarts.told()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from shoal.envs.adapter import EnvAdapter, info_number
+from shoal.envs.adapter import EnvAdapter
 from shoal.envs.interface import Step, Tree, split_seed
 from shoal.envs.space_codecs import BadValue
 from shoal.errors import ConfigError, ShoalError
@@ -120,7 +120,7 @@ class VectorEnvAdapter(EnvAdapter):
         if self.check:
             self._verify(arrays, reward)
         step.action_mask, step.executed_action = self._mask, self._executed
-        step.info, step.info_keys = self._info, self._info_keys
+        step.info, step.info_keys, step.info_unfit = self._info, self._info_keys, self._info_unfit
         if self._reward_clip is not None:
             np.clip(reward, -self._reward_clip, self._reward_clip, out=reward)
         return step
@@ -146,9 +146,13 @@ class VectorEnvAdapter(EnvAdapter):
             for part in (info, info.get("final_info")):
                 if isinstance(part, dict) and key in part:
                     given = np.asarray(part.get(f"_{key}", self._all), bool)
-                    column = np.asarray(part[key])
+                    column = part[key]
+                    if np.shape(given) != self._all.shape or not isinstance(column, np.ndarray | list | tuple) or \
+                            len(column) != self.num_envs:
+                        self._info_unfit.setdefault(key, f"{type(column).__name__} without a value for each environment")
+                        continue
                     for row in np.flatnonzero(given):
-                        values[row] = info_number(key, column[row])
+                        values[row] = self._info_number(key, column[row])
 
     def _read_extra(self, info: dict[str, Any]) -> None:
         """For subclasses that know more about their environment than gymnasium does. Called once flags and rewards are in place."""

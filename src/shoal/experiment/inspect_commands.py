@@ -59,9 +59,11 @@ def show_command(arguments: list[str]) -> int:
     from shoal.experiment.parse import parse_train, take_option
     from shoal.experiment.prepare import prepare
     from shoal.experiment.presets import load_preset
+    from shoal.experiment.seeds import SeedOptions
     from shoal.experiment.sizing import kept_to, sizing_lines
 
     arguments = list(arguments)
+    seeds = SeedOptions.taken(arguments)
     out = take_option(arguments, "--out", "the name of a file to write")
     if not any(word.partition("=")[0] == "--config" for word in arguments):
         arguments = _with_env(arguments)
@@ -70,8 +72,10 @@ def show_command(arguments: list[str]) -> int:
         prepared = prepare(plan)
         if out is not None:
             write_config(plan, Path(out))
-            sys.stdout.write(f"wrote {out}; train with it: shoal train --config {out}\n")
+            sys.stdout.write(f"wrote {out}; train with it: shoal train --config {out}{f' {seeds.words()}' if seeds else ''}\n")
             return 0
+        if seeds is not None:
+            sys.stdout.write(f"{seeds.words()}: {seeds.count} runs like this one, with the seeds from {plan.experiment.seed} on\n")
         sys.stdout.write("".join(f"{line}\n" for line in sizing_lines(plan)))
         sys.stdout.write(prepared.program().describe() + "\n")
     sys.stdout.write(f"\n{prepared.spec.backend_reason}\n")
@@ -118,6 +122,9 @@ def runs_command(arguments: list[str]) -> int:
     widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
     for line in table:
         sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")
+    for row in rows:
+        if "why" in row:
+            sys.stdout.write(_wrapped("unreadable  ", row["why"]))
     return 0
 
 

@@ -93,7 +93,7 @@ class Run:
 
     @property
     def module(self) -> torch.nn.Module:
-        """The policy's network: `torch.save(run.module.state_dict(), "policy.pt")`."""
+        """The policy's network: `run.module(observations)["action"]`, `torch.save(run.module.state_dict(), "policy.pt")`."""
         return self.policy.module
 
     @cached_property

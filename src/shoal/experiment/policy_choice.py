@@ -1,6 +1,7 @@
 """Which policy of a run is handed back: the best version that was evaluated, or the last one.
 
-    best    the best of all evaluated versions; the last one is among them, because every run evaluates it at its end
+    best    the best of all evaluated versions; the last one is among them, because every run evaluates it at its end. If it has
+            fewer episodes than the best so far it must be better by more than chance (roles/evaluator.py)
     last    the newest weights, however good they are
 
 A run that was interrupted or killed has not evaluated its last version. It hands back the best one too, if at least two versions

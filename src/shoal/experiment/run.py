@@ -26,9 +26,9 @@ from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError
 from shoal.experiment.auto_layout import laid_out
 from shoal.experiment.callback_process import callback_output
-from shoal.experiment.checkpoints import SavedSlices, read_meta, saved_slices
+from shoal.experiment.checkpoints import SavedSlices, saved_slices
 from shoal.experiment.components import Components
-from shoal.experiment.config import Experiment, Names, Plan, check_ray, default_plan, offline_data
+from shoal.experiment.config import Experiment, Names, Plan, default_plan, offline_data
 from shoal.experiment.config_file import read_config
 from shoal.experiment.initial_weights import initial_weights
 from shoal.experiment.loaded_run import Run, compute_threads
@@ -38,9 +38,10 @@ from shoal.experiment.policies import absolute, policies_given
 from shoal.experiment.prepare import Prepared, plan_from_json, plan_to_json, prepare
 from shoal.experiment.presets import load_preset
 from shoal.experiment.references import EnvRef, check_trust, modules_of
+from shoal.experiment.resuming import base_of, resume_plan
 from shoal.experiment.run_control import RunControl
-from shoal.experiment.rundir import RunDir, default_directory, numbers
-from shoal.experiment.seeds import SeedOptions, SeedRuns, train_seeds
+from shoal.experiment.rundir import SEEDS, RunDir, default_directory
+from shoal.experiment.seeds import SeedGroup, SeedOptions, SeedRuns, resume_seeds, train_seeds
 from shoal.experiment.session import Base, Goals, RunSession
 from shoal.experiment.sizing import kept_to, sizing_lines
 from shoal.experiment.values import with_values
@@ -50,13 +51,12 @@ from shoal.options import flag
 from shoal.telemetry.callbacks import Callback, checked
 from shoal.telemetry.console import console, counted
 from shoal.telemetry.outputs import JsonLines, Output
-from shoal.telemetry.snapshot import COUNTERS
 from shoal.telemetry.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
     from shoal.runtime import Program
 
-__all__ = ["Run", "launch", "load", "plan_of", "resume", "resume_plan", "train"]
+__all__ = ["Run", "launch", "load", "plan_of", "resume", "train"]
 
 IMPORT_SECONDS = 0.05  # between two looks whether an import is over
 
@@ -152,83 +152,16 @@ def load(run: str | Path, *, env: Any = None, trust: bool = False, checkpoint: s
     return Run(rundir.path, rundir.summary(), prepared, checkpoint)
 
 
-def resume(run: str | Path, *, env: Any = None, trust: bool = False, callbacks: Sequence[Callback] = (), **overrides: Any) -> Run:
+def resume(run: str | Path, *, env: Any = None, trust: bool = False, callbacks: Sequence[Callback] = (),
+           **overrides: Any) -> Run | SeedRuns:
     """Continue from the newest checkpoint. New stop conditions (until_return, max_env_steps, max_learner_steps, max_seconds) may
-    be given."""
+    be given. The folder of several seeds continues with the seeds that have not reached their goal, and begins those that never
+    began."""
     callbacks = checked(callbacks)
+    if (Path(run) / SEEDS).is_file():
+        return resume_seeds(launch, SeedGroup.open(Path(run), env, trust), overrides, env, trust, sys.stdout, callbacks)
     rundir = RunDir.open(Path(run))
     return launch(resume_plan(rundir, overrides, env, trust), rundir, callbacks=callbacks)
-
-
-def resume_plan(rundir: RunDir, overrides: Mapping[str, Any], env: Any = None, trust: bool = False) -> Plan:
-    """The plan of a run with new stop conditions, after a look at whether there is anything left to do."""
-    config = rundir.config()
-    if env is None:
-        check_trust(modules_of(config), trust)
-    plan = plan_from_json(config, str(rundir.config_file), env)
-    rundir.checkpoints().set_damaged_aside()
-    if rundir.checkpoints().newest() is None:
-        raise ConfigError(f"{rundir.path} has no whole checkpoint to resume from; start a new run with `shoal train`")
-    experiment = _new_goals(rundir, plan.experiment, overrides)
-    if "actors" in overrides:  # another number, or found anew: what moved the old one does not hold, perhaps on another cluster
-        experiment = replace(experiment, autoscale=replace(experiment.autoscale, start=None, most=None))
-    experiment = with_values(experiment, overrides, "")
-    if overrides.get("offline") is False:
-        experiment = _going_online(rundir, plan, experiment)
-    check_ray(experiment, plan.experiment.ray)
-    return replace(plan, experiment=experiment)
-
-
-@runtime_checkable
-class _Ramped(Protocol):
-    """The options of an architecture in which the share of the actors' own data rises."""
-
-    online_after: int
-
-
-def _going_online(rundir: RunDir, plan: Plan, experiment: Experiment[Any, Any]) -> Experiment[Any, Any]:
-    """Actors begin now, after the updates that were made offline."""
-    if not plan.experiment.offline:
-        raise ConfigError(f"{rundir.path} is online already: its actors act; leave --online out")
-    if isinstance(experiment.architecture, _Ramped):
-        done = base_of(rundir).totals["learner_steps"]
-        experiment = with_values(experiment, {"architecture.online_after": int(done)}, "")
-    return experiment
-
-
-def _new_goals(rundir: RunDir, experiment: Experiment[Any, Any], overrides: Mapping[str, Any]) -> Experiment[Any, Any]:
-    """A new budget replaces the old ones, and a return that was reached is not a goal any more."""
-    budgets = ("max_env_steps", "max_learner_steps", "max_seconds")
-    if any(name in overrides for name in budgets):
-        experiment = replace(experiment, max_env_steps=None, max_learner_steps=None, max_seconds=None)
-    if rundir.summary().get("stopped_by") in ("return", "until"):
-        if not overrides.keys() & {"until_return", "until", *budgets}:
-            goal = f"return of {experiment.until_return:g}" if experiment.until is None else f'goal "{experiment.until}"'
-            raise ConfigError(f"{rundir.path} has reached its {goal}; to continue, give "
-                              "--max-env-steps, --max-seconds or a higher --until-return")
-        experiment = replace(experiment, until_return=None, until=None)
-    elif "until" in overrides or "until_return" in overrides:
-        experiment = replace(experiment, until_return=None, until=None)
-    base = base_of(rundir)
-    for name, done in zip(budgets, (base.totals["env_steps"], base.totals["learner_steps"], base.seconds), strict=True):
-        limit = overrides.get(name, getattr(experiment, name))
-        if isinstance(limit, int | float) and 0 < limit <= done:
-            raise ConfigError(f"{rundir.path} has already done {done:,.0f} of {flag(name)} {limit:,}; give a "
-                              f"larger {flag(name)}")
-    return experiment
-
-
-def base_of(rundir: RunDir) -> Base:
-    """What earlier parts of a run add up to. Work done after the newest checkpoint was lost, but it was done."""
-    newest = rundir.checkpoints().newest()
-    meta = read_meta(newest) if newest is not None else {}
-    last = rundir.last_snapshot()
-    summary = rundir.summary()  # measured last of all
-    saved = numbers(meta.get("totals", {}))
-    meta, last, summary = numbers(meta), numbers(last), numbers(summary)
-    totals = {name: max(saved.get(name, 0), last.get(name, 0), summary.get(name, 0)) for name in {*COUNTERS, *saved}}
-    seconds = max(part.get("seconds", 0.0) for part in (meta, last, summary))
-    return Base(totals, seconds, summary.get("peak_memory_mb", 0.0), summary.get("cpu_seconds", 0.0), last)
 
 
 def launch(plan: Plan, rundir: RunDir | None = None, stream: IO[str] | None = None, callbacks: Sequence[Callback] = ()) -> Run:

@@ -7,7 +7,7 @@ import math
 import shlex
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
@@ -17,12 +17,13 @@ from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError, EnvironmentError_, RoleFailed, ShoalError
 from shoal.experiment.best_response import best_response
 from shoal.experiment.config import ConsoleConfig, RayOptions
-from shoal.experiment.parse import parse_options, parse_train, split_positionals, take_option
+from shoal.experiment.parse import parse_options, parse_train, split_positionals
 from shoal.experiment.policy_choice import PolicyChoice
 from shoal.experiment.references import EnvRef, check_trust, find, modules_of, outside
-from shoal.experiment.run import Run, launch, load, resume_plan
-from shoal.experiment.rundir import RunDir
-from shoal.experiment.seeds import SeedOptions, SeedRuns, sentence, train_seeds
+from shoal.experiment.resuming import resume_plan
+from shoal.experiment.run import Run, launch, load
+from shoal.experiment.rundir import SEEDS, RunDir
+from shoal.experiment.seeds import SeedGroup, SeedOptions, SeedRuns, resume_seeds, sentence, train_seeds
 from shoal.experiment.values import with_values
 from shoal.options import Options, number
 from shoal.roles.policy_opponent import script_opponent
@@ -30,38 +31,27 @@ from shoal.roles.policy_opponent import script_opponent
 __all__ = ["eval_command", "play_command", "resume_command", "train_command"]
 
 Kind = TypeVar("Kind", bound=Options)
+Trained = TypeVar("Trained", Run, SeedRuns)
 
 
 def train_command(arguments: list[str]) -> int:
     arguments = list(arguments)
-    seeds, at_once = (_whole_number(arguments, name) for name in ("--seeds", "--seeds-at-once"))
+    seeds = SeedOptions.taken(arguments)
     if seeds is not None:
-        return _train_seeds(arguments, SeedOptions(seeds, 1 if at_once is None else at_once))
-    if at_once is not None:
-        raise ConfigError(f"--seeds-at-once {at_once} says how many seeds train at the same time; give --seeds N too")
+        return _go_with_seeds(lambda: train_seeds(launch, parse_train(arguments), seeds, sys.stdout))
     return _go(lambda: launch(parse_train(arguments)))
 
 
-def _whole_number(arguments: list[str], name: str) -> int | None:
-    word = take_option(arguments, name, "a whole number")
-    if word is not None and not word.isdigit():
-        raise ConfigError(f"{name} {word} is not possible: give a whole number")
-    return None if word is None else int(word)
-
-
-def _train_seeds(arguments: list[str], options: SeedOptions) -> int:
+def _go_with_seeds(start: Callable[[], SeedRuns]) -> int:
     """Train with several seeds, then say what came out of all of them."""
-    found: list[SeedRuns] = []
-
-    def start() -> Run:
-        found.append(train_seeds(launch, parse_train(arguments), options, sys.stdout))
-        return found[0].best
-
-    code = _go(start, farewell=False)
-    where = shlex.quote(str(found[0].directory))
-    sys.stdout.write(f"\n{sentence(found[0].summary)}\n  runs    {found[0].directory}\n  best    {found[0].best.directory}\n"
+    found = _guarded(start)
+    where = shlex.quote(str(found.directory))
+    sys.stdout.write(f"\n{sentence(found.summary)}\n  runs    {found.directory}\n  best    {found.best.directory}\n"
                      f"  plot    shoal plot {where} --out curves.png\n")
-    return code
+    if found.interrupted:
+        trusted = " --trust" if outside(modules_of(RunDir(found.best.directory).config())) else ""
+        sys.stdout.write(f"  resume  shoal resume {where}{trusted}\n")
+    return 130 if found.interrupted else 0
 
 
 @dataclass(frozen=True)
@@ -96,28 +86,45 @@ class Resume(Options):
     """What is shown while it runs; values you leave out are unchanged."""
 
     @classmethod
-    def of(cls, rundir: RunDir) -> Resume:
+    def of(cls, config: Mapping[str, Any], where: str) -> Resume:
         """With the run's own values, so that what is not given stays."""
-        config, where = rundir.config(), str(rundir.config_file)
         return with_values(cls(), {name: config[name] for name in ("ray", "console") if name in config}, where)
 
 
 def resume_command(arguments: list[str]) -> int:
-    rundir, options = _run_and_options(arguments, Resume, "shoal resume RUN", Resume.of)
-    _say_modules(rundir, options.trust)
+    usage = "shoal resume RUN"
+    if any(word in ("-h", "--help") for word in arguments):
+        parse_options(Resume, Resume(), ["--help"], usage)
+    path, rest = _one_run(arguments, usage)
+    several = (path / SEEDS).is_file()
+    config = SeedGroup.config(path) if several else RunDir.open(path).config()
+    options = parse_options(Resume, Resume.of(config, str(path)), rest, usage)
+    options.validate()
+    _say_modules(config, options.trust)
     names = ("until_return", "until", "max_env_steps", "max_learner_steps", "max_seconds", "runtime", "actors", "learner_threads")
     overrides: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
     overrides |= {name: dataclasses.asdict(getattr(options, name)) for name in ("ray", "console")}
     if options.online:
         overrides["offline"] = False
     env = None if options.env is None else EnvRef.named(options.env).target
+    if several:
+        return _go_with_seeds(lambda: resume_seeds(launch, SeedGroup.open(path, env, options.trust), overrides, env, options.trust,
+                                                   sys.stdout))
+    rundir = RunDir(path)
     return _go(lambda: launch(resume_plan(rundir, overrides, env, options.trust), rundir))
 
 
-def _go(start: Callable[[], Run], farewell: bool = True) -> int:
+def _go(start: Callable[[], Run]) -> int:
     """Run, then say where it is, what came out, and how to continue."""
+    run = _guarded(start)
+    _farewell(run, sys.stdout)
+    return 130 if run.summary.get("stopped_by") == "interrupt" else 0
+
+
+def _guarded(start: Callable[[], Trained]) -> Trained:
+    """Run; what a program raises becomes RoleFailed."""
     try:
-        run = start()
+        return start()
     except EnvironmentError_ as error:
         if _while_running(error):
             raise RoleFailed(f"an environment broke its contract: {error}") from None
@@ -131,9 +138,6 @@ def _go(start: Callable[[], Run], farewell: bool = True) -> int:
         if _while_running(error):
             raise RoleFailed(f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}") from None
         raise
-    if farewell:
-        _farewell(run, sys.stdout)
-    return 130 if run.summary.get("stopped_by") == "interrupt" else 0
 
 
 def _while_running(error: BaseException) -> bool:
@@ -213,7 +217,7 @@ class Eval(Options):
 
 def eval_command(arguments: list[str]) -> int:
     rundir, options = _run_and_options(arguments, Eval, "shoal eval RUN")
-    _say_modules(rundir, options.trust)
+    _say_modules(rundir.config(), options.trust)
     run, name = _load_and_say(rundir, options)
     if options.best_response is not None:
         found = best_response(run, name, options.best_response, options.episodes, options.seed)
@@ -283,7 +287,7 @@ def play_command(arguments: list[str]) -> int:
     rundir, options = _run_and_options(arguments, Play, "shoal play RUN")
     if options.video is not None and not options.video.endswith((".gif", ".mp4")):
         raise ConfigError(f"--video is {options.video}; it must end in .gif or .mp4")
-    _say_modules(rundir, options.trust)
+    _say_modules(rundir.config(), options.trust)
     run, name = _load_and_say(rundir, options)
     if isinstance(run.prepared.plan.env.target, RecordedEnv):
         raise run.prepared.plan.env.target.refuse()
@@ -316,21 +320,24 @@ def _load_and_say(rundir: RunDir, options: Eval | Play) -> tuple[Run, str | None
     return run, name
 
 
-def _run_and_options(arguments: list[str], kind: type[Kind], usage: str,
-                     of: Callable[[RunDir], Kind] | None = None) -> tuple[RunDir, Kind]:
-    """The run, and the options over their defaults; `of` gives the defaults that the run itself has."""
+def _run_and_options(arguments: list[str], kind: type[Kind], usage: str) -> tuple[RunDir, Kind]:
     if any(word in ("-h", "--help") for word in arguments):
         parse_options(kind, kind(), ["--help"], usage)
-    positionals, rest = split_positionals(arguments, 1)
-    if len(positionals) != 1:
-        raise ConfigError(f"{usage}: give one run directory; `shoal runs` lists them")
-    rundir = RunDir.open(Path(positionals[0]))
-    options = parse_options(kind, of(rundir) if of else kind(), rest, usage)
+    path, rest = _one_run(arguments, usage)
+    rundir = RunDir.open(path)
+    options = parse_options(kind, kind(), rest, usage)
     options.validate()
     return rundir, options
 
 
-def _say_modules(rundir: RunDir, trust: bool) -> None:
+def _one_run(arguments: list[str], usage: str) -> tuple[Path, list[str]]:
+    positionals, rest = split_positionals(arguments, 1)
+    if len(positionals) != 1:
+        raise ConfigError(f"{usage}: give one run directory; `shoal runs` lists them")
+    return Path(positionals[0]), rest
+
+
+def _say_modules(config: Mapping[str, Any], trust: bool) -> None:
     """A run directory is data, but using it imports the modules that it names: say which."""
-    for line in check_trust(modules_of(rundir.config()), trust):
+    for line in check_trust(modules_of(config), trust):
         sys.stdout.write(f"{line}\n")

@@ -71,6 +71,9 @@ class RunDir:
             with alone(path, "it ends"):  # its first checkpoint may be about to come
                 raise ConfigError(f"--run-dir {path} has a run that ended before its first checkpoint, so it cannot be continued; "
                                   "remove the directory if you do not need its logs, or give another one")
+        if (path / SEEDS).is_file():
+            raise ConfigError(f"--run-dir {path} already has runs of several seeds; continue them with `shoal resume {path}`, or "
+                              "give another directory")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             what = "is not empty" if path.is_dir() else "is a file"
             raise ConfigError(f"--run-dir {path} {what}; give a directory that is empty or does not exist")
@@ -132,24 +135,24 @@ class RunDir:
         return cls(path)
 
     def config(self) -> dict[str, Any]:
-        """config.json: what it names is text, in objects."""
-        config = read_json(self.config_file)
+        return self.checked(read_json(self.config_file), self.config_file)
+
+    @staticmethod
+    def checked(config: dict[str, Any], file: Path) -> dict[str, Any]:
+        """What config.json names is text, in objects."""
         for section, names in NAMING.items():
             inside = config.get(section, {})
             if not isinstance(inside, dict) or any(not isinstance(inside.get(name, ""), str | None) for name in names) \
                     or inside.get("name", "") is None:
-                raise self._damaged(section, inside)
+                raise _damaged(file, section, inside)
         for name, kind in (("policies", str), ("resumed", int)):
             if not isinstance(config.get(name, kind()), kind):
-                raise self._damaged(name, config[name])
+                raise _damaged(file, name, config[name])
         for name in SEVERAL:
             words = config.get(name, [])
             if not isinstance(words, list) or any(not isinstance(word, str) for word in words):
-                raise self._damaged(name, words)
+                raise _damaged(file, name, words)
         return config
-
-    def _damaged(self, what: str, value: Any) -> CheckpointError:
-        return CheckpointError(f"{self.config_file} is damaged: {what} is {str(value)[:60]}; restore it, or train again")
 
     def save_config(self, config: Mapping[str, Any]) -> None:
         write_json(self.config_file, config)
@@ -185,6 +188,10 @@ class RunDir:
         return str(summary.get("stopped_by") or "killed")
 
 
+def _damaged(file: Path, what: str, value: Any) -> CheckpointError:
+    return CheckpointError(f"{file} is damaged: {what} is {str(value)[:60]}; restore it, or train again")
+
+
 def numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the values that are finite numbers."""
     return {name: value for name, value in values.items()
@@ -215,7 +222,7 @@ def list_runs(root: Path = RUNS) -> list[dict[str, Any]]:
         try:
             config, summary = run.config(), run.summary()
         except CheckpointError as error:
-            rows.append({"run": str(run.path), "state": f"unreadable: {error}"})
+            rows.append({"run": str(run.path), "state": "unreadable", "why": str(error)})
             continue
         state = run.state(summary)
         newest = {**summary, **run.last_snapshot()} if state in ("running", "killed") else summary

@@ -4,11 +4,13 @@
         seed-0/ seed-1/ ...             run directories like any other
         seed-0.log ...                  what the runs said, where they went on side by side
 
-`shoal plot` draws the mean of such a folder with a band.
+`shoal plot` draws the mean of such a folder with a band. `shoal resume` continues the seeds that have not reached their goal, and
+begins those that never began.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import subprocess
@@ -22,13 +24,17 @@ from typing import IO, TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
-from shoal.errors import ConfigError, RoleFailed
-from shoal.experiment.checkpoints import write_json
+from shoal.errors import CheckpointError, ConfigError, RoleFailed
+from shoal.experiment.checkpoints import read_json, write_json
 from shoal.experiment.config import Plan
 from shoal.experiment.loaded_run import Run
-from shoal.experiment.prepare import prepare
+from shoal.experiment.lock import alone
+from shoal.experiment.parse import take_option
+from shoal.experiment.prepare import plan_from_json, plan_to_json, prepare
+from shoal.experiment.references import check_trust, modules_of
+from shoal.experiment.resuming import FINISHED, GOALS, NothingLeft, resume_plan, with_new_values
 from shoal.experiment.run_card import seeds_card
-from shoal.experiment.rundir import SEEDS, RunDir, default_directory
+from shoal.experiment.rundir import SEEDS, RunDir, default_directory, find_runs
 from shoal.telemetry.callbacks import Callback
 from shoal.telemetry.curves import student_t
 from shoal.telemetry.outputs import jsonable
@@ -38,7 +44,7 @@ if TYPE_CHECKING:
 
     from shoal.experiment.trained_policy import TrainedPolicy
 
-__all__ = ["SeedOptions", "SeedRuns", "train_seeds"]
+__all__ = ["SeedGroup", "SeedOptions", "SeedRuns", "resume_seeds", "train_seeds"]
 
 Launch = Callable[..., Run]
 MEASURED = ("eval_return", "train_return", "env_steps", "learner_steps", "seconds", "env_steps_per_second")
@@ -49,8 +55,8 @@ from shoal.runtime.cleanup import PR_SET_PDEATHSIG, prctl
 prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 import cloudpickle
 from shoal.experiment.run import launch
-plan, callbacks = cloudpickle.load(sys.stdin.buffer)
-launch(plan, callbacks=callbacks)
+plan, rundir, callbacks = cloudpickle.load(sys.stdin.buffer)
+launch(plan, rundir, callbacks=callbacks)
 """
 
 
@@ -66,6 +72,90 @@ class SeedOptions:
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} is {value}; it must be a whole number of at least 1")
 
+    @classmethod
+    def taken(cls, arguments: list[str]) -> SeedOptions | None:
+        """--seeds N and --seeds-at-once K, taken out of a command's arguments; None where they are not there."""
+        given: dict[str, int] = {}
+        for name in ("--seeds", "--seeds-at-once"):
+            word = take_option(arguments, name, "a whole number")
+            if word is not None and not word.isdigit():
+                raise ConfigError(f"{name} {word} is not possible: give a whole number")
+            if word is not None:
+                given[name] = int(word)
+        if "--seeds" in given:
+            return cls(given["--seeds"], given.get("--seeds-at-once", 1))
+        if given:
+            raise ConfigError(f"--seeds-at-once {given['--seeds-at-once']} says how many seeds train at the same time; give "
+                              "--seeds N too")
+        return None
+
+    def words(self) -> str:
+        """As they are given on the command line."""
+        return f"--seeds {self.count}" + (f" --seeds-at-once {self.at_once}" if self.at_once > 1 else "")
+
+
+@dataclass(frozen=True)
+class SeedGroup:
+    """The folder of several seeds, and what they train: all that resuming needs."""
+
+    folder: Path
+    plan: Plan
+    seeds: tuple[int, ...]
+    at_once: int = 1
+
+    @classmethod
+    def open(cls, folder: Path, env: Any = None, trust: bool = False) -> SeedGroup:
+        """As its seeds.json says; `env` replaces the environment."""
+        config, about = cls.config(folder), read_json(folder / SEEDS)
+        if env is None:
+            check_trust(modules_of(config), trust)
+        return cls(folder, plan_from_json(config, str(folder / SEEDS), env), tuple(about["seeds"]), about["at_once"])
+
+    @staticmethod
+    def config(folder: Path) -> dict[str, Any]:
+        """The values of all its runs but their seed; CheckpointError where seeds.json does not say them."""
+        about = read_json(folder / SEEDS)
+        config, seeds, at_once = (about.get(name) for name in ("config", "seeds", "at_once"))
+        if not isinstance(config, dict) or not isinstance(seeds, list) or not seeds or \
+                any(not isinstance(number, int) for number in (*seeds, at_once)):
+            inside = sorted(run.path for run in find_runs(folder))
+            raise CheckpointError(f"{folder / SEEDS} does not say how its seeds were trained, so they cannot be resumed together; "
+                                  f"resume one by one: shoal resume {inside[0] if inside else folder / 'seed-0'}")
+        return RunDir.checked(config, folder / SEEDS)
+
+    def save(self, summary: Mapping[str, Any]) -> None:
+        names = self.plan.names
+        about = {"preset": names.preset, "algorithm": names.algorithm, "architecture": names.architecture,
+                 "env": self.plan.env.name, "seeds": list(self.seeds), "at_once": self.at_once}
+        write_json(self.folder / SEEDS, {**jsonable({**about, **summary}), "config": plan_to_json(self.plan)})
+
+    def plan_of(self, seed: int) -> Plan:
+        experiment = replace(self.plan.experiment, seed=seed, run_dir=str(self.rundir(seed).path))
+        return replace(self.plan, experiment=experiment)
+
+    def rundir(self, seed: int) -> RunDir:
+        return RunDir(self.folder / f"seed-{seed}")
+
+    def summary(self, seed: int) -> dict[str, Any]:
+        return self.rundir(seed).summary()
+
+    @property
+    def begun(self) -> bool:
+        return any(self.rundir(seed).config_file.is_file() for seed in self.seeds)
+
+    def remove(self) -> None:
+        """Take back a folder in which no run has begun."""
+        RunDir(self.folder, (self.folder,)).remove()
+
+
+@dataclass(frozen=True)
+class SeedPart:
+    """What is left to do for one seed."""
+
+    plan: Plan
+    rundir: RunDir | None = None
+    """The run to resume; none: it begins."""
+
 
 @dataclass
 class SeedRuns:
@@ -74,6 +164,8 @@ class SeedRuns:
     directory: Path
     runs: list[Run]
     summary: dict[str, Any] = field(default_factory=dict)
+    interrupted: bool = False
+    """Whether Ctrl-C has ended them; `shoal resume` continues with the folder."""
 
     def __iter__(self) -> Any:
         return iter(self.runs)
@@ -108,41 +200,88 @@ def train_seeds(launch: Launch, plan: Plan, options: SeedOptions, stream: IO[str
     """Train with as many seeds as `options` says, from the plan's own on, one after another or some side by side."""
     first = plan.experiment.seed
     seeds = range(first, first + options.count)
-    if options.at_once > 1 and any(not callback.own_process for callback in callbacks):
-        raise ConfigError("callbacks follow runs of this process, and seeds that train at the same time have processes of their "
-                          "own; leave out seeds_at_once, or say own_process = True in the callback's class")
     given = plan.experiment.run_dir
     folder = Path(given) if given else default_directory(plan.folder_name, plan.env.name, f"{first}-{seeds[-1]}")
+    group = SeedGroup(folder, plan, tuple(seeds), options.at_once)
+    _check_callbacks(group, callbacks)
     if given:
         RunDir.check_free(folder)
-    plans = {seed: replace(plan, experiment=replace(plan.experiment, seed=seed, run_dir=str(folder / f"seed-{seed}")))
-             for seed in seeds}
-    prepare(plans[first])  # a mistake is told before a folder is made
+    prepare(group.plan_of(first))  # a mistake is told before a folder is made
     folder.mkdir(parents=True, exist_ok=True)
-    _save(folder, plan, seeds, {})
-    if options.at_once > 1:
-        runs = _side_by_side(plans, callbacks, folder, options.at_once, stream)
-    else:
-        runs = []
-        for number, seed in enumerate(seeds):
-            stream.write(f"seed {seed} ({number + 1} of {options.count})\n" if plan.experiment.console.mode != "none" else "")
-            runs.append(launch(plans[seed], stream=stream, callbacks=callbacks))
-            if runs[-1].summary.get("stopped_by") == "interrupt":
-                break
-    found = SeedRuns(folder, runs, summary_of([run.summary for run in runs]))
-    _save(folder, plan, seeds, found.summary)
+    group.save({})
+    return _train_all(launch, group, {seed: SeedPart(group.plan_of(seed)) for seed in seeds}, stream, callbacks)
+
+
+def resume_seeds(launch: Launch, group: SeedGroup, overrides: Mapping[str, Any], env: Any, trust: bool, stream: IO[str],
+                 callbacks: Sequence[Callback] = ()) -> SeedRuns:
+    """Continue seeds that have not reached their goal, and begin those that never began; new goals are those of all."""
+    _check_callbacks(group, callbacks)
+    if overrides.get("offline") is False:
+        raise ConfigError(f"{group.folder} holds runs of several seeds; resume each of them with --online")
+    group = replace(group, plan=replace(group.plan, experiment=with_new_values(group.plan.experiment, overrides)))
+    todo: dict[int, SeedPart] = {}
+    for seed in group.seeds:
+        rundir = group.rundir(seed)
+        if not any(rundir.path.glob("checkpoints/[!.]*")):
+            todo[seed] = SeedPart(group.plan_of(seed))
+        elif group.summary(seed).get("stopped_by") not in FINISHED or overrides.keys() & set(GOALS):
+            with contextlib.suppress(NothingLeft):
+                todo[seed] = SeedPart(resume_plan(rundir, overrides, env, trust), rundir)
+    if not todo:
+        raise NothingLeft(f"all {len(group.seeds)} seeds of {group.folder} have reached their goal; to continue, give a larger "
+                          "--max-env-steps, --max-seconds or a higher --until-return")
+    for seed, part in todo.items():
+        if part.rundir is None and group.rundir(seed).path.exists():  # killed before its first checkpoint: it begins anew
+            with alone(group.rundir(seed).path, "it ends"):
+                group.rundir(seed).remove()
+    group.save({})
+    return _train_all(launch, group, todo, stream, callbacks)
+
+
+def _check_callbacks(group: SeedGroup, callbacks: Sequence[Callback]) -> None:
+    if group.at_once > 1 and any(not callback.own_process for callback in callbacks):
+        raise ConfigError("callbacks follow runs of this process, and seeds that train at the same time have processes of their "
+                          "own; leave out seeds_at_once, or say own_process = True in the callback's class")
+
+
+def _train_all(launch: Launch, group: SeedGroup, todo: Mapping[int, SeedPart], stream: IO[str],
+               callbacks: Sequence[Callback]) -> SeedRuns:
+    """Train these seeds, and write down what came out of all of them."""
+    with alone(group.folder):
+        if group.at_once > 1:
+            trained, interrupted = _side_by_side(group, todo, callbacks, stream)
+        else:
+            trained, interrupted = _one_by_one(launch, group, todo, callbacks, stream)
+        runs = [trained.get(seed) or Run(group.rundir(seed).path, group.summary(seed), prepare(group.plan_of(seed)))
+                for seed in group.seeds if seed in trained or group.summary(seed)]
+        found = SeedRuns(group.folder, runs, summary_of([run.summary for run in runs]), interrupted)
+        group.save(found.summary)
     return found
 
 
-def _save(folder: Path, plan: Plan, seeds: range, summary: Mapping[str, Any]) -> None:
-    about = {"preset": plan.names.preset, "algorithm": plan.names.algorithm, "architecture": plan.names.architecture,
-             "env": plan.env.name, "seeds": list(seeds)}
-    write_json(folder / SEEDS, jsonable({**about, **summary}))
+def _one_by_one(launch: Launch, group: SeedGroup, todo: Mapping[int, SeedPart], callbacks: Sequence[Callback],
+                stream: IO[str]) -> tuple[dict[int, Run], bool]:
+    """The runs, and whether Ctrl-C has ended one of them."""
+    trained: dict[int, Run] = {}
+    for seed, part in todo.items():
+        how = " is resumed" if part.rundir is not None else ""
+        where = f"seed {seed} ({group.seeds.index(seed) + 1} of {len(group.seeds)}){how}\n"
+        stream.write(where if part.plan.experiment.console.mode != "none" else "")
+        try:
+            trained[seed] = launch(part.plan, part.rundir, stream=stream, callbacks=callbacks)
+        except KeyboardInterrupt:  # before it has begun
+            if group.begun:
+                return trained, True
+            group.remove()
+            raise
+        if trained[seed].summary.get("stopped_by") == "interrupt":
+            return trained, True
+    return trained, False
 
 
 def summary_of(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """By metric the mean over seeds, its 95 % interval by Student's t (none for one seed), and every seed's value."""
-    found: dict[str, Any] = {"finished": len(summaries)}
+    found: dict[str, Any] = {"finished": sum(summary.get("stopped_by") in FINISHED for summary in summaries)}
     for name in MEASURED:
         values = [float(summary[name]) for summary in summaries if summary.get(name) is not None]
         if values:
@@ -169,45 +308,51 @@ def sentence(summary: Mapping[str, Any]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- side by side
-def _side_by_side(plans: Mapping[int, Plan], callbacks: Sequence[Callback], folder: Path, at_once: int,
-                  stream: IO[str]) -> list[Run]:
+def _side_by_side(group: SeedGroup, todo: Mapping[int, SeedPart], callbacks: Sequence[Callback],
+                  stream: IO[str]) -> tuple[dict[int, Run], bool]:
     """Every seed in a process of its own; what it says goes to a log. Ctrl-C reaches all of them: each saves and ends."""
-    waiting, running, done = dict(plans), {}, {}  # type: dict[int, Plan], dict[int, subprocess.Popen[bytes]], dict[int, int]
+    folder = group.folder
+    waiting, running, done = dict(todo), {}, []  # type: dict[int, SeedPart], dict[int, subprocess.Popen[bytes]], list[int]
     stopped = False
     try:
         while running or (waiting and not stopped):
-            while waiting and len(running) < at_once and not stopped:
+            while waiting and len(running) < group.at_once and not stopped:
                 seed = next(iter(waiting))
                 running[seed] = _start(waiting.pop(seed), callbacks, folder / f"seed-{seed}.log")
                 stream.write(f"seed {seed} begins; follow it with `shoal watch {folder / f'seed-{seed}'}`\n")
                 stream.flush()
             try:
                 time.sleep(LOOK_SECONDS)
+                for seed in [seed for seed, process in running.items() if process.poll() is not None]:
+                    done.append(seed)
+                    _told(seed, running.pop(seed).returncode, folder, stream, stopped)
             except KeyboardInterrupt:
                 stopped = True
-            for seed in [seed for seed, process in running.items() if process.poll() is not None]:
-                done[seed] = running.pop(seed).returncode
-                _told(seed, done[seed], folder, stream)
+        if stopped and not group.begun:
+            group.remove()
+            raise KeyboardInterrupt
     finally:
         for process in running.values():
             process.terminate()
         for process in running.values():
             process.wait()
-    return [Run(folder / f"seed-{seed}", RunDir(folder / f"seed-{seed}").summary(), prepare(plan)) for seed, plan in plans.items()
-            if done.get(seed) == 0]
+    return {seed: Run(group.rundir(seed).path, group.summary(seed), prepare(todo[seed].plan)) for seed in done
+            if group.summary(seed)}, stopped
 
 
-def _start(plan: Plan, callbacks: Sequence[Callback], log: Path) -> subprocess.Popen[bytes]:
+def _start(part: SeedPart, callbacks: Sequence[Callback], log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as file:
         process = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=file, stderr=file,
                                    env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)})
     assert process.stdin is not None
-    process.stdin.write(cloudpickle.dumps((plan, list(callbacks))))
+    process.stdin.write(cloudpickle.dumps((part.plan, part.rundir, list(callbacks))))
     process.stdin.close()
     return process
 
 
-def _told(seed: int, code: int, folder: Path, stream: IO[str]) -> None:
+def _told(seed: int, code: int, folder: Path, stream: IO[str], stopped: bool) -> None:
+    if code != 0 and stopped:  # before it had begun
+        return
     if code != 0:
         log = folder / f"seed-{seed}.log"
         tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]

@@ -15,6 +15,7 @@ from shoal.errors import ConfigError
 from shoal.experiment.run_card import card
 from shoal.learning import Algorithm
 from shoal.slots import leaves
+from shoal.telemetry.console import counted
 
 __all__ = ["TrainedPolicy"]
 
@@ -52,7 +53,7 @@ class TrainedPolicy:
 
     @property
     def module(self) -> torch.nn.Module:
-        """The network. Where observations are normalised it sees normalised ones, which `act` takes care of."""
+        """The network: `module(observations)["action"]`, `module.state_dict()`; see PolicyModule for all that it answers."""
         if not isinstance(self._policy, HasModule):
             raise ConfigError(f"the policy of {type(self._algorithm).__name__} is not a torch module; use act()")
         return self._policy.module
@@ -67,25 +68,39 @@ class TrainedPolicy:
         A batch has one more dimension than the observation space. `mask`: which actions are legal; `reward`: the last one, for nets
         that see it; `first`: which rows of a batch begin an episode (all of them after `reset`).
         """
-        batched = self._is_batch(observation)
-        rows = len(np.asarray(self._observations.leaves[0].read(observation))) if batched else 1
-        self._begin(rows)
+        rows = self._rows_of(observation)
+        batched, rows = rows is not None, 1 if rows is None else rows
         if self._observations.masked and mask is None:
             mask = observation["action_mask"]
-        view = StepView(self._seen(observation, rows, batched), self._beginnings(first, rows), self._legal(mask, rows, batched))
+        seen, legal = self._seen(observation, rows, batched), self._legal(mask, rows, batched)
+        self._begin(rows)
+        view = StepView(seen, self._beginnings(first, rows), legal)
         if self._wants_previous:
             blank = np.zeros((rows, *self._actions.shape), np.float32 if self._actions.kind == "box" else np.int64)
             view.prev_action = blank if self._previous is None else self._previous
-            earned = np.broadcast_to(np.asarray(reward, np.float32), (rows,))
-            view.prev_reward = np.where(view.first, np.float32(0.0), earned)
+            view.prev_reward = np.where(view.first, np.float32(0.0), _for_each(reward, rows, np.float32, "reward"))
         explore = None if deterministic else self._algorithm.explore(0, 1, rows, self._progress)
         action, self._state, _ = self._policy.act(view, self._state, explore, self._rng)
         self._previous = action
         return self._actions.batch(action, rows) if batched else self._actions.rows(action, 1)[0]
 
-    def _is_batch(self, observation: Any) -> bool:
-        leaf = self._observations.leaves[0]
-        return np.ndim(leaf.read(observation)) == len(leaf.shape) + 1
+    def _rows_of(self, observation: Any) -> int | None:
+        """How many rows a batch has; None for a single observation."""
+        sizes: dict[str, int | None] = {}
+        for leaf in self._observations.leaves:
+            try:
+                shape = np.shape(leaf.read(observation))
+            except (BadValue, ValueError) as error:
+                raise ConfigError(f"the observation does not fit {self._spaces[0]}: {error}") from None
+            sizes[leaf.label] = shape[0] if len(shape) == len(leaf.shape) + 1 else None
+        if len(set(sizes.values())) > 1:
+            told = ", ".join(f"{name} has {'no batch' if size is None else f'{size} rows'}" for name, size in sizes.items())
+            raise ConfigError(f"the parts of the observation do not fit each other: {told}; give one observation, or batches of "
+                              "one size")
+        rows = next(iter(sizes.values()))
+        if rows == 0:
+            raise ConfigError("the batch of observations is empty, so there is nothing to act on; give at least one row")
+        return rows
 
     def _begin(self, rows: int) -> None:
         if rows == self._rows:
@@ -97,16 +112,17 @@ class TrainedPolicy:
         self._new = True
 
     def _beginnings(self, first: Any, rows: int) -> np.ndarray:
-        began = np.full(rows, self._new) if first is None else np.broadcast_to(np.asarray(first, bool), (rows,)) | self._new
+        began = np.full(rows, self._new) if first is None else _for_each(first, rows, np.bool_, "first") | self._new
         self._new = False
         return began
 
     def _seen(self, observation: Any, rows: int, batched: bool) -> Tree:
-        if batched:
-            buffers = self._observations.batch(observation, rows)
-        else:
-            buffers = self._observations.buffers(1)
-            self._observations.write(buffers, 0, observation)
+        try:
+            buffers = self._observations.batch(observation, rows) if batched else self._observations.buffers(1)
+            if not batched:
+                self._observations.write(buffers, 0, observation)
+        except BadValue as error:
+            raise ConfigError(f"the observation does not fit {self._spaces[0]}: {error}") from None
         for array in buffers:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 row = int(np.flatnonzero(~np.isfinite(array).reshape(rows, -1).all(1))[0])
@@ -120,5 +136,14 @@ class TrainedPolicy:
             return None
         try:
             return self._actions.mask(mask, (rows,) if batched else ()).reshape(rows, -1)
-        except BadValue as error:
+        except (BadValue, ValueError) as error:
             raise ConfigError(f"the mask does not fit: {error}") from None
+
+
+def _for_each(value: Any, rows: int, kind: type[np.generic], name: str) -> np.ndarray:
+    """One value for all rows, or one for each."""
+    try:
+        return np.broadcast_to(np.asarray(value, kind), (rows,))
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name}={repr(value)[:60]} does not fit an observation of {counted(rows, 'row')}; give one value, or "
+                          "one for each row") from None

@@ -125,10 +125,13 @@ def _ended(run: RunDir, out: IO[str]) -> None:
     if len(curve.y) > 1:
         drawn = sparkline(curve.y, CURVE_WIDTH)
         out.write(f"return  {drawn}  {curve.y[0]:,.4g} to {curve.y[-1]:,.4g}, best {curve.y.max():,.4g}\n")
-    out.write(f"{run.path}: {_how(run.state(summary))}"
+    out.write(f"{run.path}: {_how(run, run.state(summary))}"
               + (f", {known['env_steps']:,} env steps" if known.get("env_steps") else "")
-              + (f", evaluated {known['eval_return']:,.2f}" if "eval_return" in known else "") + "\n")
+              + (f", evaluated {known['eval_return']:,.2f}" if "eval_return" in known else "")
+              + (f" over {counted(known['eval_episodes'], 'episode')}" if known.get("eval_episodes") else "") + "\n")
 
 
-def _how(state: str) -> str:
+def _how(run: RunDir, state: str) -> str:
+    if state == "killed" and run.checkpoints().newest() is None:
+        return "it was killed before its first checkpoint, so it cannot be resumed; start it again with `shoal train`"
     return {"killed": "it was killed; `shoal resume` continues it", "running": "it is running"}.get(state, f"ended by {state}")

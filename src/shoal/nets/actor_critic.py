@@ -115,6 +115,17 @@ class ActorCriticNetwork(TrunkNetwork):
         prev_reward: Tensor | None = None,
     ) -> ActorCriticOutput:
         """One step [B, ...] for acting, without gradients. ``first=None`` means that no episode starts."""
+        return self.forward(observation, first, state, prev_action, prev_reward)
+
+    def forward(
+        self,
+        observation: Observation,
+        first: Tensor | None,
+        state: State,
+        prev_action: Tensor | None = None,
+        prev_reward: Tensor | None = None,
+    ) -> ActorCriticOutput:
+        """The same with gradients."""
         x, state = self.trunk.step(observation, first, state, prev_action, prev_reward)
         params, value = self._read(x, None if self.central else observation)
         return ActorCriticOutput(params, value, state)

@@ -165,6 +165,11 @@ class SquashedGaussianActor(PolicyNetwork):
         mean, log_std = super().forward(observation).chunk(2, -1)
         return tanh_gaussian_log_prob(mean, log_std.clamp(*LOG_STD), unit)
 
+    def parameters_of(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """m and log s, [N, D] each."""
+        mean, log_std = super().forward(observation).chunk(2, -1)
+        return mean, log_std.clamp(*LOG_STD)
+
     def unit(self, observation: Observation) -> Tensor:
         """The median action."""
         return torch.tanh(super().forward(observation).chunk(2, -1)[0])
@@ -181,6 +186,11 @@ class GaussianActor(PolicyNetwork):
         super().__init__(observation_space, size, config)
         self.log_std = nn.Parameter(torch.zeros(size))
         self._range = bounded_range(action_space)
+
+    def parameters_of(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """Mean and log deviation, [N, D] each."""
+        mean = self.unit(observation)
+        return mean, self.log_std.clamp(*PLAIN_LOG_STD).expand_as(mean)
 
     def unit(self, observation: Observation) -> Tensor:
         """The mean."""

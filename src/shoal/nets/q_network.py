@@ -135,6 +135,17 @@ class QNetwork(TrunkNetwork):
         prev_reward: Tensor | None = None,
     ) -> QOutput:
         """One step [B, ...] for acting, without gradients and noise. ``first=None`` means that no episode starts."""
+        return self.estimate(observation, first, state, prev_action, prev_reward)
+
+    def estimate(
+        self,
+        observation: Observation,
+        first: Tensor | None,
+        state: State,
+        prev_action: Tensor | None = None,
+        prev_reward: Tensor | None = None,
+    ) -> QOutput:
+        """The same with gradients."""
         x, state = self.trunk.step(observation, first, state, prev_action, prev_reward)
         return QOutput(self._values(self._read(x)), state, {})
 

@@ -56,6 +56,11 @@ class Trunk(nn.Module):
         """Whether there is a state to carry."""
         return isinstance(self.core, LSTMCore)
 
+    @property
+    def sees_previous(self) -> bool:
+        """Whether the previous action and reward are part of what it sees."""
+        return self._encode is not None
+
     def initial_state(self, B: int) -> State:
         """State before the first step of an episode; {} for feed-forward nets."""
         return self.core.initial_state(B)
@@ -105,6 +110,13 @@ class TrunkNetwork(nn.Module):
         """State before the first step of an episode; {} for feed-forward nets."""
         return self.trunk.initial_state(B)
 
+    def begun(self, observation: Observation, state: State | None) -> State:
+        """The state of a call that stands alone: as given, or that of episodes which begin with it."""
+        if self.trunk.sees_previous:
+            raise ConfigError("this network sees its previous action and reward (--net.prev-action-reward), which a call of the "
+                              "module does not have; use run.policy.act")
+        return self.initial_state(rows_of(observation)) if state is None else state
+
 
 def fold(observation: Observation) -> Observation:
     """[T, B, ...] -> [T B, ...]"""
@@ -118,6 +130,14 @@ def _lead(observation: Observation) -> tuple[int, int]:
     while isinstance(observation, dict):
         observation = next(iter(observation.values()))
     return observation.shape[0], observation.shape[1]
+
+
+def rows_of(observation: Observation) -> int:
+    """N of observations [N, ...]."""
+    while isinstance(observation, dict):
+        observation = next(iter(observation.values()))
+    rows: int = observation.shape[0]
+    return rows
 
 
 def _previous_step(

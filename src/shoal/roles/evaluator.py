@@ -8,6 +8,7 @@ evaluation: nobody ever waits for it. One that is stopped half-way counts for no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ __all__ = ["Evaluator", "add_evaluator"]
 
 SIDE_BY_SIDE = 100       # environments at most
 SLOW_SECONDS = 0.001     # for a step of one environment: from here on several processes are worth it
+CHANCE = 1.645           # standard errors that luck exceeds one time in twenty
 STEPS_EACH = 1_000       # of the last evaluation's env steps, for each of its environments
 
 
@@ -47,11 +49,17 @@ class Evaluated(NamedTuple):
     episodes: int
     version: int
     weights: Tree
+    std: float = 0.0
+    """Deviation, from episode to episode, of the score that versions are compared by."""
+
+    def sentence(self) -> str:
+        return f"{self.scores['return']:,.2f} over {self.episodes:,} episode{'s' * (self.episodes != 1)}"
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         """For a checkpoint, where `name` is best or last."""
         return {**{f"{name}_{metric}": np.array([value]) for metric, value in self.scores.items()},
                 f"{name}_episodes": np.array([self.episodes]), f"{name}_version": np.array([self.version]),
+                f"{name}_std": np.array([self.std]),
                 **{f"{name}/{'/'.join(path)}": leaf for path, leaf in leaves(self.weights)}}
 
 
@@ -154,11 +162,11 @@ class Evaluator:
                 self._begin()
                 return
             self.done = True
-            self._keep(scores, play.episodes)
+            self._keep(scores, play)
             self.me.finish(goal.reason)
         else:
             worse = confirms is not None and self._rank(confirms) < self._rank(scores)
-            self._keep(confirms if worse and confirms is not None else scores, play.episodes)
+            self._keep(confirms if worse and confirms is not None else scores, play)
 
     def _rank(self, scores: Mapping[str, float]) -> float:
         """By the goal's metric; by the return without one."""
@@ -187,14 +195,35 @@ class Evaluator:
                          f"{int(play.lengths.max()):,} steps and were counted as they were (--eval.max-episode-steps)")
         return scores
 
-    def _keep(self, scores: Mapping[str, float], episodes: int) -> None:
+    def _keep(self, scores: Mapping[str, float], play: EpisodePlay) -> None:
         """Remember the best version, and the last one at the end: what `shoal play` and `run.policy` use."""
-        self.versions += 1
-        self.latest = found = Evaluated(dict(scores), episodes, self.version, map_tree(np.copy, self.published))
-        if self.best is None or self._rank(scores) >= self._rank(self.best.scores):
+        std = self._deviation(scores, play)
+        self.latest = found = Evaluated(dict(scores), play.episodes, self.version, map_tree(np.copy, self.published), std)
+        if self.best is None or self._better(found, self.best):
             self.best = found
+        self.versions += 1
         if self.ending:
             self.last = found
+
+    def _deviation(self, scores: Mapping[str, float], play: EpisodePlay) -> float:
+        """From episode to episode, of the score that versions are compared by."""
+        metric = "return" if self.plan.goal is None else self.plan.goal.metric
+        if metric == "return":
+            return float(play.returns.std())
+        share = scores[metric]
+        return math.sqrt(share * (1 - share)) if metric in ("win_rate", "loss_rate") else 0.0  # exploitability is computed
+
+    def _better(self, found: Evaluated, best: Evaluated) -> bool:
+        """Whether a version takes the place of the best so far. One with fewer episodes, as the last may have, must be better by
+        more than chance: a few lucky episodes prove nothing. That of the beginning is no rival."""
+        gain = self._rank(found.scores) - self._rank(best.scores)
+        if found.episodes >= best.episodes or self.versions < 2:
+            return gain >= 0
+        noise = CHANCE * max(found.std, best.std) * math.sqrt(1 / found.episodes + 1 / best.episodes)
+        if 0 <= gain <= noise:
+            self.me.note(f"version {found.version:,}, with {found.sentence()}, is not above version {best.version:,}, with "
+                         f"{best.sentence()}, by more than chance; the latter stays the best")
+        return gain > noise
 
     # ------------------------------------------------------------------ the end of a run
     def set(self, *, last_env_steps: int) -> None:
@@ -235,7 +264,8 @@ class Evaluator:
             leaf[...] = state[f"best/{'/'.join(path)}"]
         episodes, version = (int(state[name][0]) if name in state else 0 for name in ("best_episodes", "best_version"))
         scores = {name: float(state[f"best_{name}"][0]) for name in METRICS if f"best_{name}" in state}
-        self.best = Evaluated(scores, episodes, version, weights)
+        std = float(state["best_std"][0]) if "best_std" in state else 0.0
+        self.best = Evaluated(scores, episodes, version, weights, std)
         if self.plan.goal is not None and self.plan.goal.metric not in scores:
             self.best = None  # it was judged by something else
         self.versions = int(state["versions"][0]) if "versions" in state else 2  # of an earlier version, which did not count them

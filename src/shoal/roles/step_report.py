@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,6 +47,7 @@ class StepReport:
         self._log = EpisodeLog.of(me, parts.env, env_id + first, part) if parts.log_episodes and me.folder is not None else None
 
         self._missing = parts.env.handling.info if me.index == 0 and not first and not group else ()
+        self._unfit = set(parts.env.handling.info) if me.index == 0 else set()
         self._episodes = self._steps = 0
 
     def note(self, now: Step) -> None:
@@ -60,6 +62,8 @@ class StepReport:
             note_info(stats, now.info)
             if self._missing:
                 self._look_for_missing(now)
+            if now.info_unfit and self._unfit:
+                self._tell_unfit(now.info_unfit)
         if now.restarts:
             note_restarts(self.me, now)
 
@@ -71,6 +75,13 @@ class StepReport:
             missing, there = " ".join(self._missing), ", ".join(sorted(now.info_keys)) or "none"
             self.me.note(f"--log.info {missing}: no info has had it in the first {self._steps:,} steps; its keys so far: {there}")
             self._missing = ()
+
+    def _tell_unfit(self, unfit: Mapping[str, str]) -> None:
+        """Tell once of a key of --log.info whose value is not a number; it is left out, and training goes on."""
+        for key in sorted(self._unfit & unfit.keys()):
+            self._unfit.remove(key)
+            self.me.note(f"--log.info {key}: info[{key!r}] is a {unfit[key]}, not a number, so it is not logged; leave "
+                         "it out, or let the environment give a number")
 
     def close(self) -> None:
         if self._log is not None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from shoal.coordination.population.exploit import EXPLOIT_RULES, ExploitRule
 from shoal.errors import ConfigError
 from shoal.experiment.parse import parse_train
 from shoal.experiment.prepare import Prepared, prepare
+from shoal.experiment.references import import_path
 from shoal.tuning.member_run import value_words
 from shoal.tuning.searches import SEARCH_RULES, SearchRule
 from shoal.tuning.study import MOST_MEMBERS, StudySettings, check_bounds
 
-__all__ = ["budget", "checked", "member_options"]
+__all__ = ["budget", "checked", "env_word", "member_options"]
 
 UNLIMITED = 10**9
 INTERVAL, INTERVALS = 20_000, 10  # env steps of an interval, and intervals, where nothing is given
@@ -136,3 +138,13 @@ def _on_a_grid(settings: StudySettings, population: int | None) -> StudySettings
     if count > MOST_MEMBERS:
         raise ConfigError(f"the grid has {count:,} points, and a study has at most {MOST_MEMBERS:,} members; lower --points")
     return replace(settings, population=count)
+
+
+def env_word(env: Any) -> str:
+    """What other programs find an environment by."""
+    word = env if isinstance(env, str) else import_path(env) if callable(env) else None
+    if word is None:
+        what = getattr(env, "__qualname__", repr(env))
+        raise ConfigError(f"env={what} is not possible: members are programs of their own, which import their environment; give an "
+                          "id, or a class or function of a module: put it into a file such as my_env.py, and `import my_env`")
+    return word

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,8 +15,9 @@ from shoal.coordination.population.exploit import EXPLOIT_RULES, ExploitRule
 from shoal.coordination.population.priors import Prior
 from shoal.errors import ConfigError
 from shoal.experiment.lock import alone
+from shoal.experiment.references import check_trust
 from shoal.telemetry.outputs import say
-from shoal.tuning.checks import checked
+from shoal.tuning.checks import checked, env_word
 from shoal.tuning.coordinator import StudyCoordinator
 from shoal.tuning.member_run import value_words
 from shoal.tuning.report import table, write_report
@@ -37,10 +38,15 @@ class Parser(argparse.ArgumentParser):
 
 def tune_command(arguments: list[str]) -> int:
     if arguments[:1] in (["resume"], ["show"]):
-        if len(arguments) != 2:
+        trust, words = "--trust" in arguments, [word for word in arguments if word != "--trust"]
+        if len(words) != 2:
             raise ConfigError(f"shoal tune {arguments[0]} STUDY: give the folder of one study")
-        study = Study.open(Path(arguments[1]))
-        return _show(study) if arguments[0] == "show" else _go(study)
+        study = Study.open(Path(words[1]), trust)
+        if arguments[0] == "show":
+            return _show(study)
+        for line in check_trust(study.modules(), trust):
+            say(line)
+        return _go(study)
     known, rest = _parser().parse_known_args(arguments)
     pairs = [word.partition("=") for word in known.vary]
     for name, equals, _ in pairs:
@@ -82,16 +88,14 @@ def _parser() -> Parser:
     return parser
 
 
-def tune(preset: str, env: str, *, vary: Mapping[str, Prior], every_env_steps: int | None = None, max_env_steps: int | None = None,
-         until_return: float | None = None, search: SearchRule = "population", population: int | None = None,
-         exploit: ExploitRule | None = None, resample: float | None = None, points: int | None = None, reduction: int | None = None,
-         seed: int = 0, workers: int | None = None, cluster: str | None = None, study: str | Path | None = None,
-         **overrides: Any) -> Study:
-    """Train a population and return the study: `study.best.policy.act(observation)`. Members are processes, so `env` is an id or
-    module:callable. Everything else overrides a value of all members."""
-    if not isinstance(env, str):
-        raise ConfigError(f"env={env!r} is not possible: members are processes; give an id, or module:callable as text")
-    settings = checked(preset, env, {name: str(prior) for name, prior in vary.items()}, value_words(overrides),
+def tune(preset: str, env: str | Callable[..., Any], *, vary: Mapping[str, Prior], every_env_steps: int | None = None,
+         max_env_steps: int | None = None, until_return: float | None = None, search: SearchRule = "population",
+         population: int | None = None, exploit: ExploitRule | None = None, resample: float | None = None,
+         points: int | None = None, reduction: int | None = None, seed: int = 0, workers: int | None = None,
+         cluster: str | None = None, study: str | Path | None = None, **overrides: Any) -> Study:
+    """Train a population and return the study: `study.best.policy.act(observation)`. Members are programs of their own, so `env` is
+    an id, module:callable, or a class or function of a module. Everything else overrides a value of all members."""
+    settings = checked(preset, env_word(env), {name: str(prior) for name, prior in vary.items()}, value_words(overrides),
                        every_env_steps=every_env_steps, max_env_steps=max_env_steps, until_return=until_return, search=search,
                        population=population, exploit=exploit, resample=resample, points=points, reduction=reduction, seed=seed,
                        workers=workers, cluster=cluster)

@@ -35,7 +35,7 @@ def slice_words(start: Sequence[str], values: Mapping[str, Any], seed: int, path
     if RunDir(path).checkpoints().newest() is None:
         words = ["train", *start, *value_words(values), "--run-dir", str(path), "--seed", str(seed), "--policy", "last"]
     else:
-        words = ["resume", str(path)]
+        words = ["resume", str(path), "--trust"]  # who resumes a study is asked before anything is imported
     if goal is not None:
         words += ["--until-return", str(goal)]
     return [*words, "--max-env-steps", str(until), "--console.mode", "none"]

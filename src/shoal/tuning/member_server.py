@@ -24,11 +24,16 @@ from shoal.bench.parent_death import end_with_parent, tied_to_parent
 from shoal.errors import RoleFailed
 from shoal.experiment.preload import PRELOAD
 
-__all__ = ["MemberServer", "ServedMember"]
+__all__ = ["MemberServer", "ServedMember", "member_environment"]
 
 MODULES = (*PRELOAD, "shoal.experiment.run_commands", "shoal.experiment.session", "shoal.roles.evaluator",
            "shoal.envs.builtin.compiled")
 LOST = -int(signal.SIGKILL)  # exit code of a member whose server was killed
+
+
+def member_environment() -> dict[str, str]:
+    """Variables of a member's process: it finds the modules that this one finds."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
 
 
 class MemberServer:
@@ -40,7 +45,7 @@ class MemberServer:
     def start(self, words: list[str], log: Path) -> ServedMember:
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(tied_to_parent([sys.executable, "-m", __name__]), stdin=subprocess.PIPE, text=True,
-                                             stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                                             stdout=subprocess.PIPE, env=member_environment(),
                                              start_new_session=True)  # Ctrl-C is for the study: a second one would end members
         try:
             pid = int(ask(self._process, {"start": words, "log": str(log)}))

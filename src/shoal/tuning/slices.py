@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shoal.bench.parent_death import tied_to_parent
-from shoal.tuning.member_server import MemberServer
+from shoal.tuning.member_server import MemberServer, member_environment
 
 __all__ = ["LocalSlices", "RunningSlice", "Slices", "start_process"]
 
@@ -38,7 +38,7 @@ def start_process(words: list[str], log: Path) -> subprocess.Popen[bytes]:
     """`shoal` in a process that ends with this one."""
     with log.open("ab") as file:
         return subprocess.Popen(tied_to_parent([sys.executable, "-m", "shoal.cli", *words]), stdout=file, stderr=file,
-                                stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                                stdin=subprocess.DEVNULL, env=member_environment())
 
 
 class LocalSlices:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -23,6 +24,7 @@ from shoal.coordination.population.exploit import ExploitRule, Fitness
 from shoal.coordination.population.priors import Prior, parse_prior
 from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment.checkpoints import read_json, write_json
+from shoal.experiment.references import modules_of
 from shoal.experiment.run import Run, load
 from shoal.experiment.rundir import RunDir
 from shoal.experiment.values import fit_type
@@ -35,6 +37,7 @@ __all__ = ["MOST_MEMBERS", "Member", "Study", "StudySettings", "check_bounds"]
 MOST_MEMBERS = 10_000
 BOUNDS = {"population": (1, MOST_MEMBERS), "workers": (1, MOST_MEMBERS), "resample": (0, 1), "points": (1, 1000),
           "reduction": (2, 1000), "seed": (0, 2**53), "every_env_steps": (1, 10**15), "max_env_steps": (1, 10**15)}
+IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 START_AGAIN = "restore it, or start the study again"
 
 Record = TypeVar("Record", "StudySettings", "Member")
@@ -109,8 +112,9 @@ class Member:
 class Study:
     """A study on disk."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, trust: bool = False) -> None:
+        """`trust`: modules that its runs name may be imported, also from outside the installed environment."""
+        self.path, self.trust = path, trust
 
     @classmethod
     def create(cls, path: Path, settings: StudySettings) -> Study:
@@ -134,13 +138,13 @@ class Study:
     def _made(cls, path: Path, settings: StudySettings) -> Study:
         (path / "members").mkdir(parents=True)
         write_json(path / "study.json", asdict(settings))
-        return cls(path)
+        return cls(path, trust=True)  # who starts a study has named what it imports
 
     @classmethod
-    def open(cls, path: Path) -> Study:
+    def open(cls, path: Path, trust: bool = False) -> Study:
         if not (path / "study.json").is_file():
             raise ConfigError(f"{path} has no study in it (no study.json); start one with `shoal tune PRESET ENV ...`")
-        return cls(path)
+        return cls(path, trust)
 
     @property
     def settings(self) -> StudySettings:
@@ -190,7 +194,15 @@ class Study:
         known = [member for member in self.members() if member.fitness is not None]
         if not known:
             raise CheckpointError(f"{self.path} has no member with a known fitness yet; continue: `shoal tune resume {self.path}`")
-        return load(self.run(max(known, key=lambda member: member.fitness or 0.0).number).path)
+        return load(self.run(max(known, key=lambda member: member.fitness or 0.0).number).path, trust=self.trust)
+
+    def modules(self) -> list[str]:
+        """Modules that its members import: those that study.json and the members' runs name."""
+        settings = self.settings
+        words = [settings.env, *(word for word in settings.options if IMPORT_PATH.fullmatch(word))]
+        configs = [{"env": {"id": word}} for word in words]
+        configs += [self.run(member.number).config() for member in self.members() if self.run(member.number).config_file.is_file()]
+        return sorted({module for config in configs for module in modules_of(config)})
 
     # ------------------------------------------------------------------ copies
     def begin_copy(self, member: Member, parent: Member, values: Mapping[str, Any]) -> Member:

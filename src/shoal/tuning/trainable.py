@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import ConfigError, RoleFailed
 from shoal.experiment.checkpoints import read_meta
 from shoal.experiment.rundir import RunDir
-from shoal.tuning.checks import member_options
+from shoal.tuning.checks import env_word, member_options
 from shoal.tuning.member_run import set_values, slice_words, value_words
 from shoal.tuning.slices import start_process
 
@@ -30,13 +31,14 @@ REPORTED = ("env_steps", "learner_steps", "eval_return", "eval_episodes", "train
 LEFT_OUT = (".lock", "tensorboard", "logs", "mailbox")
 
 
-def trainable(preset: str, env: str, *, every_env_steps: int, **overrides: Any) -> type:
+def trainable(preset: str, env: str | Callable[..., Any], *, every_env_steps: int, **overrides: Any) -> type:
     """A class for `ray.tune.Tuner`. Everything else overrides a value of all trials."""
     try:
         from ray.tune import Trainable
     except ImportError as error:
         raise ConfigError(f"Ray Tune cannot be imported ({error}); run `pip install 'shoal[tune]'`") from None
-    start = (preset, env, *member_options(preset, env, value_words(overrides), intervals=True))
+    word = env_word(env)
+    start = (preset, word, *member_options(preset, word, value_words(overrides), intervals=True))
 
     class ShoalTrainable(Trainable):  # type: ignore[misc]  # Ray Tune has no types
         """A trial: a run of shoal in the trial's own folder."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -37,6 +39,18 @@ class ActorCriticPolicy(ModelPolicy[ActorCriticModel]):
             if isinstance(next(leaves(view.observation))[1], torch.Tensor):
                 return action, output.state, extras
             return action.cpu().numpy(), output.state, {name: x.cpu().numpy() for name, x in extras.items()}
+
+    def outputs(self, seen: Tree, state: Tree, mask: torch.Tensor | None) -> dict[str, Any]:
+        net, head = self.model.net, self.model.net.head
+        output = net(seen, None, net.begun(seen, state))
+        found: dict[str, Any] = {"action": head.mode(output.params, mask)}
+        if head.mask_size:
+            found["logits"] = output.params
+        else:
+            found["mean"], found["log_std"] = output.params.chunk(2, -1)
+        if not net.central:
+            found["value"] = output.value
+        return {**found, "state": output.state} if net.recurrent else found
 
     def probabilities(self, view: StepView) -> np.ndarray:
         """Of every action, [B, A]; for discrete actions and nets without memory."""

@@ -20,7 +20,7 @@ from shoal.nets.representation import RepresentationNetwork
 from shoal.nets.torsos import Conv
 from shoal.slots import leaves
 
-__all__ = ["Model"]
+__all__ = ["Model", "normalised"]
 
 OBSERVATION_CLIP = 10.0  # of normalised observations, in standard deviations
 
@@ -39,7 +39,7 @@ class Model(Generic[N]):
         self.detached = False  # whether losses of the net have no gradient for the representation
         self.whole: nn.Module = net if representation is None else nn.ModuleList([representation, net])
         self.params = flatten(self.whole)
-        self._space = observation_space
+        self.observation_space = observation_space
         self._grad: torch.Tensor | None = None
         self._hardware, self._on_gpu = Hardware(), False
         self._convolutional = any(p.dim() == 4 for p in self.whole.parameters())
@@ -52,7 +52,7 @@ class Model(Generic[N]):
     def watch(self, mean: torch.Tensor, scale: torch.Tensor) -> None:
         """See observations through these statistics from now on."""
         self.mean, self.scale = mean, scale
-        self._slices = _slices(self._space, mean, scale) if self.norm_size else None
+        self._slices = _slices(self.observation_space, mean, scale) if self.norm_size else None
 
     def to(self, hardware: Hardware) -> None:
         """Compute there from now on."""
@@ -127,6 +127,11 @@ class Model(Generic[N]):
         if self._grad is None:
             self._grad = flat_grad(self.whole)
         return self._grad
+
+
+def normalised(observation: Tree, space: gym.Space[Any], mean: torch.Tensor, scale: torch.Tensor) -> Tree:
+    """Floating-point numbers of an observation through these statistics, and everything else as it is."""
+    return _scale(observation, _slices(space, mean, scale))
 
 
 def _slices(space: gym.Space[Any], mean: torch.Tensor, scale: torch.Tensor) -> Tree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -10,8 +11,10 @@ import torch
 
 from shoal.acting import StepView
 from shoal.algorithms.common.model import Model
+from shoal.algorithms.common.policy_module import PolicyModule
 from shoal.core import Tree
 from shoal.device.placement import Hardware
+from shoal.errors import ConfigError
 
 __all__ = ["ModelPolicy"]
 
@@ -19,15 +22,19 @@ M = TypeVar("M", bound=Model[Any])
 
 
 class ModelPolicy(ABC, Generic[M]):
-    """A learning.DevicePolicy that lacks only `act`."""
+    """A learning.DevicePolicy that lacks only `act`; `outputs` is optional."""
 
     def __init__(self, model: M) -> None:
         self.model = model
 
-    @property
-    def module(self) -> torch.nn.Module:
+    @cached_property
+    def module(self) -> PolicyModule:
         """The network, with the representation in front of it where there is one."""
-        return self.model.whole
+        return PolicyModule(self.model, self.outputs)
+
+    def outputs(self, seen: Tree, state: Tree, mask: torch.Tensor | None) -> dict[str, Any]:
+        """What the module answers, by the names in policy_module.py: tensors with gradients. `seen` is what the net is shown."""
+        raise ConfigError(f"{type(self).__name__} has no outputs(), so its network cannot be called; use run.policy.act")
 
     def to(self, hardware: Hardware) -> None:
         """Compute there from now on."""

@@ -78,6 +78,10 @@ class EvolutionPolicy(ModelPolicy[EvolutionModel]):
                 noise = torch.randn(outputs.shape, generator=rng) * torch.from_numpy(explore)[:, None]
             return self.model.actions.read(outputs, mask, noise).numpy(), state, {}
 
+    def outputs(self, seen: Tree, state: Tree, mask: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        found = self.model.net(seen)
+        return {"action": self.model.actions.read(found, mask, None), "outputs": found}
+
 
 class PerturbedMembers:
     """A learning.Members: theta + sigma eps or theta - sigma eps on every row, eps a slice of the noise table."""

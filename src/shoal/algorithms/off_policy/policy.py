@@ -77,6 +77,10 @@ class BoxPolicy(ModelPolicy[Model[Any]], Generic[A]):
             action = self._range.scaled(unit).reshape(len(unit), *self._shape)
             return (action.numpy(), state, map_tree(Tensor.numpy, extras)) if arrays else (action, state, extras)
 
+    def outputs(self, seen: Tree, state: Tree, mask: Tensor | None) -> dict[str, Any]:
+        unit = self.actor.unit(seen)
+        return {"action": self._range.scaled(unit).reshape(len(unit), *self._shape)}
+
     def _judged(self, critic: Critic, seen: Tree, unit: Tensor) -> Tree:
         """What records.first_priority.ValueEstimates reads."""
         return {"value_taken": clipped_double_q(critic.of_unit(seen, unit)),
@@ -122,6 +126,10 @@ class SampledPolicy(BoxPolicy[SquashedGaussianActor | GaussianActor]):
     def _action(self, given: dict[str, Any]) -> Tensor:
         return self.actor.action(given["observation"], given["noise"])
 
+    def outputs(self, seen: Tree, state: Tree, mask: Tensor | None) -> dict[str, Any]:
+        mean, log_std = self.actor.parameters_of(seen)
+        return {**super().outputs(seen, state, mask), "mean": mean, "log_std": log_std}
+
     def log_prob(self, view: StepView, action: np.ndarray, explore: np.ndarray | None) -> np.ndarray | None:
         """Of samples, and of uniform actions at the beginning. What lies at the bounds counts as if nothing had been cut off."""
         if explore is None or (explore == 0).any():
@@ -157,6 +165,10 @@ class DiscretePolicy(ModelPolicy[Model[Any]]):
             if self.masked:
                 extras["action_mask"] = mask
             return (action.numpy(), state, map_tree(Tensor.numpy, extras)) if arrays else (action, state, extras)
+
+    def outputs(self, seen: Tree, state: Tree, mask: Tensor | None) -> dict[str, Any]:
+        logits = self.actor(seen)
+        return {"action": dist.categorical_mode(dist.mask_logits(logits, mask)), "logits": logits}
 
     def log_prob(self, view: StepView, action: np.ndarray, explore: np.ndarray | None) -> np.ndarray | None:
         """Of samples, of uniform actions at the beginning, and of the likeliest action where it is greedy."""

@@ -126,6 +126,13 @@ class QPolicy(ModelPolicy[QModel]):
                 extras["logits"] = logits.numpy()
             return action.numpy(), state, extras
 
+    def outputs(self, seen: Tree, state: Tree, mask: torch.Tensor | None) -> dict[str, Any]:
+        net = self.model.net
+        q, state, _ = net.estimate(seen, None, net.begun(seen, state))
+        legal = q if mask is None else q.masked_fill(~mask, -torch.inf)
+        found: dict[str, Any] = {"action": legal.argmax(-1), "q": q}
+        return {**found, "state": state} if net.recurrent else found
+
     def log_prob(self, view: StepView, action: np.ndarray, explore: np.ndarray | None) -> np.ndarray | None:
         """Of the epsilon-greedy policy; with noisy layers it is not known."""
         if explore is not None and self.model.net.noise_size:
