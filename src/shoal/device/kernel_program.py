@@ -58,7 +58,7 @@ def program_of(kernels: Sequence[Kernel]) -> Callable[[], None]:
 
 
 def _plain(kernel: Kernel) -> Callable[[], Any]:
-    return kernel if kernel.into else partial(kernel.function._op, *kernel.args, **kernel.kwargs)
+    return kernel.__call__ if kernel.into else partial(kernel.function._op, *kernel.args, **kernel.kwargs)
 
 
 def _one_by_one(parts: Sequence[Callable[[], Any]]) -> None:
