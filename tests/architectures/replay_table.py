@@ -105,16 +105,16 @@ class CheckedReplay(Replay):
 
     def __init__(self, me, **arguments):
         super().__init__(me, **arguments)
-        draw = self.core.try_sample
+        draw = self.core.try_gather
 
-        def checked(*given):
-            batch = draw(*given)
-            rest = batch.info.priorities - batch.data["id"]
+        def checked(name, count, block, *given):
+            info = draw(name, count, block, *given)
+            rest = info.priorities - self.layout.views(block.memory)["id"][:count]
             assert np.isin(rest, (FIRST, UPDATED)).all(), "a priority went to another item"
             me.stats.add("samples_masked", np.count_nonzero(rest == UPDATED))
-            return batch
+            return info
 
-        self.core.try_sample = checked
+        self.core.try_gather = checked
 
 
 def program_of(config: ReplayConfig, producers: int = 2, turns: bool = False) -> Program:

@@ -129,7 +129,7 @@ MOMENTS = {  # role -> what its first, second, ... life dies of: within a slot, 
              "inference": (lambda role: at_call(role.policy, "act", 20),)},
     "apex": {"actor": (with_unsent_items,), "learner": LEARNER,
              "replay": (lambda role: at_call(role, "_answer_added", 5),  # items are in, and nobody was told
-                        lambda role: at_call(role.core, "try_sample", 8), lambda role: at_call(role.table, "update", 5))},
+                        lambda role: at_call(role.core, "try_gather", 8), lambda role: at_call(role.table, "update", 5))},
 }
 REPLAY = {"replay": {"capacity": 2_000, "min_size": 100, "batch_size": 16, "insert_batch": 10, "samples_per_insert": 4.0,
                      "trim_updates": 10, "checkpoint": True}}

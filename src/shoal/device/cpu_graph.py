@@ -11,7 +11,7 @@ arguments are part of their shape: where one of them changes with every call not
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from shoal.device.graph_inputs import rebuilt, shape_of
+from shoal.device.kernel_program import Kernel, program_of, results_of
 
 __all__ = ["RecordedFunction"]
 
@@ -75,8 +76,8 @@ class RecordedShape:
     def take(self, tensors: list[torch.Tensor]) -> None:
         """The tensors of arguments that `run` will be called with."""
         self._tensors = tensors
-        for held, tensor in zip(self._held, tensors, strict=False):
-            held.copy_(tensor)
+        if self._held:
+            torch._foreach_copy_(self._held, tensors)
 
     def run(self, given: Any, constants: tuple[Any, ...]) -> Any:
         if self._given is None:
@@ -99,12 +100,11 @@ class Recording:
     """Kernels with their arguments, and what the function has returned: it lies in the memory of the last ones."""
 
     def __init__(self, recorder: Recorder, result: Any) -> None:
-        self._kernels, self._result = recorder.kernels, result
+        self._run, self._result = program_of(recorder.kernels), result
 
     def replay(self) -> Any:
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():  # nothing asks for a gradient
-            for kernel in self._kernels:
-                kernel()
+            self._run()
         return self._result
 
 
@@ -113,7 +113,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch says no types here
-        self.kernels: list[Callable[[], Any]] = []
+        self.kernels: list[Kernel] = []
         self.faithful = True  # a replay would compute the same of other numbers
         self._seen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._bytes = 0
@@ -136,18 +136,18 @@ class Recorder(TorchDispatchMode):
         if effect == "view":
             return  # of memory that stays where it is
         if effect == "write":
-            self.kernels.append(partial(func._op, *args, **kwargs))
+            self.kernels.append(Kernel(func, args, kwargs))
             return
-        results = [self._held(one) for one in _tensors(result)]
+        results = [self._held(one) for one in results_of(result)]
         self._bytes += sum(one.untyped_storage().nbytes() for one in results)
         self.faithful &= self._bytes <= MAX_BYTES
         into = _writing_to(func, len(results))
         if into is None:
-            self.kernels.append(partial(_copied, results, partial(func._op, *args, **kwargs)))
+            self.kernels.append(Kernel(func, args, kwargs, tuple(results)))
             return
         kernel, names = into
         given = {name: value for name, value in kwargs.items() if name not in FACTORY}
-        self.kernels.append(partial(kernel._op, *args, **given, **dict(zip(names, results, strict=True))))
+        self.kernels.append(Kernel(kernel, args, {**given, **dict(zip(names, results, strict=True))}))
 
     def _held(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same memory without its history. The tensor itself is kept as long as its id means it."""
@@ -155,16 +155,6 @@ class Recorder(TorchDispatchMode):
         if known is None:
             known = self._seen[id(tensor)] = tensor, tensor.detach()
         return known[1]
-
-
-def _copied(into: list[torch.Tensor], kernel: Callable[[], Any]) -> None:
-    for held, one in zip(into, _tensors(kernel()), strict=True):
-        held.copy_(one)
-
-
-def _tensors(result: Any) -> list[torch.Tensor]:
-    """What a kernel has made; gradients that were not asked for are None."""
-    return [one for one in (result if isinstance(result, tuple | list) else (result,)) if one is not None]
 
 
 def _depends_on_numbers(func: Any, args: tuple[Any, ...]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,13 +17,20 @@ def shape_of(tree: Any, inputs: list[Any], kinds: tuple[type, ...]) -> Any:
     if isinstance(tree, kinds):
         inputs.append(tree)
         return (tree.shape, tree.dtype) if isinstance(tree, torch.Tensor) else float
-    if isinstance(tree, Mapping):
-        return tuple((name, shape_of(part, inputs, kinds)) for name, part in tree.items())
+    if type(tree) is dict or isinstance(tree, Mapping):  # a protocol takes longer to ask for than all else here
+        return tuple([(name, shape_of(part, inputs, kinds)) for name, part in tree.items()])
     if isinstance(tree, tuple):
-        return tuple(shape_of(part, inputs, kinds) for part in tree)
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return type(tree), *(shape_of(getattr(tree, field.name), inputs, kinds) for field in fields(tree))
+        return tuple([shape_of(part, inputs, kinds) for part in tree])
+    kind: Any = type(tree)
+    if names := _fields(kind):
+        return kind, *[shape_of(getattr(tree, name), inputs, kinds) for name in names]
     return tree
+
+
+@cache
+def _fields(kind: type) -> tuple[str, ...]:
+    """Of a dataclass."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 def rebuilt(tree: Any, held: Iterator[Any], kinds: tuple[type, ...]) -> Any:

@@ -49,12 +49,14 @@ class LearnerState(Generic[U]):
 
     @property
     def totals(self) -> np.ndarray:
+        if self.peers == 1 and len(self.counts) == 1:  # a sum takes longer than all else that is done with it
+            return np.array(self.counts[0])
         total: np.ndarray = self.peers * self.counts.sum(0)
         return total
 
     @property
     def progress(self) -> Progress:
-        env_steps, learner_steps = (int(n) for n in self.totals)
+        env_steps, learner_steps = self.totals.tolist()
         done, horizon = (learner_steps, self.updates) if self.offline else (env_steps, self.horizon)
         return Progress(env_steps, learner_steps, min(1.0, done / horizon) if horizon else 0.0)
 

@@ -46,7 +46,7 @@ from shoal.roles.observation_moments import MomentRelay
 from shoal.roles.parts import Parts
 from shoal.roles.replay_frames import FrameTable, frame_stacks, kept_columns
 from shoal.roles.replay_memory import MemoryForecast, chosen_compression, codecs
-from shoal.roles.replay_wires import MEASURED, Block, insert_records, items_layout, of_table, store, stored_columns, tell
+from shoal.roles.replay_wires import MEASURED, Block, ItemWriter, items_layout, of_table, stored_columns, tell
 from shoal.runtime.start_checks import free_memory
 from shoal.slots import leaves, map_tree
 
@@ -88,7 +88,7 @@ class Replay:
         if me.index % together == 0:
             self.forecast = MemoryForecast(self.table, self.config, together, free_memory, me.note, parts.max_env_steps)
         self.layout = items_layout(parts.stored.layout, self.config.most_drawn)
-        self.rows = insert_records(self.config.insert_batch)
+        self.writer = ItemWriter(self.core, self.table, self.columns, self.config.insert_batch)
         self.adding: deque[Request] = deque()    # inserts that the limiter has not allowed
         self.drawing: deque[Request] = deque()   # batches that it does not allow yet
         self.looking: deque[Request] = deque()   # of readers that do not count, while the table is not filled
@@ -173,7 +173,7 @@ class Replay:
         if self.frames is not None:
             self.frames.put(self.core, self.table, data["items"], data["priority"])
         else:
-            store(self.core, self.table, self.columns, data["items"], data["priority"], self.rows)
+            self.writer.put(data["items"], data["priority"])
         self.counts[0] += data["decisions"][0]
         return self.limiter.inserts - before
 
@@ -253,9 +253,9 @@ class Replay:
     def _gather(self, answer: Tree, count: int, limited: bool = True) -> None:
         """Draw items and put them at the beginning of a reply."""
         part = self.layout.part(0, count) if count < self.config.most_drawn else None
-        batch = self.core.try_sample(self.table.table.name, count, Block(answer["items"]), True, part, limited)
-        assert batch is not None and len(batch) == count, "the limiter had allowed a whole batch"
-        tell(answer, slice(0, count), batch.info)
+        info = self.core.try_gather(self.table.table.name, count, Block(answer["items"]), True, part, limited)
+        assert info is not None and len(info.keys) == count, "the limiter had allowed a whole batch"
+        tell(answer, slice(0, count), info)
 
     def _resolve(self, heard: np.ndarray) -> None:
         """Count those of the doubtful inserts that the learner was not told about."""

@@ -98,6 +98,7 @@ class ReplaySampler:
         self._masses, self._sizes = np.zeros(self._shards), np.zeros(self._shards, np.int64)  # as they were told last
         self._shown: list[Pending] = []  # the replies that the last batch lies in
         self._staging: Tree = None  # of a batch that is put together of several
+        self._laid_out: dict[int, tuple[np.ndarray, Tree]] = {}  # the memory of replies, by its id, and the items in it
         self._keys, self._priorities = np.zeros(0, np.int64), np.zeros(0)  # new ones, to be told
         self._batches = 0
         self._heard = np.zeros(parts.actors, np.int64)  # the newest insert of every actor that a table in turns has reported
@@ -127,10 +128,19 @@ class ReplaySampler:
             self._heard[:] = replies[0]["told"]
         if self._shards == 1:
             (reply,) = replies
-            return reply["key"], {**self._layout.views(reply["items"]), "probability": reply["probability"],
+            return reply["key"], {**self._items(reply["items"]), "probability": reply["probability"],
                                   "table_size": reply["table_size"], **_moments(replies)}
         keys, batch = self._joined(asked, replies)
         return keys, {**batch, **_moments(replies)}
+
+    def _items(self, memory: np.ndarray) -> Tree:
+        """The items in a reply. Replies lie in the same few places every time: views of them are made once."""
+        known = self._laid_out.get(id(memory))
+        if known is None:
+            if len(self._laid_out) >= 4 * self._client.depth:
+                self._laid_out.clear()
+            known = self._laid_out[id(memory)] = memory, self._layout.views(memory)
+        return known[1]
 
     def waiting(self, count: int = 1) -> bool:
         """Whether the next batches are there already."""
@@ -180,7 +190,7 @@ class ReplaySampler:
 
         keys = together(*(reply["key"] for reply in replies)) + (whose << SHARD_BIT)
         likely = together(*(reply["probability"] for reply in replies)) * asked.shares[whose]
-        parts = [self._layout.views(reply["items"]) for reply in replies]
+        parts = [self._items(reply["items"]) for reply in replies]
         if self._staging is None:
             self._staging = map_tree(lambda *given: _paged(together(*given)), *parts)  # always the same: a GPU has it locked
         items = map_tree(lambda into, *given: together(*given, into=into), self._staging, *parts)

@@ -9,6 +9,7 @@ import numpy as np
 from shoal.core import Tree
 from shoal.errors import ConfigError
 from shoal.replay.client.sharding import MOST_SHARDS
+from shoal.replay.table.chunks import ChunkGroup
 from shoal.replay.table.columns import Column, Spec, flatten
 from shoal.replay.table.replay_core import Core, PendingInserts
 from shoal.replay.table.sampled_batch import BatchLayout, Info
@@ -21,12 +22,13 @@ from shoal.runtime.wires import CallWire
 from shoal.slots import Field, Layout, leaves
 from shoal.telemetry.metrics import REGISTRY, Metric
 
-__all__ = ["MEASURED", "Block", "insert_records", "items_layout", "of_table", "replay_wires", "samples_wire", "store",
+__all__ = ["MEASURED", "Block", "ItemWriter", "items_layout", "of_table", "replay_wires", "samples_wire", "store",
            "stored_columns", "table_metrics", "tell"]
 
 MEASURED = ("replay_inserts", "replay_samples", "replay_size", "replay_bytes", "replay_checkpoint_bytes", "insert_blocked_seconds",
             "sample_blocked_seconds", "priority_updates", "priority_updates_late", "uncounted_samples")
 """By a Replay, of its table."""
+GROUP_ITEMS, GROUP_BYTES = 64, 1 << 16  # of inserts that share a group of chunks
 DEPTH = 2  # inserts that an actor may have on their way; with more shards one to each
 
 
@@ -100,25 +102,46 @@ class Block:
         return self.memory
 
 
-def store(core: Core, table: TableCore, columns: tuple[Column, ...], items: Tree, priority: np.ndarray,
-          rows: np.ndarray | None = None) -> None:
-    """Put items [K, ...] into a table; `rows` is memory for their records."""
-    count, given = len(priority), flatten(items)
-    group = core.store.open([column.spec for column in columns], count)
-    for column, into in zip(columns, group.arrays, strict=True):
-        into[...] = given[column.spec.path]
-    if rows is None:
-        rows = insert_records(count)
-    rows[:, 0, 0] = group.first
-    PendingInserts(table, columns, True, priority.copy(), rows).push()
-    core.store.close(group, count)
+def store(core: Core, table: TableCore, columns: tuple[Column, ...], items: Tree, priority: np.ndarray) -> None:
+    """Put items [K, ...] into a table."""
+    writer = ItemWriter(core, table, columns, len(priority), shared=False)
+    writer.put(items, priority)
 
 
-def insert_records(count: int) -> np.ndarray:
-    """Where items are that lie one behind the other in one group of chunks: int32[count, 1, 4]."""
-    rows = np.ones((count, 1, 4), np.int32)
-    rows[:, 0, 1] = np.arange(count)
-    return rows
+class ItemWriter:
+    """Puts inserts of `count` items each into a table.
+
+    Inserts of few small items share a group of chunks: to open one for each takes longer than all else that an insert does.
+    """
+
+    def __init__(self, core: Core, table: TableCore, columns: tuple[Column, ...], count: int, shared: bool = True) -> None:
+        self._core, self._table, self._columns, self._count = core, table, columns, count
+        self._specs, self._paths = [column.spec for column in columns], [column.spec.path for column in columns]
+        nbytes = count * sum(column.length * column.spec.cell_bytes for column in columns)
+        inserts = min(GROUP_ITEMS // count, GROUP_BYTES // max(nbytes, 1)) if shared else 1
+        self._rows = count * max(1, inserts)
+        self._group: ChunkGroup | None = None
+        self._used = 0  # rows of the open group
+        self._records = np.ones((count, 1, 4), np.int32)  # where items are that lie one behind the other
+        self._first = np.arange(count)
+
+    def put(self, items: Tree, priority: np.ndarray) -> None:
+        group = self._group
+        if group is None:
+            group, self._used = self._core.store.open(self._specs, self._rows), 0
+            self._group = group
+            if self._rows > self._count:
+                for into in group.arrays:
+                    into[...] = 0  # a checkpoint holds whole groups
+        given, begin = flatten(items), self._used
+        for path, into in zip(self._paths, group.arrays, strict=True):
+            into[begin : begin + self._count] = given[path]
+        self._records[:, 0, 0], self._records[:, 0, 1] = group.first, self._first + begin
+        PendingInserts(self._table, self._columns, True, priority.copy(), self._records).push()
+        self._used += self._count
+        if self._used == self._rows:
+            self._core.store.close(group, self._rows)
+            self._group = None
 
 
 def tell(answer: Tree, where: slice, info: Info) -> None:

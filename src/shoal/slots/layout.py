@@ -43,9 +43,14 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """The same tree with `function` applied to each leaf (and to the matching leaves of `others`)."""
-    if type(tree) is not np.ndarray and isinstance(tree, Mapping):  # most leaves are arrays, and asking for the protocol is slow
+    kind = type(tree)  # most are dictionaries and arrays, and asking for the protocol is slow
+    if kind is dict or (kind is not np.ndarray and isinstance(tree, Mapping)):
         return {key: map_tree(function, value, *(other[key] for other in others)) for key, value in tree.items()}
     return function(tree, *others)
+
+
+def _leaf_count(tree: Any) -> int:
+    return sum(map(_leaf_count, tree.values())) if type(tree) is dict or isinstance(tree, Mapping) else 1
 
 
 class Layout:
@@ -111,7 +116,7 @@ class Layout:
 
     def copy(self, into: Any, tree: Any) -> None:
         """Copy a whole tree, leaf by leaf; shapes and keys must agree."""
-        if (count := sum(1 for _ in leaves(tree))) != len(self._leaves):
+        if (count := _leaf_count(tree)) != len(self._leaves):
             raise ValueError(f"the value has {count} arrays, the wire carries {len(self._leaves)}: {self!r}")
         for path, field, _ in self._leaves:
             target, source = into, tree

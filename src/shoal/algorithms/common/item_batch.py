@@ -16,7 +16,7 @@ from shoal.ops import priorities
 
 __all__ = ["ItemMinibatch", "item_minibatch", "item_sums"]
 
-ABSENT = ("probability", "table_size", "weights_version", "label_version", "key", "time", "observation_moments")
+ABSENT = frozenset(("probability", "table_size", "weights_version", "label_version", "key", "time", "observation_moments"))
 """No loss needs them."""
 
 
@@ -47,9 +47,12 @@ def item_minibatch(batch: Tree, sums: np.ndarray, beta: float, tensor: Callable[
     if learners > len(places):
         raise ValueError(f"the sums of {int(learners)} learners were made for {len(places)}: each learner must call "
                          "sums(batch, index, learners) with its own index and the number of all learners")
-    smallest = places[places > 0].min()
     raw = priorities.importance_weights(batch["probability"], batch["table_size"], beta)
-    mine = (np.asarray(batch["table_size"]) * batch["probability"]).min() == smallest
-    weight = raw / (raw.max() if mine else smallest**-beta)
+    largest = raw.max()
+    if len(places) > 1:
+        smallest = places[places > 0].min()
+        mine = (np.asarray(batch["table_size"]) * batch["probability"]).min() == smallest
+        largest = largest if mine else smallest**-beta
+    weight = raw / largest
     items = tensor({name: part for name, part in batch.items() if name not in ABSENT})
     return ItemMinibatch(items, small(weight.astype(np.float32)), float(learners / count))

@@ -102,6 +102,8 @@ class LearnerNormalisers:
 
     def moments(self, source: Tree) -> Vector:
         """Sums of a batch's observations and returns, around the running means: what learners add up and absorb."""
+        if not self._by_field:
+            return np.zeros(0)
         parts = [normaliser.sums(source[name]) for name, normaliser in self._by_field.items()]
         if parts and isinstance(parts[0], torch.Tensor):
             return torch.cat(parts)

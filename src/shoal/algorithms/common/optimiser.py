@@ -45,14 +45,14 @@ class Optimiser:
         if self.params.is_cuda:  # a mean over several learners
             return self._step_unseen(torch.from_numpy(gradient).to(self.params.device))
         grad, norm = self.clipped(torch.from_numpy(gradient))
-        if not np.isfinite(norm):
+        if not math.isfinite(norm):
             return False
         self._apply(grad)
         return True
 
     def clipped(self, grad: torch.Tensor) -> tuple[torch.Tensor, float]:
         """The gradient, made smaller where it is too large, and its size, which is not finite where the gradient is not."""
-        norm = float(torch.linalg.vector_norm(grad, math.inf if self.grad_norm <= 0 else 2))
+        norm = float(torch.linalg.vector_norm(grad))
         if self.grad_norm > 0 and norm > self.grad_norm:
             grad = grad * (self.grad_norm / norm)
         return (grad.clamp(-self.grad_limit, self.grad_limit) if self.grad_limit > 0 else grad), norm

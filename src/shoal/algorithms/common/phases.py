@@ -85,6 +85,7 @@ class PhaseState:
     span: slice
     optimiser: Optimiser
     updates: torch.Tensor | None  # since the beginning; None where no target follows
+    target: torch.Tensor | None = None  # its slice of the target; made once, for it takes microseconds
     lagged: LaggedCopy | None = None
 
 
@@ -107,7 +108,8 @@ class PhasedParameters:
                                   grad_limit=phase.grad_limit if clips else 0.0)
             follows = phase.target is not None and target is not None
             updates = torch.zeros(1, dtype=torch.float64) if follows else None  # float32 would stop at 2^24
-            self._parts[phase.name] = part = PhaseState(phase, spans[phase.name], optimiser, updates)
+            self._parts[phase.name] = part = PhaseState(phase, spans[phase.name], optimiser, updates,
+                                                         None if target is None else target[spans[phase.name]])
             prefix = f"{phase.name}." if len(phases) > 1 else ""
             self.state.update({prefix + name: moments for name, moments in optimiser.moments.items()})
             if updates is not None:
@@ -159,24 +161,24 @@ class PhasedParameters:
         return finite
 
     def _refresh(self, part: PhaseState) -> None:
-        schedule = part.phase.target
-        if part.updates is None or schedule is None or self.target is None:
+        schedule, target = part.phase.target, part.target
+        if part.updates is None or schedule is None or target is None:
             return
-        part.updates += 1
+        part.updates.add_(1)
         period = schedule.period
         if period == 1 or (period and int(part.updates) % period == 0):
-            polyak_(self.target[part.span], part.optimiser.params, schedule.tau or 1.0)
+            polyak_(target, part.optimiser.params, schedule.tau or 1.0)
         if part.lagged is not None:
-            part.lagged.follow(self.target[part.span], part.updates)
+            part.lagged.follow(target, part.updates)
 
     @torch.no_grad()
     def _refresh_unseen(self, part: PhaseState, finite: torch.Tensor) -> None:
         """The same without reading a number back: nothing waits for a device, which counts by itself."""
-        schedule = part.phase.target
-        if part.updates is None or schedule is None or self.target is None:
+        schedule, target = part.phase.target, part.target
+        if part.updates is None or schedule is None or target is None:
             return
         part.updates += finite
-        target, params, period = self.target[part.span], part.optimiser.params, schedule.period
+        params, period = part.optimiser.params, schedule.period
         if period:
             due = finite if period == 1 else finite & (part.updates % period == 0)
             moved = torch.lerp(target, params, schedule.tau) if schedule.tau > 0 else params
@@ -202,6 +204,7 @@ class PhasedParameters:
             self.target = self.state["target"] = target
         for part in self._parts.values():
             part.optimiser.params = params[part.span]
+            part.target = None if target is None else target[part.span]
 
     def fuse(self, fused: bool) -> None:
         """Let Adam be one kernel, or not."""

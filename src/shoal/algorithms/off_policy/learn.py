@@ -189,7 +189,7 @@ class OffPolicyLearn(ItemLearn[Model[Any]]):
         error = goal - q
         size = error.detach().abs().mean(0)
         metrics = {"td_error": size.mean(), "q_mean": q.detach().mean(), "target_mean": goal.mean(),
-                   "importance_min": minibatch.weight.min()}
+                   "importance_min": minibatch.weight.amin()}
         loss = minibatch.weight * error.square()
         if self._penalised is not None:
             penalty = self._penalised.penalty(seen, following, q, minibatch.noise)

@@ -111,9 +111,9 @@ class QLearn(ItemLearn[QModel]):
         metrics = {
             "td_error": judged.priority.mean(),
             "q_mean": _mean(q, valid),
-            "q_max": (q if valid is None else q.masked_fill(~valid, -torch.inf)).max(),
+            "q_max": (q if valid is None else q.masked_fill(~valid, -torch.inf)).amax(),
             "target_mean": _mean(judged.target, valid),
-            "importance_min": minibatch.weight.min(),
+            "importance_min": minibatch.weight.amin(),
             **judged.more,
         }
         return Loss((minibatch.weight * judged.loss).sum() * minibatch.scale, metrics, judged.priority)

@@ -23,9 +23,9 @@ from shoal.replay.table.columns import Column
 from shoal.replay.table.kernels import run_plan
 from shoal.replay.table.limiters import RateLimiter
 from shoal.replay.table.memory_pool import MemoryPool
-from shoal.replay.table.sampled_batch import Batch, BatchLayout, BatchMemory
+from shoal.replay.table.sampled_batch import Batch, BatchLayout, BatchMemory, Info
 from shoal.replay.table.table import Table
-from shoal.replay.table.table_core import TableCore
+from shoal.replay.table.table_core import Drawn, TableCore
 
 __all__ = ["Core", "PendingInserts"]
 
@@ -138,6 +138,20 @@ class Core:
         `layout` is where n items that are all alike go: a part of a larger batch. Draws that are not `limited` are unknown to the
         limiter.
         """
+        gathered = self._gathered(name, n, buffers, counted, layout, limited)
+        return None if gathered is None else Batch(gathered[0].layout.views(gathered[1]), gathered[0].info)
+
+    def try_gather(
+        self, name: str, n: int, buffers: BatchMemory, counted: bool = True, layout: BatchLayout | None = None,
+        limited: bool = True,
+    ) -> Info | None:
+        """The same, for callers who know where the items lie in their memory."""
+        gathered = self._gathered(name, n, buffers, counted, layout, limited)
+        return None if gathered is None else gathered[0].info
+
+    def _gathered(
+        self, name: str, n: int, buffers: BatchMemory, counted: bool, layout: BatchLayout | None, limited: bool
+    ) -> tuple[Drawn, npt.NDArray[np.uint8]] | None:
         table = self.table(name)
         drawn = table.try_draw(n, counted, limited)
         if drawn is None:
@@ -151,7 +165,7 @@ class Core:
         run_plan(plan, rows)
         table.finish(drawn)
         self.store.trim()
-        return Batch(drawn.layout.views(memory), drawn.info)
+        return drawn, memory
 
     def update(self, name: str, keys: Any, priorities: Any) -> tuple[int, int]:
         keys, values = as_keys(keys), np.ascontiguousarray(priorities, np.float64).reshape(-1)
