@@ -166,7 +166,8 @@ def resume_plan(rundir: RunDir, overrides: Mapping[str, Any], env: Any = None, t
     if env is None:
         check_trust(modules_of(config), trust)
     plan = plan_from_json(config, str(rundir.config_file), env)
-    rundir.checkpoints().set_damaged_aside()
+    with alone(rundir.path):  # not those of a run that goes on
+        rundir.checkpoints().set_damaged_aside()
     if rundir.checkpoints().newest() is None:
         raise ConfigError(f"{rundir.path} has no whole checkpoint to resume from; start a new run with `shoal train`")
     experiment = _new_goals(rundir, plan.experiment, overrides)
