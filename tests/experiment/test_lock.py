@@ -80,6 +80,10 @@ def test_running_run_is_not_resumed(tmp_path, capsys):
     """A run that goes on cannot be resumed elsewhere."""
     run = tmp_path / "run"
     train("a2c", "CartPole-v1", run_dir=str(run), **QUIET)
+    newest = max((run / "checkpoints").iterdir())
+    with (newest / "trainer-0.safetensors").open("r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        file.write(b"\xff\xff")  # damaged: a resume would rename it
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != NAME}
     command = ["resume", str(run), "--max-env-steps", "400", "--console.mode", "none"]
     with alone(run):
@@ -87,6 +91,7 @@ def test_running_run_is_not_resumed(tmp_path, capsys):
         assert capsys.readouterr().err.startswith(f"shoal: {run} is running (pid {os.getpid()}); wait, or stop it with `kill ")
     assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != NAME}, "something was written"
     assert cli.main(command) == 0
+    assert newest.with_name(f"damaged-{newest.name}").is_dir()
 
 
 def test_a_new_run_holds_its_directory(tmp_path, monkeypatch):

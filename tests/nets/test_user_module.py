@@ -63,19 +63,58 @@ class Buffered(Own):
         self.register_buffer("scale", torch.ones(5))
 
 
+class FunctionalDropout(Own):
+    def forward(self, observation):
+        return nn.functional.dropout(super().forward(observation), 0.5, self.training)
+
+
+class Noisy(Own):
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.relu = nn.RReLU()
+
+    def forward(self, observation):
+        return self.relu(self.dense(observation))
+
+
+class Counting(Own):
+    calls = 0
+
+    def forward(self, observation):
+        self.calls += 1
+        return super().forward(observation) * self.calls
+
+
+class Acting(Own):
+    def forward(self, observation):
+        return super().forward(observation) * (2.0 if self.training else 1.0)
+
+
+class BatchMean(Own):
+    def forward(self, observation):
+        features = super().forward(observation)
+        return features - features.mean(0)
+
+
+class BatchNormalised(Own):
+    def forward(self, observation):
+        return nn.functional.batch_norm(super().forward(observation), None, None, training=True)
+
+
 class Layered(Own):
     """What has no statistics and no randomness is welcome: so is a constant that is a parameter."""
 
     def __init__(self, observation_space):
         super().__init__(observation_space)
-        self.layers = nn.ModuleList([nn.LayerNorm(5), nn.GroupNorm(1, 5), nn.TransformerEncoderLayer(5, 1, 8, dropout=0.0)])
+        self.layers = nn.ModuleList([nn.LayerNorm(5), nn.GroupNorm(1, 5)])
+        self.attention = nn.TransformerEncoderLayer(5, 1, 8, dropout=0.0, batch_first=True)
         self.scale = nn.Parameter(torch.full((5,), 2.0), requires_grad=False)
 
     def forward(self, observation):
         x = super().forward(observation) * self.scale
         for layer in self.layers:
             x = layer(x)
-        return x
+        return self.attention(x[:, None])[:, 0]
 
 
 @pytest.mark.parametrize("module", [Own, f"{__name__}:Own"], ids=["class", "path"])
@@ -104,6 +143,12 @@ def test_own_module(module):
         (Dropping, r"Dropout layer \(drop\).*remove it"),
         (Attending, "MultiheadAttention layer .* with dropout"),
         (Buffered, "buffer 'scale'.*nn.Parameter"),
+        (FunctionalDropout, "other features when it is called again"),
+        (Noisy, "other features when it is called again"),
+        (Counting, "other features when it is called again"),
+        (Acting, r"other features after \.eval\(\)"),
+        (BatchMean, "in a batch of two than alone"),
+        (BatchNormalised, "failed on a batch of one observation"),
     ],
 )
 def test_own_module_that_cannot_work(module, words):

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from shoal.errors import ConfigError
 from shoal.experiment.checkpoints import read_meta
 from shoal.experiment.config import Experiment, Plan, check_ray
+from shoal.experiment.lock import alone
 from shoal.experiment.prepare import plan_from_json
 from shoal.experiment.references import check_trust, modules_of
 from shoal.experiment.rundir import RunDir, numbers
@@ -35,7 +36,8 @@ def resume_plan(rundir: RunDir, overrides: Mapping[str, Any], env: Any = None, t
     if env is None:
         check_trust(modules_of(config), trust)
     plan = plan_from_json(config, str(rundir.config_file), env)
-    rundir.checkpoints().set_damaged_aside()
+    with alone(rundir.path):  # not those of a run that goes on
+        rundir.checkpoints().set_damaged_aside()
     if rundir.checkpoints().newest() is None:
         raise ConfigError(f"{rundir.path} has no whole checkpoint to resume from; start a new run with `shoal train`")
     experiment = with_new_values(_new_goals(rundir, plan.experiment, overrides), overrides)

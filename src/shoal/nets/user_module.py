@@ -2,11 +2,13 @@
 
 A module is created with (observation_space) and called with a batch of observations [N, ...]; it returns features [N, F]. All
 that a learner publishes, averages and saves is the vector of parameters. So a module must be a function of its parameters
-alone: no buffers (running statistics), and nothing that behaves differently in training and acting (dropout).
+alone: no buffers (running statistics), no randomness, no memory of earlier calls, and nothing that differs between training and
+acting (dropout) or between batches of different sizes (batch normalisation).
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Iterator
 from typing import Any, TypeAlias
@@ -55,7 +57,9 @@ def user_module(space: gym.Space[Any], module: str | type[nn.Module]) -> UserMod
             f"(observation_space) and called with a batch of observations, for instance of shape {_shapes(batch)}"
         ) from error
     _check_layers(name, made)
-    return UserModule(made, _check_features(name, made, features))
+    found = _check_features(name, made, features)
+    _check_function(name, made, _drawn(space, 2))
+    return UserModule(made, found)
 
 
 def _check_layers(name: str, module: nn.Module) -> None:
@@ -72,6 +76,39 @@ def _check_layers(name: str, module: nn.Module) -> None:
                 f"{what} with the buffer {buffer!r}: only parameters are published and saved; "
                 "make it an nn.Parameter, with requires_grad=False if it is a constant"
             )
+
+
+def _check_function(name: str, module: nn.Module, batch: Observation) -> None:
+    """Refuse what the layers do not show: dropout, noise, memory or statistics of the batch in `forward`."""
+    with torch.no_grad():
+        features = module(batch)
+        again = module(batch)
+        if not _alike(features, again):
+            raise ConfigError(
+                f"{name} gives the same observations other features when it is called again: it has dropout, noise or a memory in "
+                "its forward; actors and learners would compute different policies, so remove it"
+            )
+        module.eval()
+        acting = module(batch)
+        module.train()
+        if not _alike(features, acting):
+            raise ConfigError(
+                f"{name} gives other features after .eval(): policies act in training mode; make its forward independent of "
+                "self.training"
+            )
+        try:
+            alone = module(_first_row(batch))
+        except Exception as error:
+            raise ConfigError(f"{name} failed on a batch of one observation: {type(error).__name__}: {error}") from error
+        if not _alike(features[:1], alone):
+            raise ConfigError(
+                f"{name} gives an observation other features in a batch of two than alone: actors and learners have batches of "
+                "different sizes; normalise over features (LayerNorm), not over the batch"
+            )
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
 def _dropout(layer: nn.Module) -> float:
@@ -123,6 +160,22 @@ def zeros_like_space(space: gym.Space[Any], rows: int) -> Observation:
         return {key: zeros_like_space(part, rows) for key, part in children(space)}
     dtype = np.float32 if space.dtype == np.float64 else space.dtype
     return torch.from_numpy(np.zeros((rows, *(space.shape or ())), dtype))
+
+
+def _drawn(space: gym.Space[Any], rows: int) -> Observation:
+    """A batch of random observations, the same every time."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return {key: _drawn(part, rows) for key, part in children(space)}
+    own = copy.deepcopy(space)  # its random numbers are the environment's
+    own.seed(0)
+    dtype = np.float32 if space.dtype == np.float64 else space.dtype
+    return torch.from_numpy(np.array([own.sample() for _ in range(rows)], dtype))
+
+
+def _first_row(observation: Observation) -> Observation:
+    if isinstance(observation, dict):
+        return {key: _first_row(part) for key, part in observation.items()}
+    return observation[:1]
 
 
 def _shapes(observation: Observation) -> Any:
