@@ -46,7 +46,7 @@ from shoal.roles.observation_moments import MomentRelay
 from shoal.roles.parts import Parts
 from shoal.roles.replay_frames import FrameTable, frame_stacks, kept_columns
 from shoal.roles.replay_memory import MemoryForecast, chosen_compression, codecs
-from shoal.roles.replay_wires import MEASURED, Block, ItemWriter, items_layout, of_table, stored_columns, tell
+from shoal.roles.replay_wires import MEASURED, Block, TableWriter, items_layout, of_table, stored_columns, tell
 from shoal.runtime.start_checks import free_memory
 from shoal.slots import leaves, map_tree
 
@@ -88,7 +88,7 @@ class Replay:
         if me.index % together == 0:
             self.forecast = MemoryForecast(self.table, self.config, together, free_memory, me.note, parts.max_env_steps)
         self.layout = items_layout(parts.stored.layout, self.config.most_drawn)
-        self.writer = ItemWriter(self.core, self.table, self.columns, self.config.insert_batch)
+        self.writer = TableWriter(self.core, self.table, self.columns, self.config.insert_batch)
         self.adding: deque[Request] = deque()    # inserts that the limiter has not allowed
         self.drawing: deque[Request] = deque()   # batches that it does not allow yet
         self.looking: deque[Request] = deque()   # of readers that do not count, while the table is not filled

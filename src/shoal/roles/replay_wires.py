@@ -22,7 +22,7 @@ from shoal.runtime.wires import CallWire
 from shoal.slots import Field, Layout, leaves
 from shoal.telemetry.metrics import REGISTRY, Metric
 
-__all__ = ["MEASURED", "Block", "ItemWriter", "items_layout", "of_table", "replay_wires", "samples_wire", "store",
+__all__ = ["MEASURED", "Block", "TableWriter", "items_layout", "of_table", "replay_wires", "samples_wire", "store",
            "stored_columns", "table_metrics", "tell"]
 
 MEASURED = ("replay_inserts", "replay_samples", "replay_size", "replay_bytes", "replay_checkpoint_bytes", "insert_blocked_seconds",
@@ -104,11 +104,11 @@ class Block:
 
 def store(core: Core, table: TableCore, columns: tuple[Column, ...], items: Tree, priority: np.ndarray) -> None:
     """Put items [K, ...] into a table."""
-    writer = ItemWriter(core, table, columns, len(priority), shared=False)
+    writer = TableWriter(core, table, columns, len(priority), shared=False)
     writer.put(items, priority)
 
 
-class ItemWriter:
+class TableWriter:
     """Puts inserts of `count` items each into a table.
 
     Inserts of few small items share a group of chunks: to open one for each takes longer than all else that an insert does.
