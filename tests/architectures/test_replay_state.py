@@ -141,19 +141,19 @@ def test_unanswered_insert_is_not_repeated():
     assert table.role.table.size == 20
 
 
-@pytest.mark.parametrize("compression", ["none", "lz4"])
-def test_saved_state_is_one_moment(compression):
-    """What is saved is the moment however long it is written and no copy."""
-    table = Table(capacity=20, min_size=10, batch_size=4, insert_batch=10, samples_per_insert=4.0, compression=compression)
+@pytest.mark.parametrize(("compression", "count"), [("none", 10), ("lz4", 10), ("none", 1)])
+def test_saved_state_is_one_moment(compression, count):
+    """What is saved is the moment however long it is written and no copy; small inserts share chunks, which are then open."""
+    table = Table(capacity=20, min_size=10, batch_size=4, insert_batch=count, samples_per_insert=4.0, compression=compression)
     role = table.role
-    for first in (1, 11):
-        role._store(items(first))
+    for first in range(1, 21, count):
+        role._store(items(first, count))
     saved = role.state()
     store, before = role.core.store, np.array(saved["chunks"])
     assert len(before) == saved["chunks"].nbytes and store._readers
     assert {id(part) for part in saved["chunks"].parts} >= {id(one.data) for one in store._encoded.values()}, "no image was copied"
-    for first in range(21, 2021, 10):
-        role._store(items(first))  # all that was saved has left the table
+    for first in range(21, 2021, count):
+        role._store(items(first, count))  # all that was saved has left the table
     assert set(role.table.keys()).isdisjoint(range(1, 21)) and np.array_equal(saved["chunks"], before)
     held = store.pool.used_bytes
     saved["chunks"].release()
@@ -162,11 +162,11 @@ def test_saved_state_is_one_moment(compression):
     assert table.role.table.size == 20
 
 
-def items(first):
-    """An insert of ten."""
-    ids = np.arange(first, first + 10)
-    data = {"id": ids, "nest": {"x": np.zeros((10, 3), np.float32)}, "screen": screens(ids), "time": np.zeros(10)}
-    return {"items": data, "priority": ids + FIRST, "decisions": np.array([10])}
+def items(first, count=10):
+    """An insert."""
+    ids = np.arange(first, first + count)
+    data = {"id": ids, "nest": {"x": np.zeros((count, 3), np.float32)}, "screen": screens(ids), "time": np.zeros(count)}
+    return {"items": data, "priority": ids + FIRST, "decisions": np.array([count])}
 
 
 def test_priorities_of_an_earlier_life():

@@ -290,6 +290,7 @@ class Replay:
         from the store while it stays in use: rows that items refer to never change, and none are reused before all are written."""
         if not self.config.checkpoint:
             return None
+        self.writer.close()
         index, blocks = checkpoint.snapshot(self.core)
         store = self.core.store
         chunks = Pieces(blocks, partial(store.end_read, store.begin_read()))

@@ -140,7 +140,12 @@ class TableWriter:
         PendingInserts(self._table, self._columns, True, priority.copy(), self._records).push()
         self._used += self._count
         if self._used == self._rows:
-            self._core.store.close(group, self._rows)
+            self.close()
+
+    def close(self) -> None:
+        """End the open group, if there is one: its memory does not change any more, so it can be saved from where it lies."""
+        if self._group is not None:
+            self._core.store.close(self._group, self._used)
             self._group = None
 
 
