@@ -141,7 +141,8 @@ def test_pickles_are_refused(tmp_path):
         TensorFiles().load(path)
 
 
-@pytest.mark.parametrize("header", [{"x": 3}, {"x": {"dtype": "U8"}}, [], {"x": {"dtype": "U8", "shape": [1 << 21], "data_offsets": [0, 9]}}])
+@pytest.mark.parametrize("header", [[], {"x": 3}, {"x": {"dtype": "U8"}},
+                                    {"x": {"dtype": "U8", "shape": [1 << 21], "data_offsets": [0, 9]}}])
 def test_header_that_makes_no_sense(header, tmp_path):
     """JSON, but not what a safetensors file begins with."""
     text = json.dumps(header).encode()
