@@ -147,6 +147,17 @@ def test_observations_count_once(reader):
         assert sum(counts) == TOTAL
 
 
+@pytest.mark.parametrize("memory", [1024.0, SMALL])
+@pytest.mark.parametrize("before", [0, 1, 5, 7, 12, 29])
+def test_observations_count_once_after_a_resume(reader, memory, before):
+    """Also if the checkpoint was made before the first batch, or in the middle of the first epoch."""
+    one, other = reader.make(memory, normalised=True), reader.make(memory, normalised=True)
+    answers = drawn(one, before)
+    other.load(one.state())
+    answers += drawn(other, 3 * TOTAL // BATCH)
+    assert sum(float(answer["observation_moments"]["count"].sum()) for _, answer in answers) == TOTAL
+
+
 def test_file_disappears(reader):
     made = reader.make(SMALL)
     drawn(made, 1)

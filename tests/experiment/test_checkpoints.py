@@ -141,6 +141,17 @@ def test_pickles_are_refused(tmp_path):
         TensorFiles().load(path)
 
 
+@pytest.mark.parametrize("header", [[], {"x": 3}, {"x": {"dtype": "U8"}},
+                                    {"x": {"dtype": "U8", "shape": [1 << 21], "data_offsets": [0, 9]}}])
+def test_header_that_makes_no_sense(header, tmp_path):
+    """JSON, but not what a safetensors file begins with."""
+    text = json.dumps(header).encode()
+    path = tmp_path / "learner-0.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(9))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        TensorFiles().load(path)
+
+
 def test_json_is_replaced_atomically(tmp_path, monkeypatch):
     path = tmp_path / "summary.json"
     write_json(path, {"a": 1})
@@ -221,6 +232,20 @@ def test_flipped_byte(name, tmp_path, caplog):
     flip(tmp_path / "000000000001" / "learner-0.safetensors")
     with pytest.raises(CheckpointError, match="no whole checkpoint left"):
         checkpoints.sound()
+
+
+def test_damaged_checkpoint_by_its_name(tmp_path):
+    """Nothing else is taken where one was asked for."""
+    checkpoints = Checkpoints(tmp_path)
+    for steps in (1, 2):
+        save(checkpoints, steps)
+    assert checkpoints.named("2") == checkpoints.named("000000000002") == tmp_path / "000000000002"
+    flip(tmp_path / "000000000002" / "learner-0.safetensors")
+    with pytest.raises(CheckpointError, match=r"000000000002 is damaged \(learner-0.safetensors has changed .*; take another one"):
+        checkpoints.named("2")
+    assert checkpoints.named("1") == tmp_path / "000000000001"
+    with pytest.raises(CheckpointError, match="has no checkpoint 7; there are 000000000001, 000000000002"):
+        checkpoints.named("7")
 
 
 def test_changed_metadata(tmp_path):

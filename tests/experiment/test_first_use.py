@@ -53,6 +53,9 @@ QUICK = {"runtime": "inline", "actors": 1, "console.mode": "none", "tensorboard"
     (["impala", "CartPole-v1", "--net.hidden", "1000000000"], "every layer must have at least 1 and at most 1000000 units"),
     (["impala", "CartPole-v1", "--net.hidden", "1000000", "1000000"], "the network is too large for this machine: its 1,000,004,"),
     (["impala", "CartPole-v1", "--net.recurrent", "lstm", "--net.lstm-size", "1000000"], "lower --net.hidden or --net.lstm-size"),
+    (["rainbow", "CartPole-v1", "--algorithm.atoms", "1000000000"], "--algorithm.atoms is 1000000000; it must be at"),
+    (["dqn", "CartPole-v1", "--algorithm.n-step", "1000000000"], "--algorithm.n-step is 1000000000; it must be at"),
+    (["impala", "CartPole-v1", "--seeds", "1000000000"], "--seeds is 1000000000; it must be a whole number from 1 to 10000"),
     (["impala", "CartPole-v1", "--learners", "9999"], "--learners 9999 is too much for this machine: learners compute all"),
     (["impala", "CartPole-v1", "--architecture.batch-slots", "1000000000"], "--architecture.batch-slots 1000000000 is too much")])
 def test_odd_words_and_huge_numbers(words, said, capsys, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,6 +62,17 @@ def test_it_is_bounded_in_env_steps(tmp_path):
     assert run.summary["eval_episodes"] == (run.summary["env_steps"] // 10 + 1) // 2  # a tenth of the run, episodes of two steps
     own = quick("a2c", Gift, tmp_path / "own", max_env_steps=600, eval={**plan, "last_env_steps": 7})
     assert own.summary["eval_episodes"] == 4
+
+
+def test_progress_of_the_last_evaluation(tmp_path, monkeypatch):
+    """Reported while it is played, as that of any other."""
+    monkeypatch.setattr("shoal.experiment.last_evaluation.LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("shoal.experiment.session.SNAPSHOT_SECONDS", 0.0)
+    run = quick("a2c", Endless, tmp_path / "run", max_env_steps=160,
+                eval={**NEVER, "every_env_steps": 10**6, "max_episode_steps": 300, "last_env_steps": 100})
+    said = [row["evaluating"] for row in read_lines(run.directory / "metrics.jsonl") if row["kind"] == "snapshot"]
+    assert any(re.fullmatch(r"the last version: 0 episodes in \d+ of about 100 env steps", text) for text in said), said
+    assert said[-1] == "", "it is over"
 
 
 class Interrupting(Endless):

@@ -169,6 +169,19 @@ def test_command_writes_nothing(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("preset", "values", "knob"), [
+    ("impala", {}, "algorithm.unroll"), ("a3c", {}, "algorithm.unroll"), ("gala", {}, "algorithm.unroll"),
+    ("a3c", {"architecture.mode": "master"}, "algorithm.unroll"),
+    ("anakin", {"device": "cpu"}, "algorithm.unroll"), ("anakin", {"device": "cpu"}, "architecture.envs_per_actor")])
+def test_unrolls_that_roles_fill_count(preset, values, knob, machine):
+    """In a stream or in a role's own memory."""
+    words = f"--{knob.replace('_', '-')} 1000000000 is too much .*GB of memory.*; give --{knob.replace('_', '-')} (\\d+) or fewer"
+    with pytest.raises(ConfigError, match=words) as caught:
+        drawn(prepare(plan_of(preset, "CartPole-v1", None, None, {**values, knob: 10**9})))
+    most = int(re.search(words, str(caught.value))[1])
+    drawn(prepare(plan_of(preset, "CartPole-v1", None, None, {**values, knob: most})))
+
+
 @pytest.mark.parametrize(("preset", "name"), [("ga3c", "predictors"), ("ga3c", "trainers"), ("gorila", "shards")])
 def test_other_processes_are_counted(machine, preset, name):
     """Other processes are counted before they are drawn."""

@@ -50,6 +50,14 @@ def test_as_many_updates_as_were_asked_for(preset, env, more, tmp_path):
     assert shoal.resume(tmp_path / "run", max_learner_steps=9).summary["learner_steps"] == 9
 
 
+def test_local_run_keeps_to_its_env_steps(tmp_path):
+    """Its actors stop by themselves: the session looks too seldom to stop them in time."""
+    run = quick("impala", "CartPole-v1", tmp_path / "run", runtime="local", actors=2, max_env_steps=1000)
+    experiment = run.prepared.plan.experiment
+    batch = experiment.architecture.batch_slots * experiment.architecture.envs_per_actor * experiment.algorithm.unroll
+    assert run.summary["stopped_by"] == "env_steps" and 1000 <= run.summary["env_steps"] < 1000 + batch
+
+
 def test_the_same_seed_gives_the_same_files(tmp_path):
     states = []
     for name in ("a", "b"):

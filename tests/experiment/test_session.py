@@ -265,6 +265,23 @@ def test_interrupted_start(saved, tmp_path, clock):
     assert (session.newest() is not None and session.newest().name == "000000000007") == saved
 
 
+def test_actors_pause_for_the_last_checkpoint(tmp_path, clock, monkeypatch):
+    """Else they would act on while roles write, beyond the run's end."""
+    session, control, _ = start(tmp_path, Goals(max_seconds=3))
+    play(session, control, clock, 20)
+    control.running, control.stateful = dict.fromkeys(("actor-0", "actor-1", "learner-0")), {"learner-0"}
+    calls, checkpoint = [], control.checkpoint
+    control.pause = calls.append
+
+    def save(folder):
+        calls.append("checkpoint")
+        checkpoint(folder)
+
+    monkeypatch.setattr(control, "checkpoint", save)
+    session.end(control, control.reason, None)
+    assert control.reason == "seconds" and calls == ["actor-0", "actor-1", "checkpoint"]
+
+
 def test_words_of_a_failed_checkpoint(tmp_path, clock):
     """The message of a failed checkpoint says what is kept."""
     session = RunSession(RunDir.create(tmp_path / "run", {}), LABELS, Goals(), checkpoint_seconds=60, keep=3, outputs=[Listener()])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,10 @@ RUN = "import sys; from shoal.replay.service import replay_commands as c; sys.ex
 
 def test_serve_and_info(tmp_path: Path) -> None:
     words = ["--table", "replay:prioritized:100000", "--table", "q:queue:10", "--checkpoint-dir", str(tmp_path)]
-    for life in range(2):
-        server = subprocess.Popen([sys.executable, "-c", RUN, "serve_command", *words], stdout=subprocess.PIPE, text=True)
+    heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # also where these tests run under nohup
+    for life, end in enumerate((signal.SIGHUP, signal.SIGTERM)):
+        command = [sys.executable, "-c", RUN, "serve_command", *words]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heard)
         assert server.stdout is not None
         address = server.stdout.readline().split()[1]
         with replay.Client(address, timeout=10) as client:
@@ -34,7 +37,7 @@ def test_serve_and_info(tmp_path: Path) -> None:
         assert shown.returncode == 0
         for part in (f"size               {life + 1} of 100000", "samples per insert", "blocked", "age", "priority", "q"):
             assert part in shown.stdout
-        server.send_signal(signal.SIGTERM)
+        server.send_signal(end)
         assert server.wait(20) == 0
         server.stdout.close()
 
@@ -55,7 +58,7 @@ def test_confirmed_is_in_the_last_checkpoint(tmp_path: Path) -> None:
                     if confirmed == 4010:
                         os.kill(os.getpid(), signal.SIGTERM)
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     thread = threading.Thread(target=insert)
     thread.start()
     try:

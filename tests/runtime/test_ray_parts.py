@@ -12,7 +12,7 @@ import time
 import pytest
 
 from shoal.errors import ConfigError
-from shoal.runtime import RayConfig
+from shoal.runtime import RayConfig, cleanup
 from shoal.runtime.cleanup import ProcessRecord
 from shoal.runtime.ray import liveness
 from tests.runtime.harness import eventually, gone
@@ -130,24 +130,34 @@ def test_a_cluster_dies_with_its_driver(tmp_path, how):
 
 
 HIDING = """
-import subprocess, sys, time
+import fcntl, struct, subprocess, sys, termios, time
+from pathlib import Path
 from shoal.runtime.cleanup import CleanupProcess
 
 cleanup = CleanupProcess()
 with cleanup.marking_children():
     server = subprocess.Popen([sys.executable, "-m", "tests.runtime.hiding"], stdout=subprocess.PIPE, text=True)
     pids = server.stdout.readline()
+if sys.argv[1] == "dead":
+    for _ in range(2):  # when the second message has been read, the watcher has looked for processes after the first one
+        while struct.unpack("i", fcntl.ioctl(cleanup._pipe, termios.FIONREAD, bytes(4)))[0]:
+            time.sleep(0.01)
+        cleanup.remember(Path(sys.argv[2]))
+    server.kill()
+    server.wait()
 print(server.pid, pids, flush=True)
 time.sleep(600)
 """
 
 
-def test_hidden_found_by_start_time():
-    """Daemons that have no mark, or have overwritten it, below a server that is alive when its driver is killed."""
-    driver = subprocess.Popen([sys.executable, "-c", HIDING], stdout=subprocess.PIPE, text=True, env=tree_environment())
+@pytest.mark.parametrize("server", ["alive", "dead"])
+def test_hidden_found_by_start_time(server, tmp_path):
+    """Daemons that have no mark, or have overwritten it, below a server that is alive or dead when its driver is killed."""
+    command = [sys.executable, "-c", HIDING, server, str(tmp_path / "scratch")]
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=tree_environment())
     pids = list(map(int, driver.stdout.readline().split()))
     try:
-        assert len(pids) == 4 and not any(map(gone, pids))
+        assert len(pids) == 4 and not any(map(gone, pids[1:])) and gone(pids[0]) == (server == "dead")
         driver.kill()
         driver.wait()
         assert eventually(lambda: all(map(gone, pids)), PATIENCE), "somebody is left"
@@ -158,10 +168,10 @@ def test_hidden_found_by_start_time():
 
 
 def test_orphans_are_found():
-    """What was seen once is found when its parent is gone."""
-    command = [sys.executable, "-m", "tests.runtime.hiding"]
+    """What was seen once, at any depth, is found when its parent is gone."""
+    command = ["sh", "-c", f"{sys.executable} -m tests.runtime.hiding & echo $!; wait"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=tree_environment())
-    pids = list(map(int, server.stdout.readline().split()))
+    pids = [int(pid) for _ in range(2) for pid in server.stdout.readline().split()]
     stranger = subprocess.Popen(["sleep", "300"])
     try:
         record = ProcessRecord()
@@ -177,6 +187,17 @@ def test_orphans_are_found():
         server.kill()
         server.stdout.close()
         end_all(pids)
+
+
+def test_pid_that_is_used_again(monkeypatch):
+    """By another process, which was started later: it is left alone."""
+    there = {7: (1, 100), 8: (7, 101), 9: (1, 102)}
+    monkeypatch.setattr(cleanup, "parents_and_starts", lambda: there)
+    record = ProcessRecord()
+    record.add([7])
+    assert record.look() == {7, 8}
+    there = {7: (1, 100), 8: (1, 555), 10: (8, 556)}
+    assert record.look() == {7}
 
 
 def end_all(pids):

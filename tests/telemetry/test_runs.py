@@ -23,6 +23,8 @@ def test_only_replay_reports_a_table(tmp_path):
     assert on["sample_blocked_seconds"] >= shown["sample_blocked_seconds"], "a counter goes on where the first part ended"
     ppo = last(shoal.train("ppo", "CartPole-v1", run_dir=str(tmp_path / "ppo"), max_env_steps=400, **QUICK))
     assert not ppo.keys() & (REPLAY | {"demo_size", "gradient_age", "role_metrics"})
+    assert ppo["losses"].keys() >= {"policy_loss", "entropy"} and shown["losses"].keys() >= {"q_mean", "td_error"}
+    assert not ppo["losses"].keys() & {"q_mean", "q_max", "td_error"} and not shown["losses"].keys() & {"policy_loss", "entropy"}
 
 
 def test_losses_of_a_worker(tmp_path):

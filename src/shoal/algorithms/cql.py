@@ -92,7 +92,7 @@ class Config(Options):
     """Box actions: the gap that a learned multiplier keeps to; none has none."""
     lagrange_lr: float = number(3e-4, above=0)
     """Learning rate of that multiplier's logarithm."""
-    samples: int = number(10, at_least=1)
+    samples: int = number(10, at_least=1, at_most=10_000)
     """Box actions: K, actions of each of the three sources."""
     entropy_backup: bool = False
     """Box actions: bootstrap from the next action's entropy too, as sac does."""

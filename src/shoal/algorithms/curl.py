@@ -102,7 +102,7 @@ class Config(Options):
     """Show random crops to the loss of dqn or sac too; otherwise it sees the centre (the paper's Rainbow version)."""
     key_momentum: float = number(0.95, at_least=0, at_most=1)
     """Share of the key encoder, which is the target net's, that stays at an update, m."""
-    code_size: int = number(50, at_least=1, at_most=1_000_000)
+    code_size: int = number(50, at_least=1, at_most=10_000)
     """Numbers in a code: what the encoder makes of an image."""
     projection: tuple[int, ...] = ()
     """Layers between codes and their comparison (Rainbow version: 256 128); none compares codes themselves."""

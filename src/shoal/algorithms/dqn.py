@@ -59,7 +59,7 @@ __all__ = ["DQN", "Config"]
 class Config(QLearningConfig):
     """Deep Q-learning."""
 
-    atoms: int = number(0, at_least=0)
+    atoms: int = number(0, at_least=0, at_most=10_000)
     """Learn a distribution of returns over this many atoms for each action (C51: 51); 0 learns its mean only."""
     value_min: float = number(-10.0)
     """Smallest return that atoms can tell apart: what the first one stands for."""

@@ -56,7 +56,7 @@ class Config(CloningOptions):
     """Largest weight of an action."""
     gamma: float = number(0.99, at_least=0, at_most=1)
     """Discount."""
-    n_step: int = number(1_000, at_least=1)
+    n_step: int = number(1_000, at_least=1, at_most=100_000)
     """Rewards in a return before it bootstraps."""
     reward_scale: float = number(1.0, above=0)
     """What rewards are multiplied by before anything is learned from them; evaluations see them as they are."""

@@ -64,7 +64,7 @@ class Config(QLearningConfig):
     eta: float = number(0.9, at_least=0, at_most=1)
     """Weight of the largest error of a window in its priority; the rest is that of the mean."""
     gamma: float = number(0.997, at_least=0, at_most=1)
-    n_step: int = number(5, at_least=1)
+    n_step: int = number(5, at_least=1, at_most=100_000)
     dueling: bool = True
     rescale: bool = True
     importance: float = number(0.6, at_least=0, at_most=1)

@@ -84,7 +84,8 @@ def draw_hogwild(program: Program, parts: Parts) -> None:
     model = program.shared("model", model_layout(parts, parts.actors), instead="--architecture.mode master")
     weights = program.broadcast("weights", parts.algorithm.published_layout())
     program.add("worker", hogwild_worker, parts=parts, model=model.view, weights=weights.publisher, begun=weights.reader,
-                replicas=(1, parts.actors, parts.actors), compute_threads=parts.learner_threads)
+                replicas=(1, parts.actors, parts.actors), compute_threads=parts.learner_threads,
+                private_bytes=parts.algorithm.record.layout.nbytes)
     add_evaluator(program, parts, weights)
 
 
@@ -98,7 +99,7 @@ def draw_master(program: Program, parts: Parts, config: Config) -> None:
                           f"different ones of its phases ({', '.join(learn.phases)}) would wait for each other; leave it out")
     gradients = program.call("gradients", *push_layouts(parts, learn), depth=1)
     program.add("worker", master_worker, parts=parts, server=gradients.client, aggregate=config.aggregate,
-                replicas=(least, parts.actors, parts.actors))
+                replicas=(least, parts.actors, parts.actors), private_bytes=parts.algorithm.record.layout.nbytes)
     weights = program.broadcast("weights", parts.algorithm.published_layout()) if parts.eval.enabled else None
     add_evaluator(program, parts, weights)
     program.add("server", ParameterServer, parts=parts, max_staleness=config.max_staleness, aggregate=config.aggregate,

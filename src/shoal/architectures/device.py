@@ -61,5 +61,6 @@ class Device(Architecture):
         parts.env.tensors(1, "cpu")  # says what is wrong before anything starts
         weights = program.broadcast("weights", parts.algorithm.published_layout()) if parts.eval.enabled else None
         program.add("device", DeviceLearner, parts=parts, weights=weights and weights.publisher, updates=config.updates_per_step,
-                    compute_threads=parts.learner_threads)
+                    compute_threads=parts.learner_threads,
+                    private_bytes=0 if parts.hardware.on_gpu else parts.algorithm.record.layout.nbytes)
         add_evaluator(program, parts, weights)

@@ -76,7 +76,8 @@ class Gossip(Architecture):
                 add_evaluator(program, parts, weights)
                 ports["weights"] = weights.publisher
             program.add(f"learner_{i}", gossip_learner, parts=replace(parts, env=parts.env.of(i)), index=i, count=count,
-                        tau=config.tau, compute_threads=parts.learner_threads, **ports)
+                        tau=config.tau, compute_threads=parts.learner_threads,
+                        private_bytes=parts.algorithm.record.layout.nbytes, **ports)
 
 
 def in_peers(count: int, graph: str, peers: int, seed: int) -> list[list[int]]:

@@ -45,7 +45,7 @@ class Config(ArchitectureOptions):
     """Processes that attach targets to transitions."""
     updater_batch: int = number(256, at_least=1)
     """Transitions that an updater draws and labels at once."""
-    train_capacity: int = number(20_000, at_least=1)
+    train_capacity: int = number(20_000, at_least=1, at_most=100_000_000)
     """Labelled items that the learner draws from; the oldest leave first. More of them means older targets."""
     train_min_size: int = number(2_000, at_least=1)
     """Labelled items before the first update."""

@@ -78,8 +78,8 @@ class TensorFiles:
         from safetensors import SafetensorError, safe_open
 
         try:
-            mapped = _large(path)
             with safe_open(path, "numpy") as file:  # which also checks the header
+                mapped = _large(path)
                 small = {name: file.get_tensor(name) for name in file.keys() if name not in mapped}  # noqa: SIM118 (no dictionary)
             return {**small, **{name: np.memmap(path, np.uint8, "r", *place) for name, place in mapped.items()}}
         except (OSError, SafetensorError) as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from shoal.acting import ItemRecord
 from shoal.errors import ConfigError
@@ -28,6 +28,13 @@ ENV_BYTES = 500
 """An environment takes at least this much, in the process that steps it: its own object and its rows of all arrays."""
 RAY_PLACE_BYTES = 200_000_000
 """Forked processes share what was imported; a process of Ray's does not: 210 MB with a small environment and network."""
+
+
+@runtime_checkable
+class _Unrolled(Protocol):
+    """The options of an algorithm that learns from unrolls."""
+
+    unroll: int
 
 
 def drawn(prepared: Prepared, resumed: int = 0) -> Program:
@@ -119,6 +126,8 @@ def _knobs(prepared: Prepared) -> Iterator[tuple[str, int, int, Mapping[str, Any
         yield "replay.batch_size", replay.shards, replay.batch_size, {}
         yield "replay.prefetch", 1, replay.prefetch, {}
         yield "replay.insert_batch", 1, replay.insert_batch, {}
+    if isinstance(experiment.algorithm, _Unrolled):
+        yield "algorithm.unroll", 1, experiment.algorithm.unroll, {}
 
 
 def _largest(prepared: Prepared, name: str, fewest: int, value: int, changes: Mapping[str, Any]) -> int:
@@ -127,7 +136,7 @@ def _largest(prepared: Prepared, name: str, fewest: int, value: int, changes: Ma
         return 0
     low, high = fewest, value  # `low` fits and `high` does not
     section, _, field = name.rpartition(".")
-    if section != "replay" and field not in prepared.plan.architecture.size_options and low < SURE < high:
+    if section not in ("replay", "algorithm") and field not in prepared.plan.architecture.size_options and low < SURE < high:
         if _fits(prepared, {name: SURE, **changes}):
             return SURE
         high = SURE

@@ -304,8 +304,10 @@ def _check_contract(algorithm: Algorithm) -> None:
     needed = ("weights_version", "time") if algorithm.from_replay else ("valid", "weights_version", "time")
     needed = ("score", "decisions") if algorithm.evolves else needed
     of_record = "population.py" if algorithm.evolves else "acting.py"
+    with making_networks():
+        published = algorithm.published_layout()
     for what, layout, names, page in (("record.layout", record.layout, needed, of_record),
-                                      ("published_layout()", algorithm.published_layout(), ("progress",), "learning.py")):
+                                      ("published_layout()", published, ("progress",), "learning.py")):
         missing = [name for name in names if name not in layout.fields]
         if missing:
             raise ConfigError(f"{who}.{what} has no field {' and no field '.join(missing)}; roles read it (shoal/{page})")

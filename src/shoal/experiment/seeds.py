@@ -49,6 +49,7 @@ __all__ = ["SeedGroup", "SeedOptions", "SeedRuns", "resume_seeds", "train_seeds"
 Launch = Callable[..., Run]
 MEASURED = ("eval_return", "train_return", "env_steps", "learner_steps", "seconds", "env_steps_per_second")
 LOOK_SECONDS = 0.2
+MOST_SEEDS = 10_000
 CHILD = """
 import signal, sys
 from shoal.runtime.cleanup import PR_SET_PDEATHSIG, prctl
@@ -69,8 +70,8 @@ class SeedOptions:
 
     def __post_init__(self) -> None:
         for name, value in (("--seeds", self.count), ("--seeds-at-once", self.at_once)):
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} is {value}; it must be a whole number of at least 1")
+            if not isinstance(value, int) or not 1 <= value <= MOST_SEEDS:
+                raise ConfigError(f"{name} is {value}; it must be a whole number from 1 to {MOST_SEEDS}")
 
     @classmethod
     def taken(cls, arguments: list[str]) -> SeedOptions | None:

@@ -25,10 +25,10 @@ from shoal.core import Me, Server, Tree
 from shoal.errors import ConfigError
 from shoal.offline import Episode, ShardedDemos, open_shards
 from shoal.roles.episode_playback import items_of
-from shoal.roles.observation_moments import MomentRelay
+from shoal.roles.observation_moments import MomentRelay, moments_fields
 from shoal.roles.parts import Parts
 from shoal.roles.replay_wires import items_layout
-from shoal.slots import map_tree
+from shoal.slots import Layout, map_tree
 
 __all__ = ["DatasetReader", "windows_of"]
 
@@ -57,7 +57,9 @@ class Window:
         self.drawn = self.cut = 0
         self.items = reader.record.layout.joined(self.size).empty()
         self.order = reader.order(epoch, number, self.size)
-        self._stream = reader.cut(shards, number if epoch == 0 else None)
+        self._reader, self._number = reader, number
+        self._moments = MomentRelay(reader.record.observation_moments if epoch == 0 and number >= reader.measured else 0)
+        self._stream = reader.cut(shards, self._moments if self._moments.size else None)
 
     def fill(self, count: int) -> None:
         """Cut until `count` items are there."""
@@ -70,6 +72,8 @@ class Window:
             here = slice(self.cut, self.cut + len(priority))
             map_tree(lambda into, rows: into.__setitem__(here, rows), self.items, some)  # noqa: B023
             self.cut += len(priority)
+            if self.cut == self.size and self._moments.size:
+                self._reader.measure(self._moments, self._number)
 
 
 class DatasetReader:
@@ -85,7 +89,7 @@ class DatasetReader:
         self.layout = items_layout(self.record.layout, self.config.most_drawn)
         self.most = self._window_items()
         self.moments = MomentRelay(self.record.observation_moments)
-        self.measured = 0  # windows of the first epoch whose observations have been counted
+        self.measured = 0  # windows of the first epoch whose observations have been counted: they go with the answer under way
         self.epoch = self.number = 0
         self._plans: dict[int, list[list[int]]] = {}
         self.current: Window = self._window(0, 0)
@@ -125,13 +129,17 @@ class DatasetReader:
         """Which of several readers it is."""
         return (self.me.index,) if self.me.replicas > 1 else ()
 
-    def cut(self, shards: list[int], number: int | None) -> Iterator[tuple[Tree, np.ndarray]]:
-        """The items of these files. Observations count once for the statistics: in the first epoch, whose windows have a number."""
-        counts = number is not None and number >= self.measured
-        if counts and number is not None:
-            self.measured = number + 1
+    def cut(self, shards: list[int], moments: MomentRelay | None) -> Iterator[tuple[Tree, np.ndarray]]:
+        """The items of these files; `moments` takes the sums of their observations."""
         return items_of(self.parts.algorithm, self.record, self._episodes(shards), self.parts.seed, SOME,
-                        moments=self.moments.add if counts else None)
+                        moments=None if moments is None else moments.add)
+
+    def measure(self, moments: MomentRelay, number: int) -> None:
+        """A window of the first epoch is cut: its observations count, once."""
+        message = Layout(moments_fields(moments.size)).empty()
+        moments.take(message)
+        self.moments.add(message)
+        self.measured = number + 1
 
     def _episodes(self, shards: list[int]) -> Iterator[Episode]:
         for shard in shards:

@@ -38,13 +38,13 @@ class QLearningConfig(Options):
 
     gamma: float = number(0.99, at_least=0, at_most=1)
     """Discount."""
-    n_step: int = number(1, at_least=1)
+    n_step: int = number(1, at_least=1, at_most=100_000)
     """Rewards in a return before it bootstraps."""
     double: bool = True
     """Let the net select the action that the target net evaluates (Double DQN)."""
     dueling: bool = False
     """Give the net one stream for the state's value and one for the advantages."""
-    dueling_hidden: int = number(64, at_least=1)
+    dueling_hidden: int = number(64, at_least=1, at_most=1_000_000)
     """Units in the hidden layer of each of the two streams."""
     zero_head: bool = False
     """Let all q-values begin at 0."""

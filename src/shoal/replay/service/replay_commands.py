@@ -51,7 +51,7 @@ def parse_table(text: str) -> Table:
 
 
 def serve_command(argv: Sequence[str]) -> int:
-    """Serve tables until SIGINT or SIGTERM, then save a last checkpoint if there is a --checkpoint-dir."""
+    """Serve tables until SIGINT, SIGTERM or a closed terminal, then save a last checkpoint if there is a --checkpoint-dir."""
     parser = argparse.ArgumentParser(prog="shoal replay serve", description=serve_command.__doc__)
     parser.add_argument("--table", action="append", required=True, help=parse_table.__doc__)
     parser.add_argument("--address", default="tcp://127.0.0.1:0", help="tcp://HOST:PORT or ipc://PATH")
@@ -78,8 +78,9 @@ def serve_command(argv: Sequence[str]) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # under nohup it goes on
+            signal.signal(number, lambda *_: stop.set())
     sys.stdout.write(f"serving {server.address}\n")
     sys.stdout.flush()
     while not stop.wait(chosen.checkpoint_seconds or None):
