@@ -166,7 +166,8 @@ class Prepared:
         if self.several:
             parts = dataclasses.replace(parts, policies=self.named(parts), league=self.league)
         program.on_gpu = parts.hardware.on_gpu
-        program.settings = LiveValues(algorithm=self.algorithm.config, eval=parts.eval, replay=parts.replay)
+        program.settings = LiveValues(algorithm=self.algorithm.config, eval=parts.eval, replay=parts.replay,
+                                      league=experiment.league)
         with making_networks():  # to know the size of the weights
             if parts.offline and not self.plan.architecture.draws_offline:
                 draw_offline(program, parts)
