@@ -203,7 +203,7 @@ def prepare(plan: Plan) -> Prepared:
     experiment = dataclasses.replace(plan.experiment, actors=plan.actor_count)
     plan = dataclasses.replace(plan, experiment=experiment)
     source = EnvSource(plan.env.target, experiment.envs.backend, experiment.envs.arguments(),
-                       handling=Handling(experiment.envs.restart_on_error, experiment.log.info))
+                       handling=Handling(experiment.envs.restart_on_error, experiment.log.info, experiment.net.state_value))
     if experiment.runtime != "inline" and not isinstance(plan.env.target, str):
         try:
             cloudpickle.dumps(plan.env.target)
