@@ -25,9 +25,9 @@ ROCK, CYCLE = "shoal/RockPaperScissors-v0", "shoal/FiveCycle-v0"
 # The same for both schemes. Batches of 1,024 decisions, a falling rate, and values with a torso of their own: noise alone moves a
 # policy away from the equilibrium, and errors of the value did so through the layers that it shared with the policy.
 RATES = ("--algorithm.entropy", "0", "--algorithm.optimiser", "sgd", "--algorithm.lr", "0.36", "--algorithm.lr-final", "0.06",
-         "--anneal-env-steps", "900000", "--algorithm.grad-norm", "0", "--algorithm.unroll", "4", "--net.hidden", "16", "--net.separate-value",
-         "--architecture.batch-slots", "1", "--runtime", "inline", "--eval.every-env-steps", "10000", "--eval.episodes", "2",
-         "--eval.last-env-steps", "10", "--no-tensorboard", "--console.mode", "none")
+         "--anneal-env-steps", "900000", "--algorithm.grad-norm", "0", "--algorithm.unroll", "4", "--net.hidden", "16",
+         "--net.separate-value", "--architecture.batch-slots", "1", "--runtime", "inline", "--eval.every-env-steps", "10000",
+         "--eval.episodes", "2", "--eval.last-env-steps", "10", "--no-tensorboard", "--console.mode", "none")
 # Twice the life of a snapshot halves their number: results against each are twice as many when PFSP looks at them.
 LEAGUE = ("--architecture.envs-per-actor", "512", "--league.league-exploiters", "0", "--league.least-steps", "40960",
           "--league.most-steps", "40960", "--league.hard-power", "6", "--league.snapshot-share", "0.65",
