@@ -76,6 +76,23 @@ def above_random(env: str, policies: str, margin: float) -> Line:
                 f"return is at least {margin:g} above that of untrained policies after 300,000 env steps", run, (1, 2, 3))
 
 
+def speeds(seed: int) -> dict[str, Any]:
+    """Env steps/s of games in self-play and in a league of four, beside an environment with one agent: one thread, the same net and
+    number of environments. Decisions of all seats count, those that nobody learns from included."""
+    ways = {"alone": ("--policies", "shared"), "self-play": ("--policies", "self-play"), "league": ()}
+    one, *games = "shoal/Catch-v0", "shoal/RockPaperScissors-v0", "shoal/TicTacToe-v0", "shoal/ConnectFour-v0"
+    found: dict[str, dict[str, float]] = {}
+    for env in (one, *games):
+        for way in ("alone",) if env == one else ("self-play", "league"):
+            words = ("league", env, *ways[way], "--architecture.envs-per-actor", "256", "--max-seconds", "15", "--runtime",
+                     "inline", "--no-eval.enabled", *QUIET)
+            with finished(*words, seed=seed) as (_, _, summary):
+                found.setdefault(env, {})[way] = round(summary["env_steps_per_second"])
+    limit = found[one]["alone"]
+    shares = {name: {way: round(rate / limit, 3) for way, rate in rates.items()} for name, rates in found.items()}
+    return {"met": True, "env_steps_per_second": found, "share_of_one_agent": shares}
+
+
 def soak(seed: int) -> dict[str, Any]:
     """Two minutes each; no restart, no failure."""
     runs = {}
@@ -108,6 +125,8 @@ LINES = [
     Line("learning-league-connectfour", 19, "a league on connect four with 4 rows and 5 columns within 20 minutes: the main agent "
          "beats random play at least 95 % on both sides, and scores at least 55 % against its snapshot at a tenth of training",
          connect_four, (21, 22, 23, 24, 25)),
+    Line("speed-games", 19, "env steps/s of rock-paper-scissors, tic-tac-toe and connect four in self-play and in a league, beside "
+         "an environment with one agent (reported, no bound)", speeds, (1,)),
     Line("ray-two-policies", 19, "two named policies with learners on two Ray nodes: both learn", two_nodes, (1,)),
     above_random(SPREAD, "shared", 15), above_random(SPREAD, "independent", 15), above_random(SPEAKER, "independent", 15),
     Line("stress-pettingzoo", 19, "5 of PettingZoo's classics and 3 of mpe2's environments train for 2 minutes each without a "

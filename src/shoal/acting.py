@@ -27,9 +27,13 @@ if TYPE_CHECKING:
     from shoal.device.placement import Hardware
     from shoal.envs import Step
 
-__all__ = ["ActionLikelihood", "ActionProbabilities", "DevicePolicy", "FrameStacks", "FramedItems", "HasModule", "IndexedItems",
-           "ItemRecord", "ItemRecorder", "Policy", "Progress", "Record", "SeatRecord", "SeatRecorder", "StepView", "StoredItems",
-           "UnrollRecord", "UnrollRecorder", "Viewer"]
+__all__ = ["SEEN", "STATE", "ActionLikelihood", "ActionProbabilities", "DevicePolicy", "FrameStacks", "FramedItems", "HasModule",
+           "IndexedItems", "ItemRecord", "ItemRecorder", "Policy", "Progress", "Record", "SeatRecord", "SeatRecorder", "StepView",
+           "StoredItems", "UnrollRecord", "UnrollRecorder", "Viewer"]
+
+SEEN, STATE = "seen", "state"
+"""The parts of an observation where values see the state of the environment (`--net.state-value`): what the agent itself sees,
+which is all that a policy reads, and that state."""
 
 
 # ---------------------------------------------------------------------------------------------- acting

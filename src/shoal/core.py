@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from shoal.telemetry import Stats
 
-__all__ = ["Adjustable", "Call", "Captures", "Closable", "Control", "DirectCopy", "Draft", "Drainable", "Group", "GroupMember",
-           "KeepsTurn", "Me", "Pending", "Pieces", "Publisher", "Reader", "Request", "Role", "Server", "Settles", "Shared",
-           "SharesState", "Sink", "Slot", "Source", "Stateful", "Tree", "Vector", "Wait", "any_of"]
+__all__ = ["Adjustable", "Asked", "Call", "Captures", "Closable", "Control", "DirectCopy", "Draft", "Drainable", "Group",
+           "GroupMember", "KeepsTurn", "Me", "Pending", "Pieces", "Publisher", "Reader", "Request", "Role", "Server", "Settles",
+           "Shared", "SharesState", "Sink", "Slot", "Source", "Stateful", "StreamEnd", "Tree", "Vector", "Wait", "any_of"]
 
 Tree: TypeAlias = Any    # an array, or a dictionary of trees; time-major [T, B, ...] for sequences
 Vector: TypeAlias = Any  # a flat np.ndarray; between learners that compute on GPUs, a torch.Tensor
@@ -152,10 +152,18 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
+class Asked(Protocol):
+    """A request to the supervisor that is not waited for."""
+
+    def answered(self) -> Wait: ...          # to wait for several things at once: `await any_of(asked.answered(), ...)`
+    async def result(self) -> Any: ...       # raises ProgramError if it was impossible
+
+
 class Control(Protocol):
     """The graph in the hands of a coordinating role: `program.add(..., control=CONTROL)`. Names are "actor" or "actor-3"."""
 
-    async def scale(self, role: str, count: int) -> None: ...
+    async def scale(self, role: str, count: int) -> None: ...  # a role with a state is saved before its last replica ends
+    def begin_scale(self, role: str, count: int) -> Asked: ...
     async def pause(self, role: str) -> None: ...
     async def resume(self, role: str) -> None: ...
     async def set(self, role: str, **values: Any) -> None: ...
@@ -179,6 +187,12 @@ class Sink(Protocol):
     """
 
     async def slot(self) -> Slot: ...
+
+
+class StreamEnd(Sink, Protocol):
+    """What the stream wire itself offers beyond Sink."""
+
+    def free(self) -> Wait: ...              # to wait for several things at once: `await any_of(unrolls.free(), ...)`
 
 
 class Source(Protocol):

@@ -9,6 +9,7 @@ import pytest
 from shoal import algorithms
 from shoal.architectures import named
 from shoal.experiment.checkpoints import TensorFiles
+from shoal.experiment.live_settings import LiveValues
 from shoal.league.matchmaking import LeagueOptions, LeaguePlan
 from shoal.league.payoff import PayoffTable
 from shoal.league.vault import Vault
@@ -22,14 +23,14 @@ ENV = EnvSource("shoal/RockPaperScissors-v0")
 VICTIMS = ("coordinator-0", "main.learner-0", "actor-0")
 
 
-def drawn(folder):
+def drawn(folder, periods=()):
     kind = algorithms.named("vtrace")
     algorithm = kind(kind.config_class(unroll=4), ENV.describe(), NetConfig(hidden=(8,)), 2)
-    plan = LeaguePlan.of(LeagueOptions(league_exploiters=0, least_steps=50, most_steps=100))
+    plan = LeaguePlan.of(LeagueOptions(league_exploiters=0, least_steps=50, most_steps=100, periods=periods))
     parts = Parts(algorithm, ENV, 4, eval=EvalPlan(enabled=False), league=plan)
     players = NamedPolicies(tuple(NamedPolicy(name, 0, parts) for name in plan.players))
     program, architecture = Program("league", seed=2, store=TensorFiles(), work_counters=("env_steps",)), named("actor_learner")
-    program.folder, program.metrics = folder, algorithm.metrics
+    program.folder, program.metrics, program.settings = folder, algorithm.metrics, LiveValues(league=plan.options)
     architecture.draw(program, Parts(algorithm, ENV, 4, eval=parts.eval, policies=players, league=plan),
                       architecture.config_class(envs_per_actor=4))
     return program

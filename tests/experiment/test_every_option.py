@@ -33,6 +33,9 @@ COMMANDS = {
     "a2c": "a2c CartPole-v1 --algorithm.normalise-advantage --envs.backend loop --eval.every-learner-steps 2 --until-return 1000 "
            "--architecture.one-place --learner-threads 2",
     "central value": "ppo shoal/RockPaperScissors-v0 --net.central-value",
+    "state value": "ppo pettingzoo:mpe2.simple_spread_v3 --net.state-value",
+    "league": "league shoal/RockPaperScissors-v0 --league.periods main_exploiter=0:0 --algorithm.unroll 4 "
+              "--architecture.batch-slots 1",
     "a3c": "a3c CartPole-v1 --architecture.mode master --architecture.aggregate 2 --architecture.max-staleness 4",
     "appo": "appo CartPole-v1 --algorithm.clip 0.3 --algorithm.clip-final 0.1 --algorithm.epochs 2 --algorithm.minibatches 2 "
             "--algorithm.max-lag none --algorithm.ratio-least 0.1 --algorithm.ratio-most 10 --algorithm.value-clip none "

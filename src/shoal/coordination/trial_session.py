@@ -15,6 +15,9 @@ class TrialSession:
     def begin(self, control: Supervisor) -> None:
         return
 
+    def save_soon(self) -> bool:
+        return False
+
     def saved(self, folder: Path, ok: bool) -> None:
         return
 

@@ -129,6 +129,13 @@ def _handled(
                 "leave it out"
             )
         made.watch_info(handling.info)
+    if handling.state:
+        if not isinstance(made, AgentEnvs):
+            raise ConfigError(
+                f"--net.state-value needs an environment with state(), which PettingZoo's have; {made.name} has none: use "
+                "--net.central-value or --net.separate-value"
+            )
+        made.watch_state()
     return made
 
 

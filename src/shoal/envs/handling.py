@@ -18,6 +18,8 @@ class Handling:
     """How often in a row an environment that raises is made anew, alone; 0: what it raises ends the run."""
     info: tuple[str, ...] = ()
     """Keys of `info` whose numbers a Step carries."""
+    state: bool = False
+    """Whether observations are {seen, state}: what the agent itself sees, and the state() of its environment."""
 
 
 class Restarts:

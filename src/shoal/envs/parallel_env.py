@@ -28,6 +28,7 @@ class ParallelEnvs(AgentEnvs):
         env = self._envs[e]
         with self._calling("step"):
             answer = env.step(actions)
+        self._note_state(e)
         if not (isinstance(answer, tuple) and len(answer) == 5):
             raise BadValue("step() must return (observations, rewards, terminations, truncations, infos)")
         observations, rewards, terminations, truncations, infos = answer
@@ -57,6 +58,7 @@ class ParallelEnvs(AgentEnvs):
     def _reset_env(self, e: int, seed: int | None) -> None:
         with self._calling("reset"):
             answer = self._envs[e].reset(seed=seed)
+        self._note_state(e)
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], dict)):
             raise BadValue("reset() must return (observations, infos), both dictionaries by agent")
         observations, infos = answer

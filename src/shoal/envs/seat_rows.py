@@ -8,15 +8,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
+from shoal.acting import SEEN, STATE
 from shoal.envs.adapter import EnvAdapter
 from shoal.envs.handling import Restarts
 from shoal.envs.interface import Step, Tree, split_seed
 from shoal.envs.multi_agent import GameTotals, MultiAgentStep
 from shoal.envs.single_envs import as_flag, as_number
-from shoal.envs.space_codecs import BadValue
-from shoal.errors import EnvironmentError_
+from shoal.envs.space_codecs import BadValue, ObservationCodec
+from shoal.errors import ConfigError, EnvironmentError_
 
 __all__ = ["AgentEnvs", "SeatRows", "agent_space"]
 
@@ -53,6 +55,18 @@ class SeatRows(EnvAdapter):
         self.alive, self.acts, self._valid = (np.zeros(self.num_seats, bool) for _ in range(3))
         self._truncated_rows: list[int] = []
         self._final_masks: list[np.ndarray | None] = []  # of these rows
+        self._state: StateRows | None = None
+
+    def watch_state(self, space: gym.Space[Any]) -> None:
+        """Let observations be {seen, state}."""
+        self._state = StateRows(space, self.num_seats)
+        self._tree = {SEEN: self._tree, STATE: self._state.tree}
+        self.observation_space = gym.spaces.Dict({SEEN: self.observation_space, STATE: self._state.codec.space})
+
+    def note_state(self, state: Any) -> None:
+        """What the environment of the rows that are dealt with next says of itself."""
+        if self._state is not None:
+            self._state.now = state
 
     def _seat(self, row: int) -> str:
         return f"environment {self.env_id[row]}, agent {self.agent_id[row]} (seat {row})"
@@ -84,6 +98,8 @@ class SeatRows(EnvAdapter):
             self.alive[row] = self._first[row] = True
         self.acts[row] = True
         self.observation_codec.write(self._buffers, row, observation)
+        if self._state is not None:
+            self._state.ask(row)
         self._read_mask(row, observation, info)
 
     def begin_absent(self, rows: slice) -> None:
@@ -105,6 +121,8 @@ class SeatRows(EnvAdapter):
                 raise BadValue(f"agent {self.agents[row % self.seats_per_env]!r} was truncated without its last observation")
             self._truncated[row] = True
             self.observation_codec.write(self._final, len(self._truncated_rows), observation)
+            if self._state is not None:
+                self._state.end(len(self._truncated_rows))
             self._final_masks.append(self._final_mask(observation, info))
             self._truncated_rows.append(row)
 
@@ -116,6 +134,8 @@ class SeatRows(EnvAdapter):
         self.alive[row] = self.acts[row] = False
         for final, buffer in zip(self._final, self._buffers, strict=True):
             final[len(self._truncated_rows)] = buffer[row]
+        if self._state is not None:
+            self._state.cut(row, len(self._truncated_rows))
         self._final_masks.append(None if self._mask is None else self._mask[row].copy())
         self._truncated_rows.append(row)
 
@@ -150,9 +170,34 @@ class SeatRows(EnvAdapter):
             if self.check:
                 self._verify_final(arrays, rows[order])
             step.final_rows, step.final_observation = rows[order], self.observation_codec.tree(arrays)
+            if self._state is not None:
+                step.final_observation = {SEEN: step.final_observation, STATE: self._state.finals(order)}
             masks = self._stack_final_masks(self._final_masks)
             step.final_action_mask = None if masks is None else masks[order]
         return step
+
+
+class StateRows:
+    """The state of its environment beside what each seat sees."""
+
+    def __init__(self, space: gym.Space[Any], seats: int) -> None:
+        self.codec = ObservationCodec(space)
+        self._buffers, self._final = self.codec.buffers(seats), self.codec.buffers(seats)
+        self.tree = self.codec.tree(self._buffers)
+        self.now: Any = None
+
+    def ask(self, row: int) -> None:
+        self.codec.write(self._buffers, row, self.now)
+
+    def end(self, number: int) -> None:
+        self.codec.write(self._final, number, self.now)
+
+    def cut(self, row: int, number: int) -> None:
+        for final, buffer in zip(self._final, self._buffers, strict=True):
+            final[number] = buffer[row]
+
+    def finals(self, order: np.ndarray) -> Tree:
+        return self.codec.tree([buffer[: len(order)][order] for buffer in self._final])
 
 
 class AgentEnvs(ABC):
@@ -162,6 +207,7 @@ class AgentEnvs(ABC):
     backend_reason = ""
     takes_turns = False
     max_episode_steps: int | None = None
+    _states = False  # whether state() is watched
 
     def __init__(self, name: str, envs: Sequence[Any], *, check: bool = True, seed: int | None = None) -> None:
         keys = list(envs[0].possible_agents)
@@ -215,6 +261,24 @@ class AgentEnvs(ABC):
     def watch_info(self, keys: tuple[str, ...]) -> None:
         for rows in self.groups:
             rows.watch_info(keys)
+
+    def watch_state(self) -> None:
+        """Let observations be {seen, state}, where the environments have state() and state_space."""
+        space = getattr(self._envs[0], "state_space", None)
+        if not isinstance(space, gym.Space):
+            raise ConfigError(f"--net.state-value needs the state() of {self.name}, which declares no state_space; use "
+                              "--net.central-value or --net.separate-value")
+        self._states = True
+        for rows in self.groups:
+            rows.watch_state(space)
+
+    def _note_state(self, e: int) -> None:
+        """After every step and reset of an environment, before its seats are dealt with."""
+        if self._states:
+            with self._calling("state"):
+                state = self._envs[e].state()
+            for rows in self.groups:
+                rows.note_state(state)
 
     def _restart(self, e: int, error: EnvRaised) -> None:
         """Make an environment that raised anew, or raise."""

@@ -29,6 +29,7 @@ class TurnEnvs(AgentEnvs):
         env = self._envs[e]
         with self._calling("step"):
             env.step(actions[env.agent_selection])
+        self._note_state(e)
         self._go_on(e)
 
     def _go_on(self, e: int) -> None:
@@ -56,4 +57,5 @@ class TurnEnvs(AgentEnvs):
             env.reset(seed=seed)
         if not env.agents:
             raise BadValue("reset() left no agents")
+        self._note_state(e)
         self._go_on(e)

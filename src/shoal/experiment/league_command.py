@@ -60,7 +60,8 @@ def _players(record: LeagueRecord) -> Iterator[str]:
     players = record.players
     yield f"\n{'player':<22}{'env steps':>12}{'snapshots':>11}{'resets':>8}{'Elo':>8}"
     for (name, (steps, _, snapshots)), elo in zip(players.items(), record.table.elo(list(players)), strict=True):
-        yield f"{name:<22}{steps:>12,}{len(snapshots):>11}{record.resets[name]:>8}{elo:>8.0f}"
+        now = "" if name in record.playing else "   has ended" if steps else "   has not begun"
+        yield f"{name:<22}{steps:>12,}{len(snapshots):>11}{record.resets[name]:>8}{elo:>8.0f}{now}"
 
 
 def _table(record: LeagueRecord, names: list[str]) -> Iterator[str]:

@@ -56,6 +56,8 @@ class LeagueRecord:
         self.snapshots = list(league["parent"].keys())
         """The oldest first."""
         self.resets = {name: int(state["resets"][name]) for name in self.players}
+        self.playing = frozenset(str(name) for name in state.get("playing", self.players))
+        """Those that learn now; others have not begun, or have ended."""
 
     def origin(self, snapshot: str) -> tuple[int, str]:
         """Its player's env steps when it was saved, and the snapshot before it."""

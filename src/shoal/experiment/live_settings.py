@@ -9,7 +9,7 @@ from shoal.options import change
 
 __all__ = ["OF_ROLES", "LiveValues"]
 
-OF_ROLES = ("algorithm", "eval", "replay")
+OF_ROLES = ("algorithm", "eval", "league", "replay")
 """Sections that roles hold; the others are the supervisor's own."""
 
 

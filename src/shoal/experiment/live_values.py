@@ -25,7 +25,8 @@ RATIO = "replay.samples_per_insert"
 def live_keys(plan: Plan) -> list[str]:
     """All that may change in a run of this plan, as `shoal set` names it."""
     experiment = plan.experiment
-    return [key for key in keys(experiment) if _declared(experiment, key) and (key != RATIO or _limited(plan))]
+    return [key for key in keys(experiment) if _declared(experiment, key) and (key != RATIO or _limited(plan))
+            and (not key.startswith("league.") or experiment.policies == "league")]
 
 
 def _limited(plan: Plan) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import CheckpointError, ConfigError
-from shoal.experiment.policy_choice import PolicyChoice, choose_policy
+from shoal.experiment.policy_choice import PolicyChoice, choose_policy, policy_files
 from shoal.experiment.prepare import Prepared
 from shoal.experiment.rundir import RunDir
 
@@ -74,6 +74,8 @@ class Run:
         from shoal.experiment.evaluation import published_of
 
         policy = self._named(name)
+        if not policy_files(self._checkpoint, policy.scope):
+            raise ConfigError(f"{self.directory}: {policy.name} has not begun to learn; there are {', '.join(self.policies)}")
         return published_of(policy.algorithm, self._checkpoint, self.choice_of(name), policy.scope)
 
     @cached_property
@@ -98,11 +100,11 @@ class Run:
 
     @cached_property
     def policies(self) -> dict[str, TrainedPolicy]:
-        """By name, those that learn; one policy for all agents is "main" where it has no other name."""
+        """By name, those that have begun to learn; one policy for all agents is "main" where it has no other name."""
         from shoal.experiment.trained_policy import TrainedPolicy
 
         return {name: TrainedPolicy(one.algorithm, self.published_by(name), one.raw_observation_space, one.raw_action_space)
-                for name, one in self.prepared.policies.items()}
+                for name, one in self.prepared.policies.items() if policy_files(self._checkpoint, one.scope)}
 
     def as_opponent(self, home: Run, name: str | None = None, greedy: bool = True) -> OpponentMaker:
         """This run's policy (one of its policies, or a snapshot of a league) as an opponent of another run's; not `greedy`: with

@@ -166,7 +166,8 @@ class Prepared:
         if self.several:
             parts = dataclasses.replace(parts, policies=self.named(parts), league=self.league)
         program.on_gpu = parts.hardware.on_gpu
-        program.settings = LiveValues(algorithm=self.algorithm.config, eval=parts.eval, replay=parts.replay)
+        program.settings = LiveValues(algorithm=self.algorithm.config, eval=parts.eval, replay=parts.replay,
+                                      league=experiment.league)
         with making_networks():  # to know the size of the weights
             if parts.offline and not self.plan.architecture.draws_offline:
                 draw_offline(program, parts)
@@ -202,7 +203,7 @@ def prepare(plan: Plan) -> Prepared:
     experiment = dataclasses.replace(plan.experiment, actors=plan.actor_count)
     plan = dataclasses.replace(plan, experiment=experiment)
     source = EnvSource(plan.env.target, experiment.envs.backend, experiment.envs.arguments(),
-                       handling=Handling(experiment.envs.restart_on_error, experiment.log.info))
+                       handling=Handling(experiment.envs.restart_on_error, experiment.log.info, experiment.net.state_value))
     if experiment.runtime != "inline" and not isinstance(plan.env.target, str):
         try:
             cloudpickle.dumps(plan.env.target)

@@ -136,6 +136,10 @@ class RunSession:
             self._checkpoint_at = now + self._checkpoint_seconds
             self._save(control)
 
+    def save_soon(self) -> bool:
+        self._checkpoint_at = 0.0
+        return True
+
     def saved(self, folder: Path, ok: bool) -> None:
         """Every role has written its file, or one could not."""
         self._writing = None
@@ -208,9 +212,6 @@ class RunSession:
         self._event({"kind": "layout", "text": text})
 
     # ------------------------------------------------------------------ called by those who carry out a user's commands
-    def save_soon(self) -> None:
-        self._checkpoint_at = 0.0
-
     def checkpoint_every(self, seconds: float) -> None:
         self._checkpoint_seconds = seconds
         self._checkpoint_at = min(self._checkpoint_at, time.monotonic() + seconds)

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from shoal.acting import HasModule, Progress, StepView
+from shoal.acting import SEEN, STATE, HasModule, Progress, StepView
 from shoal.core import Tree
 from shoal.envs.space_codecs import ActionCodec, BadValue, ObservationCodec
 from shoal.errors import ConfigError
@@ -36,6 +36,9 @@ class TrainedPolicy:
         self._spaces = observation_space, action_space
         self._observations, self._actions = ObservationCodec(observation_space), ActionCodec(action_space)
         self._wants_previous = "prev_action" in algorithm.record.layout.fields
+        stored = algorithm.record.layout.fields.get("observation")
+        own = set(observation_space.spaces) if isinstance(observation_space, gym.spaces.Dict) else set()
+        self._without_state = isinstance(stored, dict) and set(stored) == {SEEN, STATE} != own  # values saw a state; policies do not
         self._rng = torch.Generator().manual_seed(0)
         self.reset()
 
@@ -129,7 +132,8 @@ class TrainedPolicy:
                 bad = array[row][~np.isfinite(array[row])].flat[0]
                 raise ConfigError(f"the observation{f' of row {row}' if batched else ''} contains {bad}, and a network has no "
                                   "answer to it; find out where the environment gets it from (`shoal doctor --env ID`)")
-        return self._observations.tree(buffers)
+        seen = self._observations.tree(buffers)
+        return {SEEN: seen} if self._without_state else seen
 
     def _legal(self, mask: Any, rows: int, batched: bool) -> np.ndarray | None:
         if mask is None:

@@ -10,6 +10,9 @@
 Nobody is saved before `least_steps`, and everybody after `most_steps`. A snapshot is always taken before a reset. Only `home`
 learns from a match, both sides where a main agent plays itself.
 
+`periods` say when players learn, by the env steps of the first main agent, which always does. One that is not playing has no match,
+is nobody's opponent and is not saved; its snapshots are played as ever.
+
 Verification looks for what the main agent may have forgotten: snapshots of main exploiters that beat it, then old snapshots of a
 main agent that it beats less often than the ones before them.
 """
@@ -18,6 +21,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -72,9 +77,30 @@ class LeagueOptions(Options):
     """Env steps of a player between two snapshots, at most."""
     reset_share: float = number(0.25, at_least=0, at_most=1)
     """Probability that a league exploiter starts over after a snapshot."""
+    periods: tuple[str, ...] = field(default=(), metadata={"live": True})
+    """When players learn that do not learn all the time: PLAYER=FROM:TO, in env steps of the first main agent; PLAYER=FROM: has no
+    end, and PLAYER=0:0 never begins."""
+
+    @property
+    def names(self) -> dict[str, Kind]:
+        """The players by name."""
+        kinds: list[tuple[Kind, int]] = [("main", self.main), ("main_exploiter", self.main_exploiters),
+                                         ("league_exploiter", self.league_exploiters)]
+        return {name: kind for kind, count in kinds for name in _names(kind, count)}
+
+    def period(self, name: str) -> tuple[float, float]:
+        """From when to when a player learns, in env steps of the first main agent."""
+        return dict(map(_period, self.periods)).get(name, (0, math.inf))
 
     def validate(self) -> None:
         super().validate()
+        first, *others = self.names
+        given = [_period(word)[0] for word in self.periods]
+        for name in given:
+            if name not in others or given.count(name) > 1:
+                raise ConfigError(f"--league.periods names {name}" + (" twice; give it once" if given.count(name) > 1 else
+                                  f", which plays all the time; {_those(others)}" if name == first else
+                                  f", and this league has no such player; {_those(others)}"))
         if self.snapshot_share + self.verification_share > 1:
             raise ConfigError(f"--league.snapshot-share {self.snapshot_share:g} and --league.verification-share "
                               f"{self.verification_share:g} are more than 1 together; lower one of them")
@@ -93,7 +119,12 @@ class LeaguePlan:
 
     @classmethod
     def of(cls, options: LeagueOptions) -> LeaguePlan:
-        return cls(options, tuple(League(options).players))
+        options.validate()
+        return cls(options, tuple(options.names))
+
+    def started(self) -> tuple[str, ...]:
+        """Those whose learners are there from the start; others are started when they are due."""
+        return tuple(name for name in self.players if self.options.period(name) == (0, math.inf))
 
 
 @dataclass
@@ -134,10 +165,9 @@ class League:
     def __init__(self, options: LeagueOptions) -> None:
         options.validate()
         self.options, self.payoff = options, PayoffTable(options.decay)
-        kinds: list[tuple[Kind, int]] = [("main", options.main), ("main_exploiter", options.main_exploiters),
-                                         ("league_exploiter", options.league_exploiters)]
-        self.players = {name: LeaguePlayer(name, kind) for kind, count in kinds for name in _names(kind, count)}
-        self._mains = [player.name for player in self.players.values() if player.kind == "main"]
+        self.players = {name: LeaguePlayer(name, kind) for name, kind in options.names.items()}
+        self.playing = set(self.players)
+        """Those that have matches of their own now."""
         self.parent: dict[str, str] = {}
         """The player that each snapshot is of, the oldest snapshot first."""
         self._open: dict[int, Match] = {}
@@ -145,6 +175,15 @@ class League:
         self._looked: tuple[PayoffTable, int, int] | None = None
         self._sums: dict[tuple[str, Weighting, tuple[str, ...]], np.ndarray] = {}  # of chances
         self._suspects: dict[tuple[str, str], list[str]] = {}
+
+    @property
+    def _mains(self) -> list[str]:
+        return [name for name in self.players if name in self.playing and self.players[name].kind == "main"]
+
+    def wanted(self) -> set[str]:
+        """Those that are to play now, by their periods."""
+        done = next(iter(self.players.values())).steps
+        return {name for name in self.players if (period := self.options.period(name))[0] <= done < period[1]}
 
     # ------------------------------------------------------------------ matches
     def match(self, name: str, rng: np.random.Generator) -> Match:
@@ -221,14 +260,15 @@ class League:
         return opponents[min(int(sums.searchsorted(rng.random() * sums[-1], side="right")), len(opponents) - 1)]
 
     def _any_main(self, rng: np.random.Generator) -> str:
-        return self._mains[int(rng.integers(len(self._mains)))] if len(self._mains) > 1 else self._mains[0]
+        mains = self._mains
+        return mains[int(rng.integers(len(mains)))] if len(mains) > 1 else mains[0]
 
     # ------------------------------------------------------------------ snapshots
     def due(self, name: str) -> bool:
         """Whether a player is to be saved now."""
         player, options = self.players[name], self.options
         passed = player.steps - player.saved_at
-        if passed < options.least_steps:
+        if passed < options.least_steps or name not in self.playing:
             return False
         beaten = self._mains if player.kind == "main_exploiter" else list(self.parent)
         rates = self.payoff.rates(name, beaten)
@@ -299,3 +339,19 @@ def without_monotone_suffix(rates: np.ndarray | Sequence[float]) -> int:
 
 def _names(kind: str, count: int) -> list[str]:
     return [kind] if count == 1 else [f"{kind}_{i}" for i in range(count)]
+
+
+def _period(word: str) -> tuple[str, tuple[float, float]]:
+    """PLAYER=FROM:TO as (player, (from, to))."""
+    found = re.fullmatch(r"(\w+)=(\d{1,18}):(\d{0,18})", word)
+    if found is None:
+        raise ConfigError(f"--league.periods {word} is not a period; write it like main_exploiter=100000:500000, or "
+                          "main_exploiter=100000: without an end")
+    name, begin, end = found.groups()
+    if end and int(end) < int(begin):
+        raise ConfigError(f"--league.periods {word} ends before it begins; exchange the numbers")
+    return name, (int(begin), int(end) if end else math.inf)
+
+
+def _those(players: list[str]) -> str:
+    return f"others are {', '.join(players)}" if players else "it has no others"

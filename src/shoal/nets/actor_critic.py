@@ -3,8 +3,8 @@
     observation ──Trunk──> features ──linear──> policy parameters, value
 
 With `separate_value` the value has a torso of its own. With `central_value` that torso is applied to what each agent of the
-environment sees, and one more layer joins them: own observation first, then those of the agents that follow. Acting has no values
-then.
+environment sees, and one more layer joins them: own observation first, then those of the agents that follow. With `state_value`
+observations are {seen, state}: the policy reads the first part, the value the second. Acting has no values then, and no state.
 
 `unroll` is for learners, `step` for actors and inference servers (see `trunk`); `final_values` gives the bootstrap values of
 truncated episodes, whose last observations are in no sequence. Policy outputs start near uniform (gain .01), values with gain 1.
@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.acting import SEEN, STATE
 from shoal.errors import ConfigError
 from shoal.nets.cores import State
 from shoal.nets.encoder import Observation, encoder
@@ -68,14 +69,23 @@ def build(
         return ActorCriticNetwork(observation_space, head, config, agents)
 
 
+def _part(space: gym.Space[Any], name: str) -> gym.Space[Any]:
+    """Of an observation with the state of its environment."""
+    if not (isinstance(space, gym.spaces.Dict) and set(space.spaces) == {SEEN, STATE}):
+        raise ConfigError(f"--net.state-value needs observations with the state of their environment, not {space}")
+    return space[name]
+
+
 class ActorCriticNetwork(TrunkNetwork):
     """See the module. ``head`` (an ActionHead) samples and judges actions from the parameters this net gives."""
 
     def __init__(self, observation_space: gym.Space[Any], head: ActionHead, config: NetConfig, agents: int = 1) -> None:
         super().__init__()
-        self.head, self.central, separate = head, config.central_value, config.separate_value or config.central_value
-        self.trunk = Trunk(observation_space, config, head.encode, head.encoded)
-        self.value_torso = encoder(observation_space, config) if separate else None
+        self.head, self.central, self.stateful = head, config.central_value, config.state_value
+        separate = config.separate_value or self.central or self.stateful
+        own, judged = (_part(observation_space, part) if self.stateful else observation_space for part in (SEEN, STATE))
+        self.trunk = Trunk(own, config, head.encode, head.encoded)
+        self.value_torso = encoder(judged, config) if separate else None
         P = head.outputs
         self.out = orthogonal(nn.Linear(self.trunk.features, P if separate else P + 1))
         nn.init.orthogonal_(self.out.weight.data[:P], 0.01)
@@ -99,8 +109,9 @@ class ActorCriticNetwork(TrunkNetwork):
     ) -> ActorCriticOutput:
         """A sequence [T, B, ...]. ``all_states`` also returns the state after every step (for final_values). ``joint``
         [T, B, agents, ...] is what a central value sees."""
-        x, state, states = self.trunk.unroll(observation, first, state, prev_action, prev_reward)
-        seen = joint if self.central else observation
+        seen = joint if self.central else observation[STATE] if self.stateful else observation
+        own = observation[SEEN] if self.stateful else observation
+        x, state, states = self.trunk.unroll(own, first, state, prev_action, prev_reward)
         params, value = self._read(x.flatten(0, 1), None if self.value_torso is None or seen is None else fold(seen))
         T, B = x.shape[:2]
         return ActorCriticOutput(params.view(T, B, params.shape[1]), value.view(T, B), state, states if all_states else None)
@@ -126,8 +137,8 @@ class ActorCriticNetwork(TrunkNetwork):
         prev_reward: Tensor | None = None,
     ) -> ActorCriticOutput:
         """The same with gradients."""
-        x, state = self.trunk.step(observation, first, state, prev_action, prev_reward)
-        params, value = self._read(x, None if self.central else observation)
+        x, state = self.trunk.step(observation[SEEN] if self.stateful else observation, first, state, prev_action, prev_reward)
+        params, value = self._read(x, None if self.central or self.stateful else observation)
         return ActorCriticOutput(params, value, state)
 
     def final_values(
@@ -145,9 +156,9 @@ class ActorCriticNetwork(TrunkNetwork):
         ``unroll(..., all_states=True).states`` as ``{k: s[t, b] for ...}``. Where the net sees them, the previous
         action and reward are those of the truncated step.
         """
-        if self.central:
+        if self.central or self.stateful:
             with torch.no_grad():
-                return self._separate_value(joint)
+                return self._separate_value(joint if self.central else final_observation[STATE])
         return self.step(final_observation, None, states_after, prev_action, prev_reward).value
 
     def _read(self, x: Tensor, seen: Observation | None) -> tuple[Tensor, Tensor]:

@@ -40,6 +40,9 @@ class NetConfig(Options):
     central_value: bool = False
     """Several agents: values have a torso of their own and see what all agents of the environment see, in training only; not with
     lstm."""
+    state_value: bool = False
+    """PettingZoo's environments with state(): values have a torso of their own and see that state, in training only; not with
+    lstm."""
     prev_action_reward: bool = False
     """Also show the net its previous action and clipped reward."""
     continuous: Continuous = "gaussian"
@@ -62,11 +65,14 @@ class NetConfig(Options):
         if any(not 1 <= size <= LARGEST for size in self.hidden):
             sizes = " ".join(str(size) for size in self.hidden)
             raise ConfigError(f"--net.hidden is {sizes}; every layer must have at least 1 and at most {LARGEST} units")
-        for option, given in (("separate-value", self.separate_value), ("central-value", self.central_value)):
+        for option, given in (("separate-value", self.separate_value), ("central-value", self.central_value),
+                              ("state-value", self.state_value)):
             if self.recurrent == "lstm" and given:
                 raise ConfigError(
                     f"--net.{option} does not fit --net.recurrent lstm: two torsos would need two memories; leave one of them out"
                 )
+        if self.central_value and self.state_value:
+            raise ConfigError("--net.central-value and --net.state-value both say what values see; leave one of them out")
         if self.module is not None and self.torso != "auto":
             raise ConfigError(
                 f"--net.module {self.module} replaces the torso, but --net.torso {self.torso} is given too; leave one of them out"

@@ -1,8 +1,13 @@
 """The Coordinator of a league: says who plays whom, enters results, saves players and lets them begin anew.
 
     actors ── matches (call) ──▶ Coordinator ──▶ vault/ in the run directory        snapshots: immutable, on disk
-           ── snapshots (call) ─▶      ▲   └──▶ control: a player's learner begins anew
-                                       └── P.weights (broadcast) of every player P
+           ── snapshots (call) ─▶      ▲   └──▶ control: a player's learner starts, begins anew, stops
+           ◀── line_up (broadcast) ──      └── P.weights (broadcast) of every player P
+
+Players may begin late and end early (`LeagueOptions.periods`). The learner of one that is due is started, and when it has published
+weights the player joins the line-up: from then on actors give it games. One that is over is saved, leaves the line-up, and its
+learner is stopped. Who is due follows from the options and from how far the first main agent is, so a Coordinator's successor
+needs to know nothing else: it asks for all learners again that should run, and for the end of the others.
 
 A match has a number, and its result counts once. A Coordinator that dies loses the results since the last checkpoint, and no
 snapshot: its successor takes over what lies in the vault, answers the requests that are open, and enters no result of a match that
@@ -17,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.core import Control, Me, Reader, Request, Server, Tree, any_of
-from shoal.errors import CheckpointError, ConfigError
+from shoal.core import Asked, Control, Me, Publisher, Reader, Request, Server, Tree, Wait, any_of
+from shoal.errors import CheckpointError, ConfigError, ProgramError
 from shoal.league.matchmaking import League, LeaguePlan
 from shoal.league.payoff import RESULTS
 from shoal.league.vault import Vault
@@ -26,7 +31,7 @@ from shoal.learning import Algorithm
 from shoal.roles import random_state
 from shoal.slots import Field, Layout, leaves
 
-__all__ = ["NOBODY", "Coordinator", "match_layouts", "snapshot_layout", "snapshot_number", "stored_tree"]
+__all__ = ["NOBODY", "Coordinator", "line_up_layout", "match_layouts", "snapshot_layout", "snapshot_number", "stored_tree"]
 
 NOBODY = -1           # no result, nothing asked
 MOST_SNAPSHOTS = 10_000  # of one player
@@ -45,6 +50,11 @@ def snapshot_layout() -> Layout:
     return Layout({"snapshot": Field((1,), "i8")})
 
 
+def line_up_layout(players: int) -> Layout:
+    """Who plays now."""
+    return Layout({"playing": Field((players,), "?")})
+
+
 def snapshot_number(name: str, players: tuple[str, ...]) -> int:
     """The number that stands for a snapshot on the wire: the same in every life of the Coordinator."""
     player, _, number = name.rpartition("-")
@@ -55,11 +65,16 @@ class Coordinator:
     """Says who plays whom; keeps payoffs and snapshots."""
 
     def __init__(self, me: Me, plan: LeaguePlan, algorithm: Algorithm, matches: Server, snapshots: Server,
-                 weights: Mapping[str, Reader], control: Control) -> None:
+                 weights: Mapping[str, Reader], line_up: Publisher, control: Control, started: tuple[str, ...],
+                 learners: int = 1) -> None:
+        """The learners of the players `started` run from the start; `learners` make the updates of one player together."""
         if me.folder is None:
             raise ConfigError("a league keeps snapshots on disk, and the program has no folder; set program.folder")
         self.me, self.plan, self.matches, self.snapshots, self.control = me, plan, matches, snapshots, control
-        self.weights, self.layout = weights, algorithm.published_layout()
+        self.weights, self.layout, self.line_up, self.learners = weights, algorithm.published_layout(), line_up, learners
+        self.started = started
+        self.changes: dict[str, tuple[int, Asked]] = {}  # players whose learners are to be this many from now on, as was asked for
+        self.counts: dict[str, int] = {}  # learners of each player, as far as that was asked for and carried out
         self.published = {name: self.layout.empty() for name in plan.players}
         self.versions = dict.fromkeys(plan.players, 0)
         self.league, self.vault = League(plan.options), Vault(Path(me.folder) / "vault")
@@ -68,19 +83,16 @@ class Coordinator:
         self.postponed: dict[str, int] = {}  # players that could not be saved, and the env steps at which that is tried again
         self.rng = me.rng("matches")
         self.league.adopt(self.vault)
-        self.settled = False
+        self.settled = self.line_up_known = self.other_options = False
+        self.told = Wait(lambda: self.other_options, "control", "other options")
 
     async def step(self) -> None:
         self.settled = True
-        for reader in self.weights.values():
-            await reader.newer_than(0)
-        if not self.league.parent:
-            self._pull()
-            for name in self.plan.players:
-                if self.league.players[name].kind == "main":
-                    self._save(name)
-        await any_of(self.matches.asked(), self.snapshots.asked())
-        self.settled = False
+        if not self.line_up_known:
+            await self._begin()
+        await any_of(self.matches.asked(), self.snapshots.asked(), *(asked.answered() for _, asked in self.changes.values()),
+                     *(self.weights[name].newer_than(0) for name in self._awaited()), self.told)
+        self.settled = self.other_options = False
         for request in self.matches.pending(MOST_REQUESTS):
             self._match(request)
         for request in self.snapshots.pending(MOST_REQUESTS):
@@ -89,10 +101,12 @@ class Coordinator:
         for name in self.plan.players:
             if self.league.due(name):
                 self._save(name)
+        await self._change_line_up()
         for name in self.owed:
             self.resets[name] += 1
-            await self.control.set(f"{name}.learner", resets=self.resets[name])
-            self.me.note(f"{name} begins anew")
+            if name in self.league.playing:  # else it is told when it is started again
+                await self.control.set(f"{name}.learner", resets=self.resets[name])
+                self.me.note(f"{name} begins anew")
         self.owed = []
 
     def _match(self, request: Request) -> None:
@@ -124,6 +138,65 @@ class Coordinator:
             tree = self.published[self.plan.players[player]]
         request.reply(tree)
 
+    # ------------------------------------------------------------------ who plays
+    async def _begin(self) -> None:
+        """Wait for the players that were started with the program."""
+        self.league.playing = self.league.wanted() & set(self.started)
+        for name in self.league.playing:
+            await self.weights[name].newer_than(0)
+        self._pull()
+        for name in self.plan.players if not self.league.parent else ():
+            if self.league.players[name].kind == "main" and name in self.league.playing:
+                self._save(name)
+        self._publish_line_up()
+
+    def _awaited(self) -> list[str]:
+        """Players that will join when their learners have published weights."""
+        return [name for name, count in self.counts.items() if count and name not in self.league.playing]
+
+    async def _change_line_up(self) -> None:
+        """Start and stop learners, and tell the actors who plays. Never waits for a learner: others play meanwhile."""
+        wanted, playing = self.league.wanted(), self.league.playing
+        for name, (count, asked) in list(self.changes.items()):
+            if asked.answered().ready():
+                del self.changes[name]
+                await self._changed(name, count, asked)
+        for name in self.plan.players[1:]:
+            count = self.learners if name in wanted else 0
+            if not count and name in playing:
+                playing.discard(name)
+                if self.league.players[name].steps > self.league.players[name].saved_at:
+                    self._save(name)
+                self.me.note(f"{name} ends")
+                self._publish_line_up()
+            if name not in self.changes and self.counts.get(name) != count:
+                self.changes[name] = count, self.control.begin_scale(f"{name}.learner", count)
+            if count and name not in playing and self.counts.get(name) == count and self.weights[name].version:
+                playing.add(name)
+                self._pull()
+                if self.league.players[name].kind == "main" and not self.league.players[name].snapshots:
+                    self._save(name)
+                self.me.note(f"{name} begins")
+                self._publish_line_up()
+
+    async def _changed(self, name: str, count: int, asked: Asked) -> None:
+        """The learners of a player have been started or stopped."""
+        try:
+            await asked.result()
+        except ProgramError as error:
+            self.me.note(f"{name}: {error}")
+        self.counts[name] = count
+        if count and self.resets[name]:
+            await self.control.set(f"{name}.learner", resets=self.resets[name])
+
+    def capture_anew(self) -> None:
+        """Options have changed, perhaps while nobody asks for matches: all actors may wait for a learner that is to be stopped."""
+        self.other_options = True
+
+    def _publish_line_up(self) -> None:
+        self.line_up.publish({"playing": np.array([name in self.league.playing for name in self.plan.players])})
+        self.line_up_known = True
+
     # ------------------------------------------------------------------ players
     def _pull(self) -> None:
         """How far the players are."""
@@ -151,7 +224,8 @@ class Coordinator:
 
     # ------------------------------------------------------------------ what a checkpoint holds
     def state(self) -> dict[str, np.ndarray]:
-        text = json.dumps({"league": self.league.state(), "resets": self.resets, "players": self.plan.players})
+        text = json.dumps({"league": self.league.state(), "resets": self.resets, "players": self.plan.players,
+                           "playing": sorted(self.league.playing)})
         return {"league": np.frombuffer(text.encode(), np.uint8), "rng": random_state.pack(self.rng)}
 
     def load(self, state: dict[str, np.ndarray]) -> None:

@@ -19,7 +19,7 @@ import torch
 
 from shoal.acting import Progress
 from shoal.algorithms.records.step_view import rows_of_view
-from shoal.core import Me, Reader, Sink, Slot
+from shoal.core import Me, Reader, Slot, StreamEnd
 from shoal.envs import MultiAgentEnv, MultiAgentStep, Step
 from shoal.envs.multi_agent import AgentGroup
 from shoal.envs.opponent_env import Opponent
@@ -30,7 +30,7 @@ from shoal.roles.policies import NamedPolicies
 from shoal.roles.policy_opponent import no_actions
 from shoal.roles.step_report import StepReport
 
-__all__ = ["PolicyActor", "episode_return_of"]
+__all__ = ["LearningSeats", "PolicyActor", "episode_return_of"]
 
 
 def episode_return_of(policy: str) -> str:
@@ -41,7 +41,7 @@ def episode_return_of(policy: str) -> str:
 class LearningSeats:
     """A policy that learns, in one actor: its weights, the decisions of its seats, and the slot that they go to."""
 
-    def __init__(self, me: Me, name: str, parts: Parts, group: AgentGroup, sink: Sink, weights: Reader, seed: int) -> None:
+    def __init__(self, me: Me, name: str, parts: Parts, group: AgentGroup, sink: StreamEnd, weights: Reader, seed: int) -> None:
         self.me, self.name, self.algorithm, self.sink, self.weights = me, name, parts.algorithm, sink, weights
         self.policy, self.count = self.algorithm.policy(), group.num_seats
         self.recorder = seat_record(self.algorithm.name, parts.unroll_record).columns(group.num_seats)
@@ -80,6 +80,11 @@ class LearningSeats:
             assert self.slot is not None
             self.begun = True
             self.recorder.begin(self.slot.data)
+
+    def leave(self) -> None:
+        """Drop what is under way: nobody learns from it. The slot stays for later."""
+        self.recorder.forget()
+        self.begun = False
 
     def act(self, step: Step, rows: np.ndarray, learns: np.ndarray) -> np.ndarray:
         """Decide for the seats `rows` [B]; of those with `learns` [B] it is written down."""
@@ -148,7 +153,7 @@ class MappedSeats:
 class PolicyActor:
     """Acts with several policies in the same environments and sends each learner what its own has decided."""
 
-    def __init__(self, me: Me, parts: Parts, experience: Mapping[str, Sink], weights: Mapping[str, Reader],
+    def __init__(self, me: Me, parts: Parts, experience: Mapping[str, StreamEnd], weights: Mapping[str, Reader],
                  per_version: int = 0) -> None:
         """`experience` and `weights` by the names of the policies that learn. It sends `per_version` slots of each with each
         version of its weights, then waits for the next one (0: never waits)."""
@@ -180,13 +185,18 @@ class PolicyActor:
     def _seating(self, policies: NamedPolicies) -> SeatAssigner:
         return MappedSeats(self.me, policies, self.env, self.tables)
 
-    async def step(self) -> None:
+    async def _prepared(self) -> list[LearningSeats]:
+        """Those that are to learn from what follows; each has weights and a slot."""
         learning = list(self.learning.values())
         for one in learning:
             if one.version == 0 or (self.per_version and one.sent >= self.per_version):
                 await one.weights.newer_than(one.version)
         for one in learning:
             await one.take_slot()
+        return learning
+
+    async def step(self) -> None:
+        learning = await self._prepared()
         for one in learning:
             one.begin(self.per_version > 0)
         await self._permit(learning[0].version)

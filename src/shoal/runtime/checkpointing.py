@@ -4,12 +4,14 @@ A role that died, and perhaps waits for free CPUs, will start again from its fil
 state and goes into the next checkpoint too: one role that a cluster has no CPUs for does not keep the run from being saved. A
 role that few others can replace (one that takes, serves or publishes) usually restarts at once and then writes a newer file:
 the first checkpoint without it fails; the next one, or the one at the end of the run, is made with its last file.
+A role that was scaled down to nothing keeps its last file too: when it is started again it continues from there.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +29,9 @@ SCARCE_ENDS = ("source", "server", "publisher", "member")  # ends that few roles
 class CheckpointRequest:
     """One checkpoint, from the command to the roles until their replies."""
 
-    def __init__(self, control: Supervisor, folder: Path) -> None:
-        self._control, self._folder = control, folder
+    def __init__(self, control: Supervisor, folder: Path, over: Callable[[bool], None]) -> None:
+        """`over` is told at the end whether it is whole."""
+        self._control, self._folder, self._over = control, folder, over
         self._wrote: set[str] = set()
         self._gone: dict[str, str] = {}
         self._failed: dict[str, str] = {}
@@ -59,10 +62,24 @@ class CheckpointRequest:
                 self._reuse_last_file(name)
             except (OSError, CheckpointError) as failure:
                 self._failed[name] = str(failure)
+        if not self._failed:
+            self._keep_files_of_absent_roles()
         for name, why in self._failed.items():
             control.event("checkpoint failed", name, why.removeprefix(name).removeprefix(":").strip())
         control.absent = {name: control.absent.get(name, False) for name in self._gone}
-        control.session.saved(self._folder, not self._failed)
+        self._over(not self._failed)
+
+    def _keep_files_of_absent_roles(self) -> None:
+        """Of roles that the graph has no replica of now."""
+        control, newest = self._control, self._control.session.newest()
+        if newest is None:
+            return
+        for node in control.program.nodes.keys() - {node for node, _ in control.running.values()}:
+            for path in sorted(newest.glob(f"{node}-*.safetensors")):
+                try:
+                    link(path, self._folder / path.name)
+                except OSError as failure:
+                    self._failed[path.stem] = str(failure)
 
     def _reuse_last_file(self, name: str) -> None:
         """Put a role's file of the newest checkpoint into this one; a role that has none will start without."""

@@ -13,7 +13,24 @@ from typing import Any
 from shoal.core import Wait
 from shoal.errors import ProgramError
 
-__all__ = ["ControlHandle"]
+__all__ = ["ControlHandle", "ControlRequest"]
+
+
+class ControlRequest:
+    """A request that was sent to the supervisor."""
+
+    def __init__(self, replies: dict[int, Any], identity: int, op: str) -> None:
+        self._replies, self._identity, self._op = replies, identity, op
+
+    def answered(self) -> Wait:
+        return Wait(lambda: self._identity in self._replies, "control", f"{self._op} to be carried out")
+
+    async def result(self) -> Any:
+        await self.answered()
+        reply = self._replies.pop(self._identity)
+        if reply["error"]:
+            raise ProgramError(reply["error"])
+        return reply["result"]
 
 
 class ControlHandle:
@@ -26,17 +43,19 @@ class ControlHandle:
         self._emit, self._replies = emit, replies
         self._identity = itertools.count(incarnation << 32)  # so a reply to a predecessor is not taken for ours
 
-    async def _request(self, op: str, *arguments: Any, **values: Any) -> Any:
+    def _send(self, op: str, *arguments: Any, **values: Any) -> ControlRequest:
         identity = next(self._identity)
         self._emit({"kind": "control", "op": op, "id": identity, "arguments": arguments, "values": values})
-        await Wait(lambda: identity in self._replies, "control", f"{op} to be carried out")
-        reply = self._replies.pop(identity)
-        if reply["error"]:
-            raise ProgramError(reply["error"])
-        return reply["result"]
+        return ControlRequest(self._replies, identity, op)
+
+    async def _request(self, op: str, *arguments: Any, **values: Any) -> Any:
+        return await self._send(op, *arguments, **values).result()
 
     async def scale(self, role: str, count: int) -> None:
         await self._request("scale", role, count)
+
+    def begin_scale(self, role: str, count: int) -> ControlRequest:
+        return self._send("scale", role, count)
 
     async def pause(self, role: str) -> None:
         await self._request("pause", role)

@@ -28,6 +28,7 @@ class Session(Protocol):
 
     def begin(self, control: Supervisor) -> None: ...
     def tick(self, control: Supervisor) -> None: ...
+    def save_soon(self) -> bool: ...  # checkpoint as soon as possible; False: this session saves nothing
     def saved(self, folder: Path, ok: bool) -> None: ...
     def newest(self, instance: str | None = None) -> Path | None: ...  # of an instance: one whose file of it is not damaged
     def end(self, control: Supervisor, reason: str, error: str | None) -> None: ...
@@ -73,6 +74,7 @@ class Supervisor(ABC):
         self._paused = set(first)  # these two outlive an instance's incarnations
         self._values: dict[str, dict[str, Any]] = {}
         self._settings: dict[str, Any] = {}  # what `change` has changed
+        self._savers: list[Callable[[], None]] = []  # what waits for the next checkpoint
         self._identity = itertools.count(1)
         self.permits = {counter: Permits(most) for counter, most in program.limits.items()}
 
@@ -162,10 +164,17 @@ class Supervisor(ABC):
     def checkpoint(self, folder: Path) -> None:
         """Every stateful role writes its file into `folder`; then `session.saved` is called."""
         folder.mkdir(parents=True, exist_ok=True)
+        savers, self._savers = self._savers, []
+
+        def over(ok: bool) -> None:
+            self.session.saved(folder, ok)
+            for saver in savers:
+                saver()
+
         if names := sorted(self.stateful & self.running.keys()):
-            CheckpointRequest(self, folder).begin(names)
+            CheckpointRequest(self, folder, over).begin(names)
         else:
-            self.session.saved(folder, False)
+            over(False)
 
     def settle(self, seconds: float) -> None:
         """Continue until every command is answered (a last checkpoint), at most for `seconds`."""
@@ -244,21 +253,29 @@ class Supervisor(ABC):
 
     def scale(self, role: str, count: int, patience_seconds: float = 10.0, done: OnReply | None = None) -> None:
         """Start replicas, or drain the newest ones, until `count` run. A role that waits within its step for longer than
-        `patience_seconds` is ended there."""
+        `patience_seconds` is ended there. One with a state is saved first if none of it is left: later it continues from there."""
         node = self._node(role)
         if not node.least <= count <= node.most:
             raise ProgramError(f"{role} may have {node.least} to {node.most} replicas, not {count}")
         alive = sorted(index for name, index in self.running.values() if name == role)
         more = [i for i in range(node.most) if i not in alive][: max(0, count - len(alive))]
         less = list(reversed(alive))[: max(0, len(alive) - count)]
-        self.event("scale", role, f"{len(alive)} -> {count} replicas")
+        if more or less:
+            self.event("scale", role, f"{len(alive)} -> {count} replicas")
         all_done = after_all(len(more) + len(less), done or (lambda result, error: None))
         for index in more:
             self._awaiting_start.setdefault(instance_name(role, index), []).append(all_done)
             self.enrol(role, index)
             self._spawn(role, index)
-        for index in less:
-            self._drain(role, index, patience_seconds, all_done)
+
+        def drain() -> None:
+            for index in less:
+                self._drain(role, index, patience_seconds, all_done)
+
+        if count or not any(instance_name(role, index) in self.stateful for index in less) or not self.session.save_soon():
+            drain()
+        else:
+            self._savers.append(drain)
 
     def enrol(self, node: str, index: int) -> None:
         """From now on the graph has this instance."""
@@ -273,7 +290,9 @@ class Supervisor(ABC):
     def _drain(self, node: str, index: int, patience_seconds: float, then: OnReply) -> None:
         """Remove an instance from the graph; it ends between two steps."""
         name = instance_name(node, index)
-        self.running.pop(name)
+        if self.running.pop(name, None) is None:
+            then(None, None)  # it was drained in the meantime
+            return
 
         def done(result: Any, error: str | None) -> None:
             self.membership(node, index, alive=False)

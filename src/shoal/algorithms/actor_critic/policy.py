@@ -48,7 +48,7 @@ class ActorCriticPolicy(ModelPolicy[ActorCriticModel]):
             found["logits"] = output.params
         else:
             found["mean"], found["log_std"] = output.params.chunk(2, -1)
-        if not net.central:
+        if not (net.central or net.stateful):
             found["value"] = output.value
         return {**found, "state": output.state} if net.recurrent else found
 

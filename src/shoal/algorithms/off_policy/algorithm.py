@@ -42,8 +42,9 @@ class OffPolicyActorCritic(Algorithm):
                               "learns from transitions, which have no past; turn both off, or use r2d2 for discrete actions")
         if net.separate_value:
             raise ConfigError(f"net.separate_value = True: the critics of {self.name} are nets of their own anyway; drop it")
-        if net.central_value:
-            raise ConfigError(f"net.central_value = True: the critics of {self.name} see what its policy sees; use an algorithm "
+        if net.central_value or net.state_value:
+            which = "central" if net.central_value else "state"
+            raise ConfigError(f"net.{which}_value = True: the critics of {self.name} see what its policy sees; use an algorithm "
                               "that learns from unrolls (ppo, a2c, appo, vtrace)")
         self.config = config
         self.plan = AlgorithmPlan.of(spec, net, seats, config.normalise_observations, contrast)

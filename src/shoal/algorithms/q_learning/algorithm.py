@@ -106,8 +106,8 @@ class QLearning(Algorithm, Generic[C]):
                 f"{self.name} cannot act in {spec.name}: it needs one value for each action, but the action space is "
                 f"{spec.action_space}; use an environment with Discrete actions, or sac, td3, ddpg, ppo or vtrace"
             )
-        if net.separate_value or net.central_value:
-            which = "separate" if net.separate_value else "central"
+        if net.separate_value or net.central_value or net.state_value:
+            which = "separate" if net.separate_value else "central" if net.central_value else "state"
             raise ConfigError(f"net.{which}_value = True: {self.name} has no value function apart from its q-values; drop it")
         self.actions = int(spec.action_space.n)
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.core import DirectCopy, Sink, Source, Wait
+from shoal.core import DirectCopy, Source, StreamEnd, Wait
 from shoal.errors import ProgramError, WireError
 from shoal.runtime.wires.lanes import (
     CONSUMED,
@@ -91,7 +91,7 @@ class StreamWire(Wire):
         self.memory = allocator.memory(lanes * self.lane_bytes)
         self.channels = [(allocator.channel(2 * self.depth), allocator.channel(2 * self.depth)) for _ in range(lanes)]
 
-    def attach(self, end: str, member: int, incarnation: int) -> Sink | Source:
+    def attach(self, end: str, member: int, incarnation: int) -> StreamEnd | Source:
         if end == "sink":
             consumers = [c for c in range(self.members("source")) if self.joins(member, c)]
             return StreamSink(self, [Lane(self, member, c) for c in consumers], incarnation)
@@ -216,6 +216,9 @@ class StreamSink:
         lane.words[DROPPED] = tallied(int(lane.words[DROPPED]), int(lane.headers[number][SEQUENCE]))
         lane.headers[number][STATE] = FREE
         self._free[lane_number].append(number)
+
+    def free(self) -> Wait:
+        return self._wait
 
     async def slot(self) -> StreamSlot:
         """A slot to write into: a free one of the next consumer, or of the one after it."""
