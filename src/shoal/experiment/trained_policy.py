@@ -38,7 +38,7 @@ class TrainedPolicy:
         self._wants_previous = "prev_action" in algorithm.record.layout.fields
         stored = algorithm.record.layout.fields.get("observation")
         own = set(observation_space.spaces) if isinstance(observation_space, gym.spaces.Dict) else set()
-        self._without_state = isinstance(stored, dict) and set(stored) == {SEEN, STATE} != own  # values saw a state; policies do not
+        self._without_state = isinstance(stored, dict) and set(stored) == {SEEN, STATE} != own  # only values see a state
         self._rng = torch.Generator().manual_seed(0)
         self.reset()
 
