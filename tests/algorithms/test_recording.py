@@ -10,7 +10,7 @@ import torch
 from shoal import algorithms, envs
 from shoal.acting import Progress
 from shoal.algorithms import curl, ddpg, dqn, r2d2, sac, td3
-from shoal.device import cpu_graph
+from shoal.device import cpu_graph, kernel_program
 from shoal.device.cpu_graph import RecordedFunction
 from shoal.learning import phases_due
 from shoal.nets import NetConfig
@@ -81,6 +81,12 @@ def test_replayed_update_has_the_same_bits(case):
     np.testing.assert_array_equal(plain.priorities, replayed.priorities)
     made = recordings(replayed)
     assert made and all(made) == (case != "r2d2")  # previous actions are checked before they are encoded: a number is read
+
+
+def test_without_an_interpreter(monkeypatch):
+    """A PyTorch that has lost its interpreter of graphs: kernels are called from Python."""
+    monkeypatch.setattr(kernel_program, "INTERPRETED", False)
+    test_replayed_update_has_the_same_bits("sac")
 
 
 def test_parameters_that_lie_elsewhere():

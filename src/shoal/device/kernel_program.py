@@ -4,7 +4,7 @@ From Python a kernel of a small network takes a microsecond or more before it co
 and matched with its declaration. The interpreter of TorchScript graphs does without: of 80 kernels of SAC's critics (64-64, batches
 of 128) it needs two thirds of the time, of kernels on nothing but single numbers half. It runs the same kernels on the same memory
 in the same order, so it computes the same bits. Nothing is compiled or optimised. A kernel that a graph cannot express is called
-from Python, between two graphs.
+from Python, between two graphs; so are all kernels where PyTorch has no such interpreter.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ __all__ = ["Kernel", "program_of"]
 
 MEMORY_FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2}  # as graphs know them
 NUMBERS = (torch.float32, torch.float64, torch.int64)  # of tensors whose kernels round a number as a tensor of one is rounded
+INTERPRETED = hasattr(torch._C, "_create_function_from_graph")  # private in PyTorch, and TorchScript is deprecated: it may go
 
 
 class Kernel(NamedTuple):
@@ -45,6 +46,8 @@ def results_of(result: Any) -> list[torch.Tensor]:
 
 def program_of(kernels: Sequence[Kernel]) -> Callable[[], None]:
     """Runs them one after the other."""
+    if not INTERPRETED:
+        return partial(_one_by_one, [_plain(kernel) for kernel in kernels])
     parts: list[Callable[[], Any]] = []
     graph: _Graph | None = None
     for kernel in kernels:
