@@ -68,9 +68,9 @@ def test_players_begin_and_end(tmp_path, capsys):
     assert done["league_exploiter_1"] == 0 and list(run.policies) == ["main", "main_exploiter", "league_exploiter_0"]
     record = LeagueRecord(RunDir.open(folder))
     assert record.playing == {"main"} and record.table.played == record.table.reports
-    for name in ("main_exploiter", "league_exploiter_0"):  # saved at the very end
-        last = record.players[name][2][-1]
-        assert record.vault.about(last)["steps"] == done[name] == record.players[name][0]
+    for name in ("main_exploiter", "league_exploiter_0"):  # saved at the end; its learner may have had a few slots left
+        saved = record.vault.about(record.players[name][2][-1])["steps"]
+        assert 0 <= done[name] - saved <= 16 and record.players[name][1] == saved
     assert main(["league", str(folder)]) == 0
     out = capsys.readouterr().out
     assert "has ended" in out and "has not begun" in out
