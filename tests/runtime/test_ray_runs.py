@@ -173,17 +173,18 @@ def test_train_kill_interrupt_and_resume(tmp_path):
 
 
 def test_modules_of_the_working_directory(tmp_path, ray_cluster):
-    """An algorithm and a network of the user's own, from a folder that the cluster's nodes know nothing of."""
+    """An algorithm and a network of the user's own, from a folder that the cluster's nodes know nothing of. It makes as many updates
+    as it was asked for, and not one more."""
     for name in ("my_algorithm.py", "my_net.py"):
         (tmp_path / name).write_text(FILES[name])
     command = [SHOAL, "train", "--algorithm", "my_algorithm:Luck", "--architecture", "actor_learner", "CartPole-v1",
                "--net.module", "my_net:Fourier", "--runtime", "ray", "--ray.address", ray_cluster.address, "--actors", "1",
-               "--architecture.batch-slots", "1", "--max-env-steps", "400", "--no-eval.enabled", "--console.mode", "none",
+               "--architecture.batch-slots", "1", "--max-learner-steps", "7", "--no-eval.enabled", "--console.mode", "none",
                "--no-tensorboard", "--run-dir", "run"]
     done = subprocess.run(command, cwd=tmp_path, env=clean(""), capture_output=True, text=True, timeout=2 * PATIENCE)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["stopped_by"] == "env_steps" and summary["learner_steps"] > 0 and summary["restarts"] == 0
+    assert summary["stopped_by"] == "learner_steps" and summary["learner_steps"] == 7 and summary["restarts"] == 0
     assert (tmp_path / "run" / "logs" / "learner-0.log").read_text().count("on node") == 1
 
 
