@@ -173,8 +173,8 @@ def test_train_kill_interrupt_and_resume(tmp_path):
 
 
 def test_modules_of_the_working_directory(tmp_path, ray_cluster):
-    """An algorithm and a network of the user's own, from a folder that the cluster's nodes know nothing of. It makes as many updates
-    as it was asked for, and not one more."""
+    """An algorithm and a network of the user's own, from a folder that the cluster's nodes know nothing of. It makes as many
+    updates as it was asked for, and not one more."""
     for name in ("my_algorithm.py", "my_net.py"):
         (tmp_path / name).write_text(FILES[name])
     command = [SHOAL, "train", "--algorithm", "my_algorithm:Luck", "--architecture", "actor_learner", "CartPole-v1",

@@ -8,7 +8,7 @@ that is drawn from the one also cuts its share of the other, so nobody waits at 
 seed, the epoch and the window alone. A checkpoint holds a few numbers, and a resumed run continues with the very next item.
 
 Several readers (--data.readers) share the files: each has its own, and is to a learner what a shard of a replay table is. Every
-batch has items of all of them, in proportion to what they have. One that was killed begins its files anew.
+batch has items of all of them, in proportion to what they have. One that was killed continues from the newest checkpoint.
 
 Only items that are made of recorded steps alone can be read like this. Others need a net (recurrent states, first priorities) or
 are drawn by priorities: they lie in a table (demonstrations.py).
