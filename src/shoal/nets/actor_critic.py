@@ -116,18 +116,6 @@ class ActorCriticNetwork(TrunkNetwork):
         T, B = x.shape[:2]
         return ActorCriticOutput(params.view(T, B, params.shape[1]), value.view(T, B), state, states if all_states else None)
 
-    @torch.no_grad()
-    def step(
-        self,
-        observation: Observation,
-        first: Tensor | None,
-        state: State,
-        prev_action: Tensor | None = None,
-        prev_reward: Tensor | None = None,
-    ) -> ActorCriticOutput:
-        """One step [B, ...] for acting, without gradients. ``first=None`` means that no episode starts."""
-        return self.forward(observation, first, state, prev_action, prev_reward)
-
     def forward(
         self,
         observation: Observation,
@@ -136,10 +124,12 @@ class ActorCriticNetwork(TrunkNetwork):
         prev_action: Tensor | None = None,
         prev_reward: Tensor | None = None,
     ) -> ActorCriticOutput:
-        """The same with gradients."""
+        """One step [B, ...]. ``first=None`` means that no episode starts."""
         x, state = self.trunk.step(observation[SEEN] if self.stateful else observation, first, state, prev_action, prev_reward)
         params, value = self._read(x, None if self.central or self.stateful else observation)
         return ActorCriticOutput(params, value, state)
+
+    step = torch.no_grad()(forward)  # for acting
 
     def final_values(
         self,

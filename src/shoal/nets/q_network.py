@@ -125,18 +125,6 @@ class QNetwork(TrunkNetwork):
         x, state, states = self.trunk.unroll(observation, first, state, prev_action, prev_reward)
         return QOutput(self._values(self._read(x)), state, states)
 
-    @torch.no_grad()
-    def step(
-        self,
-        observation: Observation,
-        first: Tensor | None,
-        state: State,
-        prev_action: Tensor | None = None,
-        prev_reward: Tensor | None = None,
-    ) -> QOutput:
-        """One step [B, ...] for acting, without gradients and noise. ``first=None`` means that no episode starts."""
-        return self.estimate(observation, first, state, prev_action, prev_reward)
-
     def estimate(
         self,
         observation: Observation,
@@ -145,9 +133,11 @@ class QNetwork(TrunkNetwork):
         prev_action: Tensor | None = None,
         prev_reward: Tensor | None = None,
     ) -> QOutput:
-        """The same with gradients."""
+        """One step [B, ...] for acting, without noise. ``first=None`` means that no episode starts."""
         x, state = self.trunk.step(observation, first, state, prev_action, prev_reward)
         return QOutput(self._values(self._read(x)), state, {})
+
+    step = torch.no_grad()(estimate)  # for acting
 
     def _values(self, found: Tensor) -> Tensor:
         return c51.expected(found, self.support) if self.atoms else found
