@@ -16,6 +16,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from shoal.core import Call, Group, GroupMember, Me, Publisher, Shared, Source, Tree
+from shoal.device.heap import keep_freed_memory
 from shoal.device.transfer import DeviceEvent
 from shoal.device.weight_handoff import DeviceWeights, WeightHandoff
 from shoal.errors import GroupChanged
@@ -55,6 +56,7 @@ class Learner:
         """
         parts = parts.on(me.index)
         parts.hardware.enter()
+        keep_freed_memory()
         self.me, self.weights, self.handoff = me, weights, handoff
         self.group: Group | None = group_on(me, parts, group)
         self.batches = consumer_end(me, parts, batches, intake or Intake())
