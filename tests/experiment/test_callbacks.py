@@ -80,7 +80,8 @@ def test_what_it_raises_is_told(tmp_path):
     run = shoal.train("a2c", "CartPole-v1", run_dir=str(tmp_path / "run"), callbacks=[Broken(), diary], **QUIET)
     assert run.summary["stopped_by"] == "env_steps" and diary.of("end")
     told = [row["text"] for row in lines(run, "event") if row["event"] == "callback failed"]
-    assert told and set(told) == {"Broken.on_metrics raised RuntimeError: no route to the tracker"}
+    assert re.fullmatch(r"Broken.on_metrics raised RuntimeError: no route to the tracker \(test_callbacks.py, line \d+\)", told[0])
+    assert all(text.startswith(told[0]) and text.endswith("0 times so far") for text in told[1:])
 
 
 def test_leaving_is_not_allowed(tmp_path):
@@ -186,8 +187,8 @@ def interrupt(method):
 @pytest.mark.parametrize(("do", "processes", "end", "said"), [
     (lambda method: None, 1, True, []),
     (leave, 2, False, ["its process ended with exit code 7; it was started again", "exit code 7; the callback is switched off"]),
-    (say_goodbye, 1, True, ["on_checkpoint raised SystemExit: 3"] * 2),
-    (interrupt, 1, True, ["on_checkpoint raised KeyboardInterrupt"] * 2),
+    (say_goodbye, 1, True, ["on_checkpoint raised SystemExit: 3"]),
+    (interrupt, 1, True, ["on_checkpoint raised KeyboardInterrupt"]),
     (lambda method: os._exit(0), 2, False,
      ["exit code 0; it was started again, and its process ended with exit code 0; the callback is switched"])],
     ids=["nothing", "os._exit", "sys.exit", "Ctrl-C", "os._exit in on_start"])

@@ -72,7 +72,7 @@ def test_python_knows_other_words_too():
     for key, ours in (("learning_rate", "algorithm.lr"), ("algorithm.learning_rate", "lr"), ("total_timesteps", "max_env_steps")):
         with pytest.raises(ConfigError, match=f"did you mean .*{ours}"):
             plan_of("impala", "CartPole-v1", None, None, {key: 1})
-    with pytest.raises(ConfigError, match=r"there is no setting 'lr'; did you mean algorithm\.lr\?"):
+    with pytest.raises(ConfigError, match=r"no setting 'lr'; did you mean algorithm\.lr\? Give algorithm=\{\"lr\": \.\.\.\}"):
         shoal.train("ppo", "CartPole-v1", lr=1e-3)
     with pytest.raises(ConfigError, match=r"there is no setting 'callback'; did you mean callbacks=\[\.\.\.\]\?"):
         shoal.train("impala", "CartPole-v1", callback=print)

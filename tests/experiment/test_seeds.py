@@ -76,6 +76,16 @@ def test_by_python(stopped, tmp_path):
     assert len(runs) == 3 and all(run.summary["env_steps"] >= 300 for run in runs)
 
 
+def test_a_seed_without_its_checkpoints(stopped, tmp_path):
+    """What a seed has done is not thrown away without a word."""
+    folder = tmp_path / "cut"
+    shutil.copytree(stopped / "cut", folder)
+    shutil.rmtree(folder / "seed-1" / "checkpoints")
+    with pytest.raises(ConfigError, match=r"seed-1 has done \d+ env steps and has no whole checkpoint.*remove that folder"):
+        shoal.resume(folder, trust=True)
+    assert (folder / "seed-1" / "metrics.jsonl").is_file() and not (folder / "seed-2").exists()
+
+
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_by_command(stopped, tmp_path, capsys, at_once):
     folder = tmp_path / "cut"
@@ -85,6 +95,7 @@ def test_by_command(stopped, tmp_path, capsys, at_once):
     shutil.copytree(folder / "seed-1", folder / "seed-2")  # killed before its first checkpoint
     for path in (folder / "seed-2" / "checkpoints").iterdir():
         shutil.rmtree(path)
+    (folder / "seed-2" / "summary.json").unlink()  # written with every checkpoint
     code, told = say(capsys, "resume", str(folder))
     assert code == 2 and "--trust" in told
     code, told = say(capsys, "resume", str(folder), "--trust")

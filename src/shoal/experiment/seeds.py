@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["SeedGroup", "SeedOptions", "SeedRuns", "resume_seeds", "train_seeds"]
 
 Launch = Callable[..., Run]
-MEASURED = ("eval_return", "train_return", "env_steps", "learner_steps", "seconds", "env_steps_per_second")
+MEASURED = ("eval_return", "eval_episodes", "train_return", "env_steps", "learner_steps", "seconds", "env_steps_per_second")
 LOOK_SECONDS = 0.2
 MOST_SEEDS = 10_000
 CHILD = """
@@ -224,6 +224,9 @@ def resume_seeds(launch: Launch, group: SeedGroup, overrides: Mapping[str, Any],
     for seed in group.seeds:
         rundir = group.rundir(seed)
         if not any(rundir.path.glob("checkpoints/[!.]*")):
+            if done := group.summary(seed).get("env_steps", 0):
+                raise ConfigError(f"{rundir.path} has done {done:,} env steps and has no whole checkpoint to resume from; to begin "
+                                  "this seed anew, remove that folder")
             todo[seed] = SeedPart(group.plan_of(seed))
         elif group.summary(seed).get("stopped_by") not in FINISHED or overrides.keys() & set(GOALS):
             with contextlib.suppress(NothingLeft):
@@ -305,7 +308,9 @@ def sentence(summary: Mapping[str, Any]) -> str:
         return f"{summary.get('finished', 0)} seeds finished, none evaluated"
     around = "" if found["low"] is None else f" (95 % interval {found['low']:,.2f} to {found['high']:,.2f})"
     each = ", ".join(f"{value:,.1f}" for value in found["values"])
-    return f"return {found['mean']:,.2f}{around} over {len(found['values'])} seeds: {each}"
+    count, episodes = len(found["values"]), summary.get("eval_episodes", {}).get("values", ())
+    rest = f", of {', '.join(f'{number:,.0f}' for number in episodes)} episodes" if len(episodes) == count else ""
+    return f"return {found['mean']:,.2f}{around} over {count} {'seed' if count == 1 else 'seeds'}: {each}{rest}"
 
 
 # ---------------------------------------------------------------------------------------------- side by side

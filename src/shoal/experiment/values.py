@@ -31,7 +31,7 @@ def _put(config: Any, path: list[str], value: Any, key: str, where: str) -> Any:
     if name not in _fields(config):
         known = list(keys(config)) if _fields(config) else []
         inside = f"in {where}: " if where else ""
-        raise ConfigError(f"{inside}there is no setting {key!r}{_meant(key.split('.')[-1], known)}")
+        raise ConfigError(f"{inside}there is no setting {key!r}{_meant(key.split('.')[-1], known, not where)}")
     current = getattr(config, name)
     if rest:
         return dataclasses.replace(config, **{name: _put(current, rest, value, key, where)})
@@ -43,13 +43,14 @@ def _put(config: Any, path: list[str], value: Any, key: str, where: str) -> Any:
     return dataclasses.replace(config, **{name: fit_type(_hint(config, name), value, key, where)})
 
 
-def _meant(name: str, known: list[str]) -> str:
+def _meant(name: str, known: list[str], in_python: bool) -> str:
     sections = ("", *(f"{section}." for section in SECTIONS))
     ours = next((key for section in sections if (key := translated(name, [f"{section}{key}" for key in known]))), None)
     if ours is None:  # a name without its section
         ours = next((key for key in known if key.endswith(f".{name}")), None)
     if ours:
-        return f"; did you mean {ours}?"
+        section, _, rest = ours.rpartition(".")
+        return f"; did you mean {ours}?" + (f' Give {section}={{"{rest}": ...}}' if section in SECTIONS and in_python else "")
     hint = closest(name, known, "there are")
     return hint if len(known) <= MANY or hint.startswith("; did you mean") else "; `shoal train PRESET ENV --help` lists them"
 

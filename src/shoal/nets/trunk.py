@@ -115,7 +115,12 @@ class TrunkNetwork(nn.Module):
         if self.trunk.sees_previous:
             raise ConfigError("this network sees its previous action and reward (--net.prev-action-reward), which a call of the "
                               "module does not have; use run.policy.act")
-        return self.initial_state(rows_of(observation)) if state is None else state
+        rows = rows_of(observation)
+        if state is None:
+            return self.initial_state(rows)
+        if {len(part) for part in state.values()} - {rows}:
+            raise ConfigError(f"state has other rows than the observation, which has {rows}; give the state of the same rows")
+        return state
 
 
 def fold(observation: Observation) -> Observation:

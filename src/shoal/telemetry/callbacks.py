@@ -1,16 +1,18 @@
 """What users let a run call: `shoal.train(..., callbacks=[MyCallback()])`.
 
 Each callback has a thread of its own in the driver and is called one thing after the other. Training never waits for it: metrics
-that come while it is busy are replaced by newer ones, everything else is kept for it. What it raises is told as an event, and it is
-called again the next time. What ends a process (os._exit, a crash of a C library) would end the driver: a class that says
-`own_process = True` is called in a process of its own (experiment/callback_process.py).
+that come while it is busy are replaced by newer ones, everything else is kept for it. What it raises is told as an event (the same
+thing again the 10th and the 100th time), and it is called again the next time. What ends a process (os._exit, a crash of a C
+library) would end the driver: a class that says `own_process = True` is called in a process of its own
+(experiment/callback_process.py).
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections import deque
+import traceback
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -101,7 +103,7 @@ class CallsHere:
         try:
             method(*due.arguments)
         except BaseException as error:  # whatever a user's code raises, sys.exit() too
-            return f"raised {type(error).__name__}: {error}"
+            return f"raised {type(error).__name__}: {error}{_where(error)}"
         return None
 
     def close(self) -> None:
@@ -111,6 +113,12 @@ class CallsHere:
         return False  # a thread cannot be ended
 
 
+def _where(error: BaseException) -> str:
+    """The line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is that of the call
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+
+
 class CallbackOutput:
     """The output that calls one Callback."""
 
@@ -118,6 +126,7 @@ class CallbackOutput:
         self._caller, self._name = caller or CallsHere(callback), type(callback).__name__
         self._calls: deque[Due] = deque()
         self._complaints: deque[str] = deque()
+        self._told: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._closed = False
         self._evaluated: float | None = None
@@ -174,8 +183,15 @@ class CallbackOutput:
     def _work(self) -> None:
         while (due := self._next()) is not None:
             if (wrong := self._caller(due)) is not None:
-                self._complaints.append(f"{self._name}.{due.method} {wrong}")
+                self._complain(f"{self._name}.{due.method} {wrong}")
         self._caller.close()
+
+    def _complain(self, text: str) -> None:
+        """A callback that fails at every call is told of seldom."""
+        self._told[text] += 1
+        times = self._told[text]
+        if math.log10(times).is_integer():
+            self._complaints.append(text if times == 1 else f"{text}; {times:,} times so far")
 
     def _next(self) -> Due | None:
         with self._changed:

@@ -74,6 +74,6 @@ def _tensors(value: Any, leaf: Any, name: str) -> Tree:
     shape, dtype = leaf
     tensor = torch.as_tensor(value)
     if tuple(tensor.shape[1:]) != shape or not tensor.dim():
-        hint = "; it is a single one: give a batch, as observation[None]" if tuple(tensor.shape) == shape else ""
+        hint = f"; it is a single one: give a batch, as {name}[None]" if tuple(tensor.shape) == shape else ""
         raise ConfigError(f"{name} has the shape {tuple(tensor.shape)}, and the network takes {('N', *shape)}{hint}")
     return tensor.float() if dtype.startswith("float") else tensor
