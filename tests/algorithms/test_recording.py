@@ -126,6 +126,27 @@ def test_recording_that_takes_much_memory(monkeypatch):
     assert [one for shape in function._shapes.values() for one in shape.recordings.values()] == [None]
 
 
+@pytest.mark.parametrize("interpreter", [True, False])
+def test_kernels_of_every_kind(interpreter, monkeypatch):
+    """Kernels with namesakes that take the same arguments (max of a tensor, max of two), numbers in the place of tensors, results
+    without memory of their own, lists, types: replayed on other numbers they have the bits of the function."""
+    monkeypatch.setattr(kernel_program, "INTERPRETED", kernel_program.INTERPRETED and interpreter)
+
+    def work(given):
+        x, n = given["x"], given["n"]
+        joined = torch.cat([x.relu(), (x * 0.1 - 3).clamp(-1, 1), torch.where(x > 0, x, 0.0)])
+        best, where = joined.max(0)
+        return torch.stack([x.max(), x.min(), x.sum(dtype=torch.float64).float() / 3, (n * 2 + 1).float().mean(), best.mean(),
+                            where.double().mean().float(), x.sort()[0][0, 0], (2 - x).square().mean(), torch.ones_like(x).sum()])
+
+    recorded = RecordedFunction(work)
+    for seed in range(8):
+        rng = torch.Generator().manual_seed(seed)
+        given = {"x": torch.randn(5, 7, generator=rng), "n": torch.randint(9, (6,), generator=rng)}
+        assert torch.equal(recorded(given), work(given))
+    assert [one for shape in recorded._shapes.values() for one in shape.recordings.values() if one is not None]
+
+
 def test_recording_imports_no_compiler():
     """PyTorch would import its compiler in the middle of a run, which takes seconds."""
     code = ("import sys, torch; from shoal.device import cpu_graph; cpu_graph.WARM_UPS = 1; x = torch.ones(2);"

@@ -146,7 +146,8 @@ class Recorder(TorchDispatchMode):
             self.kernels.append(Kernel(func, args, kwargs, tuple(results)))
             return
         kernel, names = into
-        given = {name: value for name, value in kwargs.items() if name not in FACTORY}
+        takes = {one.name for one in kernel._schema.arguments}  # a sum takes a dtype with its memory, an empty tensor does not
+        given = {name: value for name, value in kwargs.items() if name in takes}
         self.kernels.append(Kernel(kernel, args, {**given, **dict(zip(names, results, strict=True))}))
 
     def _held(self, tensor: torch.Tensor) -> torch.Tensor:
