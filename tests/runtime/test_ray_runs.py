@@ -194,7 +194,7 @@ def test_a_league_on_a_cluster(tmp_path):
     run = shoal.train("league", "shoal/RockPaperScissors-v0", runtime="ray", actors=1, run_dir=str(tmp_path / "run"),
                       max_env_steps=2500, **{"league.least_steps": 100, "league.most_steps": 200, "league.league_exploiters": 0,
                                              "algorithm.unroll": 4, "net.hidden": (8,), "eval.episodes": 4, "console.mode": "none",
-                                             "tensorboard": False})
+                                             "tensorboard": False, "architecture.envs_per_actor": 16})  # many small slots
     record = LeagueRecord(RunDir.open(run.directory))
     assert run.summary["error"] is None and all(policy["learner_steps"] for policy in run.summary["policies"].values())
     assert 0 < record.table.played == record.table.reports and set(record.snapshots) <= set(record.vault.names())
