@@ -24,6 +24,7 @@ MEASUREMENTS = {
     "means.json": ("`python -m benchmarks.means`", "performance.md"),
     "feed.json": ("`python -m benchmarks.feed`", "performance.md"),
     "startup.json": ("`python -m benchmarks.startup`", "performance.md"),
+    "small_updates.json": ("sac and dqn beside SB3; page faults of the throughput presets; by hand", "performance.md"),
     "dqn_update_time.json": ("processor time of dqn's updates beside SB3's, by hand", "performance.md"),
     "table_memory.json": ("`python -m benchmarks.table_memory`", "presets/apex.md"),
     "against-a24688d.json": ("`python -m benchmarks.against`", "performance.md"),

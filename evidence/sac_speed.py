@@ -56,20 +56,27 @@ CHEETAH = UpdateCase("HalfCheetah-v5", (256, 256), 256, 3e-4, faster=1.2, share=
 
 
 def ours(case: UpdateCase, seed: int, apart: bool) -> float:
-    """Env steps/s of shoal."""
+    """Env steps/s of shoal. A run in which too little was reported for a rate is made again, four times as long."""
+    found = once(case, seed, apart, SECONDS)
+    if not found > 0:
+        found = once(case, seed, apart, 4 * SECONDS)
+    if not found > 0:
+        raise RuntimeError(f"{case.env}: the run was too slow to have a rate")
+    return found
+
+
+def once(case: UpdateCase, seed: int, apart: bool, seconds: float) -> float:
+    """The same of one run; nan where there is no rate."""
     values = {"net.hidden": case.hidden, "replay.batch_size": case.batch,
               "replay.samples_per_insert": float(case.batch), "replay.min_size": START, "algorithm.random_steps": START,
               "eval.enabled": False, "console.mode": "none", "tensorboard": False}
     with temporary_run_folder() as folder:
         arguments = {"preset": LAYOUTS["apart" if apart else "turns"], "env": case.env, "seed": seed,
-                     "max_seconds": WARM_SECONDS + SECONDS,
+                     "max_seconds": WARM_SECONDS + seconds,
                      "run_dir": str(folder / "run"), **values}
         subprocess.run([sys.executable, "-m", "shoal.bench.training", json.dumps(arguments)], check=True, capture_output=True,
                        cwd=ROOT, timeout=300)
-        found = rate(marks_of(snapshots(folder / "run" / "metrics.jsonl")), WARM_SECONDS, looked=True)
-    if not found > 0:
-        raise RuntimeError(f"{case.env}: the run was too slow to have a rate")
-    return found
+        return rate(marks_of(snapshots(folder / "run" / "metrics.jsonl")), WARM_SECONDS, looked=True)
 
 
 def theirs(case: UpdateCase, seed: int, threads: int) -> float:
