@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -233,3 +234,17 @@ def test_value_on_a_full_disk(tmp_path, monkeypatch):
     control.tick(None, None)  # neither is asked
     assert control.mailbox.answer(name)["error"].startswith("No space left on device; nothing has changed")
     assert control.plan.experiment.algorithm.lr == plan().experiment.algorithm.lr
+
+
+def test_letters_that_wait_together(tmp_path, monkeypatch):
+    """Each is checked against what came before it; config.json is written once, and the roles are told once."""
+    written, told, noted = [], [], []
+    monkeypatch.setattr(RunDir, "save_config", lambda _, config: written.append(config["algorithm"]["lr"]))
+    control = RunControl(RunDir(tmp_path), plan(), 0)
+    given = ({"algorithm.lr": 0.5}, {"algorithm.lr": -1.0}, {"algorithm.lr": 0.25, "algorithm.entropy": 0.125})
+    names = [control.mailbox.post({"command": "set", "values": values}) for values in given]
+    control.tick(SimpleNamespace(change=told.append), SimpleNamespace(note_change=lambda text, values: noted.append(values)))
+    first, bad, last = [control.mailbox.answer(name) for name in names]
+    assert first["text"].endswith("-> 0.5") and last["text"].startswith("algorithm.lr 0.5 -> 0.25, ")
+    assert "-1" in bad["error"] and not bad["text"]
+    assert written == [0.25] and told == [given[2]] and noted == [given[0], given[2]]

@@ -24,9 +24,13 @@ RATIO = "replay.samples_per_insert"
 
 def live_keys(plan: Plan) -> list[str]:
     """All that may change in a run of this plan, as `shoal set` names it."""
+    return [key for key in keys(plan.experiment) if _may_change(plan, key)]
+
+
+def _may_change(plan: Plan, key: str) -> bool:
     experiment = plan.experiment
-    return [key for key in keys(experiment) if _declared(experiment, key) and (key != RATIO or _limited(plan))
-            and (not key.startswith("league.") or experiment.policies == "league")]
+    return (_declared(experiment, key) and (key != RATIO or _limited(plan))
+            and (not key.startswith("league.") or experiment.policies == "league"))
 
 
 def _limited(plan: Plan) -> bool:
@@ -46,14 +50,13 @@ def changed_plan(plan: Plan, values: Mapping[str, Any], running: bool = True) ->
     """The plan with these values; ConfigError where one of them cannot change, perhaps only while the run is running, or makes no
     sense."""
     experiment = with_values(plan.experiment, values, "")  # says it where there is no such value, or another kind is needed
-    live = live_keys(plan)
     for key in values:
         if key == RATIO and not _limited(plan):
             raise ConfigError(f"{key} does not fit a run without a replay table between actors and learner. What can change: "
-                              f"{', '.join(live)}")
-        if key not in live:
+                              f"{', '.join(live_keys(plan))}")
+        if not _may_change(plan, key):
             raise ConfigError(f"{key} cannot change during a run: networks, wires or stored data were made with it; start "
-                              f"another run. What can change: {', '.join(live)}")
+                              f"another run. What can change: {', '.join(live_keys(plan))}")
         if running and key.startswith("algorithm.") and _in_group(plan):
             raise ConfigError(f"{key} cannot change while several learners make one update: one of them would use it sooner than "
                               "the others, and they would drift apart; stop the run, set it, and resume")

@@ -1,13 +1,14 @@
 """What a run does with the letters in its mailbox: set, stop, pause, unpause, checkpoint.
 
-The session asks it ten times a second. All letters that wait are read together: a thousand changes cost as much as one.
+The session asks it ten times a second. All letters that wait are read together: config.json is written and the roles are told once
+for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.errors import ConfigError, ProgramError
 from shoal.experiment.config import Plan
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 __all__ = ["RunControl"]
 
 
+class _Change(NamedTuple):
+    """What one letter sets."""
+
+    letter: str
+    text: str
+    values: dict[str, Any]
+
+
 class RunControl:
     """What a user does to a live run."""
 
@@ -38,26 +47,27 @@ class RunControl:
         letters = self.mailbox.take()
         if not letters:
             return
-        values: dict[str, Any] = {}
+        before, changes, answers = self.plan, list[_Change](), list[tuple[str, str]]()
         for letter in letters:
             try:
-                text = self._obey(letter, control, session, values)
+                text = self._obey(letter, control, session, changes)
             except (ConfigError, ProgramError) as error:
                 self.mailbox.reply(letter.name, error=" ".join(str(error).split()))
-            except OSError as error:  # config.json could not be written: a full disk
-                self.mailbox.reply(letter.name, error=f"{error.strerror or error}; nothing has changed: make room, and try again")
             else:
                 if text:
-                    self.mailbox.reply(letter.name, text=text)
-        if values:
-            self._carry_out(values, control, session)
+                    answers.append((letter.name, text))
+        if changes:
+            answers += self._change(before, changes, control, session)
+        for name, text in answers:
+            self.mailbox.reply(name, text=text)
 
-    def _obey(self, letter: Letter, control: Supervisor, session: RunSession, values: dict[str, Any]) -> str:
-        """Do what a letter says; returns the answer, or nothing if that comes later. What is set is added to `values`."""
+    def _obey(self, letter: Letter, control: Supervisor, session: RunSession, changes: list[_Change]) -> str:
+        """Do what a letter says; returns the answer, or nothing if that comes later. What is to be set is added to `changes`."""
         content = letter.content
         command = content.get("command")
         if command == "set" and isinstance(content.get("values"), dict):
-            return self._set(content["values"], control, session, values)
+            changes.append(self._set(letter.name, content["values"], control))
+            return ""
         if command == "stop":
             control.stop("stop")
             return "it writes a checkpoint and ends"
@@ -76,16 +86,30 @@ class RunControl:
         self._saving = []
 
     # ------------------------------------------------------------------ values
-    def _set(self, given: Mapping[str, Any], control: Supervisor, session: RunSession, values: dict[str, Any]) -> str:
+    def _set(self, letter: str, given: Mapping[str, Any], control: Supervisor) -> _Change:
+        """Check what is given against all that came before it."""
         plan = changed_plan(self.plan, given)
         if "actors" in given:
             self._check_actors(given["actors"], control)
-        self.rundir.save_config(plan_to_json(plan, self.resumed))  # first: a run that dies now resumes with it
         before, self.plan = self.plan, plan
-        changes = [f"{key} {_value(before, key)} -> {_value(plan, key)}" for key in given]
-        values.update({key: _value(plan, key) for key in given})
-        session.note_change(", ".join(changes), {key: _value(plan, key) for key in given})
-        return ", ".join(changes)
+        text = ", ".join(f"{key} {_value(before, key)} -> {_value(plan, key)}" for key in given)
+        return _Change(letter, text, {key: _value(plan, key) for key in given})
+
+    def _change(self, before: Plan, changes: Sequence[_Change], control: Supervisor, session: RunSession) -> list[tuple[str, str]]:
+        """Make these changes; returns the answers to their letters."""
+        try:
+            self.rundir.save_config(plan_to_json(self.plan, self.resumed))  # first: a run that dies now resumes with it
+        except OSError as error:  # a full disk
+            self.plan = before
+            for change in changes:
+                self.mailbox.reply(change.letter, error=f"{error.strerror or error}; nothing has changed: make room, and try again")
+            return []
+        values: dict[str, Any] = {}
+        for change in changes:
+            session.note_change(change.text, change.values)
+            values.update(change.values)
+        self._carry_out(values, control, session)
+        return [(change.letter, change.text) for change in changes]
 
     def _check_actors(self, count: int, control: Supervisor) -> None:
         role = self.plan.architecture.scaled_role
