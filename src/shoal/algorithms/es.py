@@ -33,20 +33,45 @@ from shoal.algorithms.common.plan import AlgorithmPlan, weights_layout
 from shoal.algorithms.evolution.learn import EvolutionLearn
 from shoal.algorithms.evolution.model import EvolutionModel, EvolutionPolicy, PerturbedMembers
 from shoal.algorithms.evolution.noise import NoiseTable
-from shoal.algorithms.records.scores import Scores
+from shoal.algorithms.records.moments import moment_fields
 from shoal.algorithms.records.spaces import observation_fields
+from shoal.algorithms.records.step_view import StepViewer
 from shoal.errors import ConfigError
 from shoal.learning import Algorithm, Tolerance
 from shoal.ops.evolution import Shaping
 from shoal.options import Options, number
-from shoal.slots import Layout
+from shoal.population import ScoreRecord
+from shoal.slots import Field, Layout
 from shoal.telemetry.metrics import Metric
 
 if TYPE_CHECKING:
     from shoal.envs import EnvSpec
     from shoal.nets import NetConfig
 
-__all__ = ["ES", "Config"]
+__all__ = ["ES", "Config", "Scores"]
+
+
+@dataclass(frozen=True)
+class Scores(ScoreRecord):
+    """A return and a number of decisions for every member."""
+
+    seats: int
+    members: int
+    episodes: int
+    mask_size: int = 0
+    observation_moments: int = 0
+    """How many numbers of an observation are normalised; 0 for none."""
+    previous: bool = False
+
+    @property
+    def layout(self) -> Layout:
+        one = Field((self.members,), "float64")
+        moments = {"observation_moments": moment_fields(self.observation_moments)} if self.observation_moments else {}
+        return Layout({"score": one, "decisions": one, **moments})
+
+    def viewer(self, seats: int) -> StepViewer:
+        return StepViewer()
+
 
 LONGEST_EPISODE = 10_000  # of environments that do not say where theirs end
 

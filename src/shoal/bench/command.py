@@ -86,8 +86,8 @@ def run_suite(suite: Suite, results: ResultsFolder, only: str = "", many: int = 
 
 
 def _run_jobs(suite: Suite, jobs: Sequence[Job], results: ResultsFolder, only: str, many: int, variant: str, again: bool) -> int:
-    from shoal.bench.report_files import write_files
     from shoal.bench.result_columns import count, failed
+    from shoal.bench.results_folder import write_files
     from shoal.bench.run_folders import remove_stale_folders
 
     results.check_suite(suite.title, variant)
@@ -153,7 +153,7 @@ def _stoppable() -> Iterator[None]:
 
 
 def _run_all(waiting: Sequence[Job], places: dict[str, int], results: ResultsFolder, many: int) -> None:
-    from shoal.bench.report_files import write_files
+    from shoal.bench.results_folder import write_files
 
     found = checkout.benchmarks()
     meter: AbstractContextManager[checkout.LimitMeter | None]

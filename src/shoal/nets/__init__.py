@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         GaussianActor,
         PolicyNetwork,
         SquashedGaussianActor,
+        StackedValues,
         build_actor,
         build_critic,
         build_gaussian_actor,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from shoal.nets.flat import flat_grad, flatten
     from shoal.nets.heads import ActionHead
     from shoal.nets.q_network import HeadConfig, QNetwork, QOutput, build_q
-    from shoal.nets.stacked import StackedValues
 
 __all__ = ["ActionHead", "ActorCriticNetwork", "ActorCriticOutput", "Critic", "DeterministicActor", "GaussianActor", "HeadConfig",
            "NetConfig", "PolicyNetwork", "QNetwork", "QOutput", "SquashedGaussianActor", "StackedValues", "build", "build_actor",
@@ -56,7 +56,7 @@ _HOME = {
     "QNetwork": "q_network",
     "QOutput": "q_network",
     "SquashedGaussianActor": "continuous",
-    "StackedValues": "stacked",
+    "StackedValues": "continuous",
     "build": "actor_critic",
     "build_actor": "continuous",
     "build_critic": "continuous",

@@ -8,11 +8,16 @@
     action, scaled to [-1, 1] ───────┘
 
 Nets work with actions in [-1, 1], flat [N, D]; `ActionRange` scales them to the bounds of the space and back. All of them read
-single observations [N, ...]: they have no memory.
+single observations [N, ...]: they have no memory. Critics of the same shape are computed together (StackedValues): two small
+products take as long as one.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import gymnasium as gym
@@ -25,16 +30,16 @@ from shoal.nets.cores import autocasting
 from shoal.nets.encoder import Observation, encoder
 from shoal.nets.heads import ActionRange
 from shoal.nets.net_config import NetConfig
-from shoal.nets.stacked import StackedValues
-from shoal.nets.torsos import orthogonal
+from shoal.nets.torsos import ACTIVATIONS, orthogonal, set_orthogonal
 from shoal.nets.trunk import seeded
 from shoal.ops.distributions import gaussian_log_prob, tanh_gaussian_action, tanh_gaussian_from_noise, tanh_gaussian_log_prob
 
 LOG_STD = (-20.0, 2.0)  # of the squashed Gaussian; gradients vanish only outside of it
 PLAIN_LOG_STD = (-5.0, 2.0)  # of the Gaussian that is not squashed
 
-__all__ = ["Critic", "DeterministicActor", "GaussianActor", "PolicyNetwork", "SquashedGaussianActor", "bounded_range",
-           "build_actor", "build_critic", "build_gaussian_actor", "build_policy", "build_squashed_actor", "build_values"]
+__all__ = ["Critic", "DeterministicActor", "GaussianActor", "PolicyNetwork", "SquashedGaussianActor", "StackedValues",
+           "bounded_range", "build_actor", "build_critic", "build_gaussian_actor", "build_policy", "build_squashed_actor",
+           "build_values"]
 
 
 def build_actor(
@@ -228,6 +233,67 @@ class Critic(nn.Module):
 
     def forward(self, observation: Observation, action: Tensor) -> Tensor:
         return self.of_unit(observation, self._range.unit(action.flatten(1)))
+
+
+class StackedLinear(nn.Module):
+    """The weights of linear layers [count, N, inputs] -> [count, N, outputs]."""
+
+    def __init__(self, count: int, inputs: int, outputs: int, gain: float = math.sqrt(2)) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(count, outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(count, 1, outputs))
+        for weight in self.weight:
+            set_orthogonal(weight, gain)
+
+
+class StackedMLP(nn.Module):
+    """[count, N, inputs] -> [count, N, outputs]: dense layers with activations, then a linear one."""
+
+    def __init__(self, count: int, inputs: int, sizes: Sequence[int], outputs: int, activation: str) -> None:
+        super().__init__()
+        widths = [inputs, *sizes]
+        self.layers = nn.ModuleList(StackedLinear(count, i, o) for i, o in pairwise(widths))
+        self.out = StackedLinear(count, widths[-1], outputs, 1.0)
+        self._activation = ACTIVATIONS[activation]
+        *self._hidden, self._last = [(layer.weight, layer.bias) for layer in (*self.layers, self.out)]  # faster than modules
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight, bias in self._hidden:
+            x = self._activation(torch.baddbmm(bias, x, weight.mT))
+        weight, bias = self._last
+        return torch.baddbmm(bias, x, weight.mT)
+
+
+class StackedValues(nn.Module):
+    """observation [N, ...], and `inputs` more numbers [N, inputs] -> values [count, N, outputs]. The nets share no weights.
+
+    The numbers join before the dense layers (Fujimoto et al. 2018). Values are float32 under autocast too, as those of QNetwork.
+    """
+
+    def __init__(self, observation_space: gym.Space[Any], inputs: int, outputs: int, config: NetConfig, count: int) -> None:
+        super().__init__()
+        first = encoder(observation_space, replace(config, hidden=()))  # vectors as they are, images through CNNs
+        learned = any(True for _ in first.parameters())
+        more = (encoder(observation_space, replace(config, hidden=())) for _ in range(count - 1 if learned else 0))
+        self.torsos = nn.ModuleList([first, *more])
+        self.mlp = StackedMLP(count, first.features + inputs, config.hidden, outputs, config.activation)
+        self.count = count
+
+    def forward(self, observation: Observation, inputs: Tensor | None = None) -> Tensor:
+        if len(self.torsos) == 1:
+            x = self.torsos[0](observation)
+            x = (x if inputs is None else torch.cat([x, inputs], 1)).expand(self.count, -1, -1)
+        else:
+            seen = [torso(observation) for torso in self.torsos]
+            x = torch.stack(seen if inputs is None else [torch.cat([one, inputs], 1) for one in seen])
+        if not autocasting():
+            return self._values(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return self._values(x.float())
+
+    def _values(self, x: Tensor) -> Tensor:
+        found: Tensor = self.mlp(x)
+        return found
 
 
 def _checked_box(action_space: gym.Space[Any], config: NetConfig | None, who: str) -> tuple[NetConfig, spaces.Box]:

@@ -35,12 +35,12 @@ from shoal.algorithms.records.unroll import Unroll
 from shoal.core import Tree
 from shoal.errors import ConfigError
 from shoal.ops import priorities
-from shoal.slots import Field, map_tree
+from shoal.slots import Field, Layout, map_tree
 
 if TYPE_CHECKING:
     from shoal.envs import Step
 
-__all__ = ["EpisodeItems", "EpisodeMemory", "EpisodeRecorder", "Rows"]
+__all__ = ["EpisodeItems", "EpisodeMemory", "EpisodeRecorder", "RelabelledItems", "Rows"]
 
 LATER = 16  # steps that may pass before items are cut that have become due
 
@@ -399,3 +399,22 @@ def _assign(into: Tree, at: Any, rows: Tree) -> None:
         target[at] = values
 
     map_tree(assign, into, rows)
+
+
+@dataclass(frozen=True)
+class RelabelledItems:
+    """A learning.StoredItems: items that were recomputed on their way from one replay table to another.
+
+    The role that relabels fills in the fields that every such item has (see learning.Relabels).
+    """
+
+    fields: Mapping[str, Any]
+    """What the algorithm makes of an item, with a leading axis of 1."""
+    decisions: int = 1
+    observation_moments: int = 0
+
+    @cached_property
+    def layout(self) -> Layout:
+        own = {"key": Field((1,), "int64"), "label_version": Field((1,), "int32"), "weights_version": Field((1,), "int32"),
+               "time": Field((1,), "float64")}
+        return Layout({**self.fields, **own})
