@@ -56,18 +56,16 @@ class BenchOptions(Options):
 
 def bench_command(arguments: list[str]) -> int:
     from shoal.bench.suite import load_suite, suite_names
-    from shoal.experiment.parse import parse_options, split_positionals
+    from shoal.experiment.parse import parse_command
 
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(USAGE.format(suites=", ".join(suite_names())))
         return 0 if arguments else 2
     if arguments[0] == "compare":
         return _compare(arguments[1:])
-    positionals, rest = split_positionals(arguments, 1)
+    positionals, options = parse_command(BenchOptions, arguments, 1, "shoal bench SUITE")
     if len(positionals) != 1:
         raise ConfigError(f"shoal bench {' '.join(arguments)}: give one suite ({', '.join(suite_names())})")
-    options = parse_options(BenchOptions, BenchOptions(), rest, "shoal bench SUITE")
-    options.validate()
     suite = load_suite(positionals[0], options.suite)
     default = Path("runs") / "bench" / (suite.name + ("-quick" if options.suite == "quick" else ""))
     results = ResultsFolder(Path(options.out) if options.out else default)

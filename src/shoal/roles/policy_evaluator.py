@@ -14,9 +14,9 @@ from functools import partial
 import numpy as np
 
 from shoal.core import Me, Reader
-from shoal.envs import BatchedEnv, MultiAgentEnv, MultiAgentStep, Step
+from shoal.envs import BatchedEnv, MultiAgentEnv, Step
 from shoal.envs.interface import Tree
-from shoal.envs.opponent_env import Opponent, OpponentMaker, Seats
+from shoal.envs.opponent_env import Opponent, OpponentMaker, Seats, SomeSeats
 from shoal.errors import ConfigError
 from shoal.learning import Algorithm
 from shoal.roles.evaluator import Evaluator
@@ -24,42 +24,27 @@ from shoal.roles.parts import Parts
 from shoal.roles.player import asked
 from shoal.roles.policies import NamedPolicies
 from shoal.roles.policy_opponent import PolicyOpponent, no_actions
-from shoal.slots import map_tree
 
 __all__ = ["PolicyEvaluator", "PolicySeats"]
 
 
-class PolicySeats:
+class PolicySeats(SomeSeats):
     """All seats of one policy in E environments, the others played by its partners, as a BatchedEnv of its own."""
 
-    takes_turns = True
-    frame_skip = 1
-    has_executed_action = False
-
     def __init__(self, env: MultiAgentEnv, policies: NamedPolicies, name: str, partners: Mapping[str, OpponentMaker]) -> None:
-        self._env, self._partners = env, partners
+        self._all, self._partners = env, partners
         self._names = [policy.name for policy in policies.policies]
         self._group = next(policy.group for policy in policies.policies if policy.name == name)
         self._acting = [np.array([policies.number_of(env.agents[agent], int(game), k)
                                   for game, agent in zip(group.env_id, group.agent_id, strict=True)])
                         for k, group in enumerate(env.groups)]  # place of the policy, by group and row
-        home = env.groups[self._group]
-        self._rows = np.flatnonzero(self._acting[self._group] == self._names.index(name))
-        if not len(self._rows):
+        rows = np.flatnonzero(self._acting[self._group] == self._names.index(name))
+        if not len(rows):
             raise ConfigError(f"policy {name} plays for no agent in the first {env.num_envs} episodes, so it cannot be evaluated; "
                               "let the mapping give it a seat earlier")
-        self._is_home = np.isin(np.arange(home.num_seats), self._rows)
-        self._place = np.cumsum(self._is_home) - 1  # of a row of the group among the rows of this policy
-        self.name, self.num_seats, self.seats_per_env = env.name, len(self._rows), 1
-        self.env_id, self.agent_id = home.env_id[self._rows], home.agent_id[self._rows]
-        self.policy_id = np.zeros(self.num_seats, np.int64)
-        self.observation_space, self.action_space = home.observation_space, home.action_space
-        self.raw_observation_space, self.raw_action_space = home.raw_observation_space, home.raw_action_space
-        self.backend, self.backend_reason = env.backend, env.backend_reason
-        self.max_episode_steps, self.mask_size = env.max_episode_steps, home.mask_size
+        super().__init__(env, env.groups[self._group], rows)
         self._actions = [no_actions(group) for group in env.groups]
         self._acts: list[tuple[int, int, Opponent]] = []  # place of a partner, its group, what acts
-        self._seeds = np.random.default_rng()
 
     def reset(self, seed: int | None = None) -> Step:
         if seed is not None:
@@ -70,9 +55,9 @@ class PolicySeats:
                 home = group == self._group and place == self._acting[group][self._rows[0]]
                 if not home:
                     make = self._partners[self._names[place]]
-                    self._acts.append((int(place), group, make(self._env.groups[group], int(self._seeds.integers(2**31)))))
-        self._now = self._env.reset(seed)
-        return self._of_home(self._now)
+                    self._acts.append((int(place), group, make(self._all.groups[group], int(self._seeds.integers(2**31)))))
+        self._now = self._all.reset(seed)
+        return self._of_home(self._now.groups[self._group])
 
     def step(self, action: Tree) -> Step:
         self._actions[self._group][self._rows] = action
@@ -80,26 +65,8 @@ class PolicySeats:
             rows = asked(self._now.groups[group]) & (self._acting[group] == place)
             if rows.any():
                 self._actions[group][rows] = choose(self._now.groups[group], rows)[rows]
-        self._now = self._env.step(self._actions)
-        return self._of_home(self._now)
-
-    def _of_home(self, now: MultiAgentStep) -> Step:
-        step, rows = now.groups[self._group], self._rows
-        mine = self._is_home[np.flatnonzero(step.last & step.valid)] if len(step.episode_return) else slice(0)
-        kept = np.flatnonzero(self._is_home[step.final_rows])
-
-        def some(array: np.ndarray | None, which: np.ndarray = rows) -> np.ndarray | None:
-            return None if array is None else array[which]
-
-        return Step(
-            map_tree(lambda x: x[rows], step.observation), step.reward[rows], step.discount[rows], step.first[rows],
-            step.last[rows], step.truncated[rows], step.valid[rows], self._place[step.final_rows[kept]],
-            map_tree(lambda x: x[kept], step.final_observation) if len(kept) else None, some(step.action_mask), None,
-            step.episode_return[mine], step.episode_length[mine],
-            some(step.final_action_mask, kept) if len(kept) else None, asked(step)[rows])
-
-    def close(self) -> None:
-        self._env.close()
+        self._now = self._all.step(self._actions)
+        return self._of_home(self._now.groups[self._group])
 
 
 class PolicyEvaluator(Evaluator):
