@@ -33,7 +33,7 @@ from shoal.algorithms.common.plan import AlgorithmPlan, weights_layout
 from shoal.algorithms.evolution.learn import EvolutionLearn
 from shoal.algorithms.evolution.model import EvolutionModel, EvolutionPolicy, PerturbedMembers
 from shoal.algorithms.evolution.noise import NoiseTable
-from shoal.algorithms.records.moments import moment_fields
+from shoal.algorithms.records.moments import observation_moment_fields
 from shoal.algorithms.records.spaces import observation_fields
 from shoal.algorithms.records.step_view import StepViewer
 from shoal.errors import ConfigError
@@ -66,8 +66,7 @@ class Scores(ScoreRecord):
     @property
     def layout(self) -> Layout:
         one = Field((self.members,), "float64")
-        moments = {"observation_moments": moment_fields(self.observation_moments)} if self.observation_moments else {}
-        return Layout({"score": one, "decisions": one, **moments})
+        return Layout({"score": one, "decisions": one, **observation_moment_fields(self.observation_moments)})
 
     def viewer(self, seats: int) -> StepViewer:
         return StepViewer()
