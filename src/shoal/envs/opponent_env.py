@@ -53,7 +53,7 @@ class SomeSeats:
         self._rows, self._is_home = rows, np.isin(np.arange(seats.num_seats), rows)
         self._place = np.cumsum(self._is_home) - 1  # of one of all seats among those of this environment
         self.name, self.num_seats, self.mask_size = env.name, len(rows), seats.mask_size
-        self.env_id, self.agent_id, self.policy_id = seats.env_id[rows], seats.agent_id[rows], np.zeros(len(rows), np.int64)
+        self.env_id, self.agent_id = seats.env_id[rows], seats.agent_id[rows]
         self.observation_space, self.action_space = seats.observation_space, seats.action_space
         self.raw_observation_space, self.raw_action_space = seats.raw_observation_space, seats.raw_action_space
         self.backend, self.backend_reason, self.max_episode_steps = env.backend, env.backend_reason, env.max_episode_steps

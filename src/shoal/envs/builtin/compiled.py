@@ -48,8 +48,7 @@ class CompiledEnv:
         self.mask_size = self.action_codec.mask_size
         self.max_episode_steps = limit
         self.has_executed_action = spec.executes
-        self.env_id = np.arange(num_envs)
-        self.agent_id, self.policy_id = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
+        self.env_id, self.agent_id = np.arange(num_envs), np.zeros(num_envs, np.int64)
         self._discrete = self.action_codec.kind == "discrete"
         self._seed, self._steps = seed, 0
         self._reset_kernel, self._step_kernel = env_kernels.RESETS[spec.reset], env_kernels.STEPS[spec.step]
