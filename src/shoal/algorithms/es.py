@@ -50,28 +50,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ES", "Config", "Scores"]
 
-
-@dataclass(frozen=True)
-class Scores(ScoreRecord):
-    """A return and a number of decisions for every member."""
-
-    seats: int
-    members: int
-    episodes: int
-    mask_size: int = 0
-    observation_moments: int = 0
-    """How many numbers of an observation are normalised; 0 for none."""
-    previous: bool = False
-
-    @property
-    def layout(self) -> Layout:
-        one = Field((self.members,), "float64")
-        return Layout({"score": one, "decisions": one, **observation_moment_fields(self.observation_moments)})
-
-    def viewer(self, seats: int) -> StepViewer:
-        return StepViewer()
-
-
 LONGEST_EPISODE = 10_000  # of environments that do not say where theirs end
 
 METRICS = (
@@ -135,6 +113,27 @@ class Config(Options):
         if self.momentum and self.optimiser != "sgd":
             raise ConfigError(f"--algorithm.momentum {self.momentum:g} is of sgd, but --algorithm.optimiser is {self.optimiser}; "
                               "give --algorithm.optimiser sgd, or leave it out")
+
+
+@dataclass(frozen=True)
+class Scores(ScoreRecord):
+    """What the workers of a population tell each other of an iteration: a return and a number of decisions for every member."""
+
+    seats: int
+    members: int
+    episodes: int
+    mask_size: int = 0
+    observation_moments: int = 0
+    """How many numbers of an observation are normalised; 0 for none."""
+    previous: bool = False
+
+    @property
+    def layout(self) -> Layout:
+        one = Field((self.members,), "float64")
+        return Layout({"score": one, "decisions": one, **observation_moment_fields(self.observation_moments)})
+
+    def viewer(self, seats: int) -> StepViewer:
+        return StepViewer()
 
 
 class ES(Algorithm):

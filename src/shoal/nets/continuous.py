@@ -152,8 +152,7 @@ class SquashedGaussianActor(PolicyNetwork):
 
     def sample(self, observation: Observation, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions made of standard normal ``noise`` [N, D], and their log-probabilities [N]; gradients flow through both."""
-        mean, log_std = super().forward(observation).chunk(2, -1)
-        return tanh_gaussian_from_noise(mean, log_std.clamp(*LOG_STD), noise)
+        return tanh_gaussian_from_noise(*self.parameters_of(observation), noise)
 
     def samples(self, observation: Observation, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Several actions [N, K, D] for each observation, made of ``noise`` [N, K, D], and their log-probabilities [N, K]."""
@@ -162,13 +161,11 @@ class SquashedGaussianActor(PolicyNetwork):
 
     def action(self, observation: Observation, noise: Tensor) -> Tensor:
         """The actions of `sample`."""
-        mean, log_std = super().forward(observation).chunk(2, -1)
-        return tanh_gaussian_action(mean, log_std.clamp(*LOG_STD), noise)
+        return tanh_gaussian_action(*self.parameters_of(observation), noise)
 
     def unit_log_prob(self, observation: Observation, unit: Tensor) -> Tensor:
         """[N] of actions in [-1, 1], flat [N, D]; less exact where tanh is flat."""
-        mean, log_std = super().forward(observation).chunk(2, -1)
-        return tanh_gaussian_log_prob(mean, log_std.clamp(*LOG_STD), unit)
+        return tanh_gaussian_log_prob(*self.parameters_of(observation), unit)
 
     def parameters_of(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """m and log s, [N, D] each."""

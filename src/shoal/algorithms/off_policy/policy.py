@@ -38,6 +38,8 @@ from shoal.slots import map_tree
 __all__ = ["UNIFORM", "BoxPolicy", "DiscretePolicy", "GaussianNoise", "Noise", "NoisyPolicy", "OrnsteinUhlenbeck", "SampledPolicy",
            "noise_named"]
 
+UNIFORM = -1.0
+
 
 class Noise(Protocol):
     """Made of fresh Gaussian noise [B, D], and of what a policy carries from step to step."""
@@ -75,9 +77,6 @@ class OrnsteinUhlenbeck:
 def noise_named(name: str, theta: float) -> Noise:
     """By the name of the option."""
     return GaussianNoise() if name == "gaussian" else OrnsteinUhlenbeck(theta)
-
-
-UNIFORM = -1.0
 
 
 class UnitActor(Protocol):

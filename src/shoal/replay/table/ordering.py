@@ -16,6 +16,9 @@ from shoal.replay.table.sum_tree import node_sum, refresh, search, total
 
 __all__ = ["acceptable", "bounds", "order", "pick", "pick_random", "settle"]
 
+LARGEST_LEAF = 1e290
+SMALLEST_LEAF = 1e-300
+
 # heap is int64[2, capacity]: row 0 the slots in heap order, row 1 the position of a slot. values[slot, PRIORITY] is the priority,
 # stamps[slot] grows with every insert and update; sign is +1 for the smallest first and -1 for the largest first.
 
@@ -87,10 +90,6 @@ def heap_remove(heap: Any, values: Any, stamps: Any, sign: float, slot: int, siz
         heap[1, last] = at
         at = _up(heap, values, stamps, sign, at)
         _down(heap, values, stamps, sign, at, size - 1)
-
-
-LARGEST_LEAF = 1e290
-SMALLEST_LEAF = 1e-300
 
 
 @inlined
