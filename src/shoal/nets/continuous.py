@@ -26,7 +26,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from shoal.errors import ConfigError
-from shoal.nets.cores import autocasting
+from shoal.nets.cores import in_float32
 from shoal.nets.encoder import Observation, encoder
 from shoal.nets.heads import ActionRange
 from shoal.nets.net_config import NetConfig
@@ -114,15 +114,7 @@ class PolicyNetwork(nn.Module):
         self.out = orthogonal(nn.Linear(self.torso.features, outputs), 0.01)
 
     def forward(self, observation: Observation) -> Tensor:
-        x = self.torso(observation)
-        if not autocasting():
-            return self._read(x)
-        with torch.autocast(x.device.type, enabled=False):
-            return self._read(x.float())
-
-    def _read(self, x: Tensor) -> Tensor:
-        found: Tensor = self.out(x)
-        return found
+        return in_float32(self.out, self.torso(observation))
 
 
 class DeterministicActor(PolicyNetwork):
@@ -283,14 +275,7 @@ class StackedValues(nn.Module):
         else:
             seen = [torso(observation) for torso in self.torsos]
             x = torch.stack(seen if inputs is None else [torch.cat([one, inputs], 1) for one in seen])
-        if not autocasting():
-            return self._values(x)
-        with torch.autocast(x.device.type, enabled=False):
-            return self._values(x.float())
-
-    def _values(self, x: Tensor) -> Tensor:
-        found: Tensor = self.mlp(x)
-        return found
+        return in_float32(self.mlp, x)
 
 
 def _checked_box(action_space: gym.Space[Any], config: NetConfig | None, who: str) -> tuple[NetConfig, spaces.Box]:
