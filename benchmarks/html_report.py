@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.bar_chart import Bar, bars
 from benchmarks.composed_limit.limits import composed
 from benchmarks.model_curve import predicted
 from shoal.bench.result_columns import COLUMNS, failed, missed, rates_of, stored_groups, verdict_of
 from shoal.bench.statistics import bootstrap, interquartile_mean
 from shoal.bench.text_tables import spread
 from shoal.telemetry.html_page import document, figures, grid
-from shoal.telemetry.svg import COLOURS, Bar, Polyline, bars, lines
+from shoal.telemetry.svg import COLOURS, Polyline, lines
 
 __all__ = ["modelled", "page", "performance_profile"]
 

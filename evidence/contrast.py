@@ -25,7 +25,7 @@ from shoal import algorithms, envs
 from shoal.acting import Progress
 from shoal.algorithms import curl
 from shoal.algorithms.common.contrast import ENCODER
-from shoal.algorithms.common.representation_learn import RepresentationLearn
+from shoal.algorithms.curl import RepresentationLearn
 from shoal.nets import NetConfig
 
 __all__ = ["LINES", "trial"]

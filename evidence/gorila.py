@@ -30,7 +30,7 @@ from evidence.staleness import Quiet
 from shoal import runtime
 from shoal.experiment.prepare import prepare
 from shoal.experiment.run import plan_of
-from shoal.roles.episodes import play_episodes
+from shoal.roles.episodes import EpisodePlay
 from shoal.roles.parameter_shards import first_shard
 from tests.architectures.gorila import Poisoned, with_laggard
 
@@ -73,8 +73,8 @@ def trial(seed: int, overrides: Mapping[str, Any], laggard: bool = False, poison
                 policy.load(server.learn.published(server.learner_state.progress))
                 number = int(dice.integers(2**31))
                 rng = torch.Generator().manual_seed(number)
-                returns, _ = play_episodes(policy, parts.algorithm.record, env, EPISODES, number, rng, None)
-                scores.append(float(returns.mean()) / REWARD)
+                play = EpisodePlay(policy, parts.algorithm.record, env, EPISODES, number, rng).to_the_end()
+                scores.append(float(play.returns.mean()) / REWARD)
             if gradients >= GRADIENTS:
                 me.finish("over")
 

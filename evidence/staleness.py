@@ -18,7 +18,7 @@ import torch
 from evidence.lines import Line
 from shoal.algorithms import ppo
 from shoal.nets import NetConfig
-from shoal.roles.episodes import play_episodes
+from shoal.roles.episodes import EpisodePlay
 from shoal.roles.learner import Learner
 from shoal.roles.parts import EvalPlan
 from tests.architectures.graphs import Weights, draw, go
@@ -58,8 +58,8 @@ class StoppingLearner(Learner):
         self.policy.load(self.learn.published(self.learner_state.progress))
         rng = torch.Generator().manual_seed(int(self.dice.integers(2**31)))
         explore = np.zeros(self.env.num_seats, np.float32)  # as in training: drawn from the policy
-        returns, _ = play_episodes(self.policy, self.record, self.env, EPISODES, int(self.dice.integers(2**31)), rng, explore)
-        return float(returns.mean())
+        play = EpisodePlay(self.policy, self.record, self.env, EPISODES, int(self.dice.integers(2**31)), rng, explore)
+        return float(play.to_the_end().returns.mean())
 
 
 def steps_to_threshold(seed: int, reuse: float = 1.0, delay: int = 0) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from evidence.staleness import Quiet
 from shoal import replay, runtime
 from shoal.experiment.prepare import prepare
 from shoal.experiment.run import plan_of
-from shoal.roles.episodes import play_episodes
+from shoal.roles.episodes import EpisodePlay
 from shoal.roles.learner import Learner
 from shoal.roles.replay import Replay
 
@@ -64,8 +64,8 @@ class GreedyTestedLearner(Learner):
         self.policy.load(self.learn.published(self.learner_state.progress))
         seed = int(self.dice.integers(2**31))
         rng = torch.Generator().manual_seed(seed)
-        returns, _ = play_episodes(self.policy, self.record, self.env, self.episodes, seed, rng, None)
-        return float(returns.mean())
+        play = EpisodePlay(self.policy, self.record, self.env, self.episodes, seed, rng)
+        return float(play.to_the_end().returns.mean())
 
 
 class Noting(Replay):

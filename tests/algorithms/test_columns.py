@@ -13,7 +13,7 @@ from shoal.algorithms.records.transitions import Transitions
 from shoal.algorithms.records.unroll import Unroll
 from shoal.algorithms.records.windows import Windows
 from shoal.envs.multi_agent import GroupEnv
-from shoal.envs.turn_env import TurnEnvs
+from shoal.envs.pettingzoo_envs import TurnEnvs
 from shoal.ops import returns
 from shoal.roles.asked_seats import AskedSeats
 from tests.envs.test_turns import AGENTS, Tavern, brute_force

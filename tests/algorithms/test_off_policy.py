@@ -12,8 +12,7 @@ import torch
 from shoal import algorithms, envs
 from shoal.acting import Progress, StepView
 from shoal.algorithms import ddpg, sac, td3
-from shoal.algorithms.off_policy.noise import OrnsteinUhlenbeck
-from shoal.algorithms.off_policy.policy import UNIFORM
+from shoal.algorithms.off_policy.policy import UNIFORM, OrnsteinUhlenbeck
 from shoal.device.batched_inference import BatchedInference
 from shoal.device.placement import Hardware
 from shoal.envs import EnvSpec

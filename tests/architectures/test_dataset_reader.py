@@ -12,12 +12,12 @@ import pytest
 
 from shoal import algorithms
 from shoal.algorithms import bc
+from shoal.algorithms.records.moments import observation_moment_fields
 from shoal.envs.recorded_env import RecordedEnv
 from shoal.nets import NetConfig
 from shoal.offline import DemoWriter, Episode, RecordingInfo
 from shoal.offline.data_config import DataConfig
 from shoal.roles.dataset_reader import DatasetReader, windows_of
-from shoal.roles.observation_moments import moments_fields
 from shoal.roles.parts import EnvSource, Parts
 from shoal.roles.replay_config import ReplayConfig
 from shoal.slots import Layout
@@ -76,7 +76,7 @@ def an_answer(reader):
     """Memory for a batch."""
     answer = {"items": np.zeros(reader.layout.nbytes, np.uint8), "key": np.zeros(BATCH, np.int64), "probability": np.zeros(BATCH),
               "table_size": np.zeros(BATCH, np.int64), "fresh": np.zeros(1, np.int64), "mass": np.zeros(1)}
-    return answer | (Layout(moments_fields(1)).empty() if reader.record.observation_moments else {})
+    return answer | (Layout(observation_moment_fields(1)).empty() if reader.record.observation_moments else {})
 
 
 def drawn(reader, batches, count=BATCH):

@@ -157,11 +157,11 @@ def test_it_learns_catch(tmp_path):
     run = train(tmp_path, config, "device", "shoal/Catch-v0", "inline", updates=160, envs_per_actor=64, updates_per_step=4)
     policy = algorithms.make(config, EnvSource("shoal/Catch-v0").describe(), NetConfig(), 64).policy()
     policy.load(run.published)
-    from shoal.roles.episodes import play_episodes
+    from shoal.roles.episodes import EpisodePlay
 
     record = algorithms.make(config, EnvSource("shoal/Catch-v0").describe(), NetConfig(), 64).record
-    returns, _ = play_episodes(policy, record, EnvSource("shoal/Catch-v0").make(50), 100, 0, torch.Generator().manual_seed(0))
-    assert returns.mean() > 0.9
+    play = EpisodePlay(policy, record, EnvSource("shoal/Catch-v0").make(50), 100, 0, torch.Generator().manual_seed(0))
+    assert play.to_the_end().returns.mean() > 0.9
 
 
 def test_it_runs_resumes_and_is_evaluated(tmp_path, monkeypatch):

@@ -10,9 +10,8 @@ import pytest
 
 from benchmarks import html_report
 from benchmarks.html_report import modelled, page
-from shoal.bench.report_files import write_files
 from shoal.bench.result_columns import results_table, where_line
-from shoal.bench.results_folder import ResultsFolder
+from shoal.bench.results_folder import ResultsFolder, write_files
 from shoal.telemetry.svg import Polyline, lines, log_ticks, nice_ticks
 from tests.bench.rows import SESSION, learning, results_with, row
 

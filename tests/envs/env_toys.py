@@ -103,3 +103,8 @@ def record(env: Any, steps: int, action: int = 1, *, trust_valid: bool = True) -
             before[i] = now
         episodes += list(zip(step.episode_return.tolist(), step.episode_length.tolist(), strict=True))
     return rows, episodes
+
+
+def uniform(agent: int, seen: np.ndarray, masks: np.ndarray) -> np.ndarray:
+    """An exploitability.Probabilities: the policy that chooses among legal actions at random."""
+    return np.asarray(masks / masks.sum(1, keepdims=True))

@@ -7,11 +7,12 @@ import pytest
 
 from shoal import envs
 from shoal.envs.builtin.game_trees import tree_of
-from shoal.envs.exploitability import exploitability, perfect_moves, uniform
+from shoal.envs.exploitability import exploitability, perfect_moves
 from shoal.envs.opponent_env import OpponentEnv, built_in_opponent, random_opponent
 from shoal.envs.random_policy import RandomPolicy
 from shoal.envs.rollout import Rollout
 from shoal.errors import ConfigError
+from tests.envs.env_toys import uniform
 
 
 def returns(env, act, episodes, seed=0):

@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from shoal import envs
-from shoal.envs.turn_env import TurnEnvs
+from shoal.envs.pettingzoo_envs import TurnEnvs
 from shoal.errors import ConfigError, EnvironmentError_
 from tests.envs.seat_log import check_episodes, play
 

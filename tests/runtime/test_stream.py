@@ -156,7 +156,7 @@ class Each:
         producers = batch["producer"].tolist()
         assert producers == sorted(producers)
         self.me.stats.add("samples_consumed", len(producers))
-        self.me.stats.maximum("eval_episodes", len(producers))
+        self.me.stats.set("eval_episodes", max(self.me.stats.get("eval_episodes"), len(producers)))
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)

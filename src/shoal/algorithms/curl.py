@@ -23,20 +23,26 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium as gym
 import numpy as np
+import torch
+from torch import nn
 
 from shoal.acting import Policy, Progress
 from shoal.algorithms import dqn, sac
 from shoal.algorithms.common.contrast import ENCODER, Contrast
+from shoal.algorithms.common.item_batch import ItemMinibatch
 from shoal.algorithms.common.item_learn import ItemLearn
+from shoal.algorithms.common.learn import Loss, PhasedLearn
 from shoal.algorithms.common.metrics import CONTRAST_ACCURACY, CONTRAST_LOSS, phase_metrics
-from shoal.algorithms.common.representation_learn import RepresentationLearn
+from shoal.algorithms.common.model import Model
+from shoal.algorithms.common.phases import Phase
 from shoal.algorithms.records.transitions import Transitions
+from shoal.core import Tree
 from shoal.errors import ConfigError
 from shoal.learning import Algorithm, Tolerance
 from shoal.nets.encoder import image_shape, is_image
@@ -49,7 +55,7 @@ if TYPE_CHECKING:
     from shoal.envs import EnvSpec
     from shoal.nets import NetConfig
 
-__all__ = ["CURL", "Config"]
+__all__ = ["CURL", "Config", "RepresentationLearn"]
 
 CUT = 7  # one pixel in this many is cut away, where the size of crops is not given: 28 -> 24, 98 -> 84
 DISCRETE = ("head", ENCODER)
@@ -199,3 +205,32 @@ def contrast_of(config: Config, spec: EnvSpec) -> Contrast:
                           f"give {side} or less, or auto")
     seen = RepresentationConfig(shape, channels_last, crop, config.code_size, config.projection)
     return Contrast(seen, config.contrast, config.key_momentum, config.logit_scale, config.crop_all, config.detached)
+
+
+class RepresentationLearn(PhasedLearn[Model[nn.Module]]):
+    """The encoder alone, for a role that learns nothing else: a learning.Learn of one phase.
+
+    A batch has items as a table gives them, or crops that were made already, with their weights. Items of a table count alike,
+    however they are drawn: there is no value in them that could be wrong.
+    """
+
+    def __init__(self, contrast: Contrast, phase: Phase, seed: int) -> None:
+        super().__init__(self._model(contrast, seed), (phase,), target=self._model(contrast, seed))
+        self.contrast = contrast
+
+    def _model(self, contrast: Contrast, seed: int) -> Model[nn.Module]:
+        return Model(nn.Module(), contrast.codes, representation=contrast.representation(seed, learns=True))
+
+    def split(self, batch: Tree, sums: np.ndarray, progress: Progress, rng: np.random.Generator) -> Iterator[ItemMinibatch]:
+        """One: two crops of each image."""
+        if "key_view" in batch:
+            views, weight = {name: batch[name] for name in ("query", "key_view")}, batch["weight"]
+        else:
+            query, key = self.contrast.pair(batch["observation"], rng)
+            views, weight = {"query": query, "key_view": key}, np.ones(len(query), np.float32)
+        items: dict[str, Any] = {name: self.tensor(view) for name, view in views.items()}
+        yield ItemMinibatch(items, torch.from_numpy(weight), 1.0 / len(weight))
+
+    def loss(self, minibatch: ItemMinibatch, phase: str) -> Loss:
+        assert self.target is not None
+        return self.contrast.loss(self.model, self.target, minibatch)

@@ -33,20 +33,22 @@ from shoal.algorithms.common.plan import AlgorithmPlan, weights_layout
 from shoal.algorithms.evolution.learn import EvolutionLearn
 from shoal.algorithms.evolution.model import EvolutionModel, EvolutionPolicy, PerturbedMembers
 from shoal.algorithms.evolution.noise import NoiseTable
-from shoal.algorithms.records.scores import Scores
+from shoal.algorithms.records.moments import observation_moment_fields
 from shoal.algorithms.records.spaces import observation_fields
+from shoal.algorithms.records.step_view import StepViewer
 from shoal.errors import ConfigError
 from shoal.learning import Algorithm, Tolerance
 from shoal.ops.evolution import Shaping
 from shoal.options import Options, number
-from shoal.slots import Layout
+from shoal.population import ScoreRecord
+from shoal.slots import Field, Layout
 from shoal.telemetry.metrics import Metric
 
 if TYPE_CHECKING:
     from shoal.envs import EnvSpec
     from shoal.nets import NetConfig
 
-__all__ = ["ES", "Config"]
+__all__ = ["ES", "Config", "Scores"]
 
 LONGEST_EPISODE = 10_000  # of environments that do not say where theirs end
 
@@ -111,6 +113,27 @@ class Config(Options):
         if self.momentum and self.optimiser != "sgd":
             raise ConfigError(f"--algorithm.momentum {self.momentum:g} is of sgd, but --algorithm.optimiser is {self.optimiser}; "
                               "give --algorithm.optimiser sgd, or leave it out")
+
+
+@dataclass(frozen=True)
+class Scores(ScoreRecord):
+    """What the workers of a population tell each other of an iteration: a return and a number of decisions for every member."""
+
+    seats: int
+    members: int
+    episodes: int
+    mask_size: int = 0
+    observation_moments: int = 0
+    """How many numbers of an observation are normalised; 0 for none."""
+    previous: bool = False
+
+    @property
+    def layout(self) -> Layout:
+        one = Field((self.members,), "float64")
+        return Layout({"score": one, "decisions": one, **observation_moment_fields(self.observation_moments)})
+
+    def viewer(self, seats: int) -> StepViewer:
+        return StepViewer()
 
 
 class ES(Algorithm):

@@ -40,7 +40,7 @@ from shoal.algorithms.common.optimiser import ValueOptimiserName
 from shoal.algorithms.common.phases import Phase, TargetSchedule
 from shoal.algorithms.common.plan import AlgorithmPlan, weights_layout
 from shoal.algorithms.common.policy import ModelPolicy
-from shoal.algorithms.records.relabelled import RelabelledItems
+from shoal.algorithms.records.items import RelabelledItems
 from shoal.algorithms.records.transitions import Transitions
 from shoal.core import Tree
 from shoal.errors import ConfigError

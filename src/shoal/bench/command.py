@@ -56,18 +56,16 @@ class BenchOptions(Options):
 
 def bench_command(arguments: list[str]) -> int:
     from shoal.bench.suite import load_suite, suite_names
-    from shoal.experiment.parse import parse_options, split_positionals
+    from shoal.experiment.parse import parse_command
 
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(USAGE.format(suites=", ".join(suite_names())))
         return 0 if arguments else 2
     if arguments[0] == "compare":
         return _compare(arguments[1:])
-    positionals, rest = split_positionals(arguments, 1)
+    positionals, options = parse_command(BenchOptions, arguments, 1, "shoal bench SUITE")
     if len(positionals) != 1:
         raise ConfigError(f"shoal bench {' '.join(arguments)}: give one suite ({', '.join(suite_names())})")
-    options = parse_options(BenchOptions, BenchOptions(), rest, "shoal bench SUITE")
-    options.validate()
     suite = load_suite(positionals[0], options.suite)
     default = Path("runs") / "bench" / (suite.name + ("-quick" if options.suite == "quick" else ""))
     results = ResultsFolder(Path(options.out) if options.out else default)
@@ -86,8 +84,8 @@ def run_suite(suite: Suite, results: ResultsFolder, only: str = "", many: int = 
 
 
 def _run_jobs(suite: Suite, jobs: Sequence[Job], results: ResultsFolder, only: str, many: int, variant: str, again: bool) -> int:
-    from shoal.bench.report_files import write_files
     from shoal.bench.result_columns import count, failed
+    from shoal.bench.results_folder import write_files
     from shoal.bench.run_folders import remove_stale_folders
 
     results.check_suite(suite.title, variant)
@@ -153,7 +151,7 @@ def _stoppable() -> Iterator[None]:
 
 
 def _run_all(waiting: Sequence[Job], places: dict[str, int], results: ResultsFolder, many: int) -> None:
-    from shoal.bench.report_files import write_files
+    from shoal.bench.results_folder import write_files
 
     found = checkout.benchmarks()
     meter: AbstractContextManager[checkout.LimitMeter | None]

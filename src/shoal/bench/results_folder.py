@@ -21,10 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shoal.bench import checkout
+from shoal.bench.result_columns import left_line, results_table, where_line
 from shoal.errors import ConfigError
 from shoal.telemetry.outputs import jsonable
 
-__all__ = ["ResultsFolder"]
+__all__ = ["ResultsFolder", "write_files"]
 
 WANTED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "suite": {"cases": dict},
@@ -194,3 +196,18 @@ class ResultsFolder:
             if theirs != (title, variant):
                 raise ConfigError(f"{self.folder} has the results of {theirs[0]} ({theirs[1]}), not of {title} ({variant}); "
                                   "give another folder with --out")
+
+
+def write_files(results: ResultsFolder) -> str:
+    """Write results.md beside results.jsonl, and report.html in a checkout; returns the table."""
+    sessions, groups = results.sessions(), results.groups()
+    where = where_line(sessions, results.rows()) + left_line(results.left_out())
+    table = f"{where}\n\n{results_table(groups)}"
+    title = sessions[0]["title"] if sessions else results.folder.name
+    try:
+        (results.folder / "results.md").write_text(f"# {title}\n\n{table}\n", encoding="utf-8")
+        if found := checkout.benchmarks():
+            (results.folder / "report.html").write_text(found.page(title, where, groups), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be written: {error.strerror}; the results are safe in {results.path}") from None
+    return table

@@ -8,7 +8,7 @@ interface.py        Step, BatchedEnv, EnvSpec: what the rest of shoal sees
 factory.py          make() and describe(): which back-end runs an environment
 multi_agent.py      the same for several agents that take turns or have different spaces: MultiAgentEnv
 adapter.py          what the adapters share: single_envs.py, vector_env.py, envpool_env.py, atari.py
-seat_rows.py        what those of several agents share: parallel_env.py, turn_env.py (PettingZoo)
+seat_rows.py        what those of several agents share; pettingzoo_envs.py
 opponent_env.py     one seat against opponents that do not learn; exploitability.py: exact best responses in small games
 space_codecs.py     canonical observations and actions
 builtin/            shoal's own small environments, compiled with Numba

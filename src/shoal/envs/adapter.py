@@ -44,7 +44,6 @@ class EnvAdapter:
         self.mask_size = self.action_codec.mask_size
         self.env_id = np.repeat(np.arange(num_envs), seats_per_env)
         self.agent_id = np.tile(np.arange(seats_per_env), num_envs)
-        self.policy_id = np.zeros(rows, np.int64)
         self._seed, self._steps = seed, 0
         self._totals = EpisodeTotals(rows)
         self._reward, self._discount = np.zeros(rows, np.float32), np.ones(rows, np.float32)

@@ -29,12 +29,11 @@ from shoal.envs.envpool_env import EnvPoolAdapter
 from shoal.envs.handling import Handling, Restarts
 from shoal.envs.interface import BatchedEnv, EnvSpec, env_name
 from shoal.envs.multi_agent import GroupEnv, GroupSpec, MultiAgentEnv, PlainGroup
-from shoal.envs.parallel_env import ParallelEnvs, is_parallel
+from shoal.envs.pettingzoo_envs import ParallelEnvs, TurnEnvs, is_parallel, is_turn_based
 from shoal.envs.pettingzoo_module import PETTINGZOO, pettingzoo_maker
 from shoal.envs.recorded_env import RecordedEnv
 from shoal.envs.seat_rows import AgentEnvs
 from shoal.envs.single_envs import SingleEnvsAdapter
-from shoal.envs.turn_env import TurnEnvs, is_turn_based
 from shoal.envs.vector_env import VectorEnvAdapter
 from shoal.errors import ConfigError, EnvironmentError_, ShoalError
 

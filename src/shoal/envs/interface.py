@@ -91,7 +91,6 @@ class BatchedEnv(Protocol):
     raw_action_space: gym.Space[Any]
     env_id: np.ndarray  # [B] int64
     agent_id: np.ndarray  # [B] int64
-    policy_id: np.ndarray  # [B] int64
     backend: str
     backend_reason: str  # one sentence: which back-end, and why
     frame_skip: int

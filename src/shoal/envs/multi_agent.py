@@ -100,7 +100,6 @@ class GroupEnv:
         self.observation_space, self.action_space = group.observation_space, group.action_space
         self.raw_observation_space, self.raw_action_space = group.raw_observation_space, group.raw_action_space
         self.env_id, self.agent_id = group.env_id, group.agent_id
-        self.policy_id = np.zeros(group.num_seats, np.int64)
         self.takes_turns, self.max_episode_steps = env.takes_turns, env.max_episode_steps
         self.backend, self.backend_reason = env.backend, env.backend_reason
 

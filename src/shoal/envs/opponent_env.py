@@ -18,12 +18,14 @@ import numpy as np
 from shoal.envs.builtin.game_trees import BoardTree, tree_of
 from shoal.envs.exploitability import perfect_moves
 from shoal.envs.interface import BatchedEnv, Step, Tree
+from shoal.envs.multi_agent import AgentGroup, MultiAgentEnv
 from shoal.envs.random_policy import RandomPolicy
 from shoal.errors import ConfigError
 from shoal.slots import map_tree
 
-__all__ = ["OPPONENTS", "Opponent", "OpponentEnv", "OpponentMaker", "Seats", "built_in_opponent", "perfect_opponent",
+__all__ = ["OPPONENTS", "Opponent", "OpponentEnv", "OpponentMaker", "Seats", "SomeSeats", "built_in_opponent", "perfect_opponent",
            "random_opponent"]
+
 
 class Seats(Protocol):
     """What an opponent knows of the seats that it may be asked for: those of a BatchedEnv, or of an AgentGroup."""
@@ -39,44 +41,27 @@ OpponentMaker = Callable[[Seats, int], Opponent]
 """(all seats, seed) -> an opponent that plays there from a reset on."""
 
 
-class OpponentEnv:
-    """One seat of each environment of `env`, all others played by an opponent."""
+class SomeSeats:
+    """Some of the seats of several agents, as a BatchedEnv of their own; a subclass lets others play the rest."""
 
     takes_turns = True
-    seats_per_env = 1
+    seats_per_env = frame_skip = 1
+    has_executed_action = False
 
-    def __init__(self, env: BatchedEnv, opponent: OpponentMaker) -> None:
-        if env.seats_per_env == 1:
-            raise ConfigError(f"{env.name} has one agent; there is no opponent to play against")
-        self._env, self._make = env, opponent
-        self.name, self.num_seats = env.name, env.num_seats // env.seats_per_env
-        games = np.arange(self.num_seats)
-        self._home = games * env.seats_per_env + games % env.seats_per_env
-        self._is_home = np.isin(np.arange(env.num_seats), self._home)
-        self.env_id, self.agent_id, self.policy_id = games, env.agent_id[self._home], np.zeros(self.num_seats, np.int64)
-        self.observation_space, self.action_space = env.observation_space, env.action_space
-        self.raw_observation_space, self.raw_action_space = env.raw_observation_space, env.raw_action_space
-        self.backend, self.backend_reason, self.frame_skip = env.backend, env.backend_reason, env.frame_skip
-        self.max_episode_steps, self.mask_size = env.max_episode_steps, env.mask_size
-        self.has_executed_action = env.has_executed_action
-        self._seeds = np.random.default_rng()
-
-    def reset(self, seed: int | None = None) -> Step:
-        if seed is not None:
-            self._seeds = np.random.default_rng(seed)
-        self._opponent = self._make(self._env, int(self._seeds.integers(2**31)))
-        self._now = self._env.reset(seed)
-        return self._of_home(self._now)
-
-    def step(self, action: Tree) -> Step:
-        acts = np.ones(self._env.num_seats, bool) if self._now.acts is None else self._now.acts
-        actions = np.array(self._opponent(self._now, acts & ~self._is_home))
-        actions[self._home] = action
-        self._now = self._env.step(actions)
-        return self._of_home(self._now)
+    def __init__(self, env: BatchedEnv | MultiAgentEnv, seats: BatchedEnv | AgentGroup, rows: np.ndarray) -> None:
+        """`rows` of these `seats` of the environment."""
+        self._rows, self._is_home = rows, np.isin(np.arange(seats.num_seats), rows)
+        self._place = np.cumsum(self._is_home) - 1  # of one of all seats among those of this environment
+        self.name, self.num_seats, self.mask_size = env.name, len(rows), seats.mask_size
+        self.env_id, self.agent_id = seats.env_id[rows], seats.agent_id[rows]
+        self.observation_space, self.action_space = seats.observation_space, seats.action_space
+        self.raw_observation_space, self.raw_action_space = seats.raw_observation_space, seats.raw_action_space
+        self.backend, self.backend_reason, self.max_episode_steps = env.backend, env.backend_reason, env.max_episode_steps
+        self._env, self._seeds = env, np.random.default_rng()
 
     def _of_home(self, step: Step) -> Step:
-        rows = self._home
+        """What a step of all seats is to these."""
+        rows = self._rows
         mine = self._is_home[np.flatnonzero(step.last & step.valid)] if len(step.episode_return) else slice(0)
         kept = np.flatnonzero(self._is_home[step.final_rows])
         return Step(
@@ -87,10 +72,10 @@ class OpponentEnv:
             step.last[rows],
             step.truncated[rows],
             step.valid[rows],
-            step.final_rows[kept] // self._env.seats_per_env,
+            self._place[step.final_rows[kept]],
             map_tree(lambda x: x[kept], step.final_observation) if len(kept) else None,
             None if step.action_mask is None else step.action_mask[rows],
-            None if step.executed_action is None else map_tree(lambda x: x[rows], step.executed_action),
+            None,
             step.episode_return[mine],
             step.episode_length[mine],
             step.final_action_mask[kept] if step.final_action_mask is not None and len(kept) else None,
@@ -99,6 +84,31 @@ class OpponentEnv:
 
     def close(self) -> None:
         self._env.close()
+
+
+class OpponentEnv(SomeSeats):
+    """One seat of each environment of `env`, all others played by an opponent."""
+
+    def __init__(self, env: BatchedEnv, opponent: OpponentMaker) -> None:
+        if env.seats_per_env == 1:
+            raise ConfigError(f"{env.name} has one agent; there is no opponent to play against")
+        games = np.arange(env.num_seats // env.seats_per_env)
+        super().__init__(env, env, games * env.seats_per_env + games % env.seats_per_env)
+        self._all, self._make = env, opponent
+
+    def reset(self, seed: int | None = None) -> Step:
+        if seed is not None:
+            self._seeds = np.random.default_rng(seed)
+        self._opponent = self._make(self._all, int(self._seeds.integers(2**31)))
+        self._now = self._all.reset(seed)
+        return self._of_home(self._now)
+
+    def step(self, action: Tree) -> Step:
+        acts = np.ones(self._all.num_seats, bool) if self._now.acts is None else self._now.acts
+        actions = np.array(self._opponent(self._now, acts & ~self._is_home))
+        actions[self._rows] = action
+        self._now = self._all.step(actions)
+        return self._of_home(self._now)
 
 
 def random_opponent(env: Seats, seed: int) -> Opponent:

@@ -39,7 +39,6 @@ class SplitEnv:
         self.raw_observation_space, self.raw_action_space = own.raw_observation_space, own.raw_action_space
         self.env_id = np.repeat(np.arange(num_envs), own.seats_per_env)
         self.agent_id = np.tile(np.arange(own.seats_per_env), num_envs)
-        self.policy_id = np.zeros(self.num_seats, np.int64)
         self.backend, self.backend_reason = own.backend, f"{own.backend_reason} In {len(shares)} processes."
         self.frame_skip, self.max_episode_steps, self.mask_size = own.frame_skip, own.max_episode_steps, own.mask_size
         self.has_executed_action, self.takes_turns = own.has_executed_action, own.takes_turns

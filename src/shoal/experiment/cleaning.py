@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment.lock import holder
-from shoal.experiment.parse import parse_options, split_positionals
+from shoal.experiment.parse import parse_command
 from shoal.experiment.rundir import RUNS, RunDir, find_runs
 from shoal.options import Options
 
@@ -39,10 +39,7 @@ class Waste:
 
 def clean_command(arguments: list[str]) -> int:
     usage = "shoal clean [DIR]"
-    if any(word in ("-h", "--help") for word in arguments):
-        parse_options(Clean, Clean(), ["--help"], usage)
-    words, rest = split_positionals(arguments, 1)
-    options = parse_options(Clean, Clean(), rest, usage)
+    words, options = parse_command(Clean, arguments, 1, usage)
     root = Path(words[0]) if words else RUNS
     if len(words) > 1 or not root.is_dir():
         raise ConfigError(f"{usage}: {' '.join(words) or root} is not a folder that holds runs")

@@ -22,7 +22,7 @@ from shoal.core import Tree
 from shoal.errors import ConfigError
 from shoal.experiment.config import EnvsConfig, Names, default_plan
 from shoal.experiment.dataset_commands import check_command, convert, convert_command
-from shoal.experiment.parse import parse_options, split_positionals
+from shoal.experiment.parse import parse_command
 from shoal.experiment.presets import load_preset, preset_names
 from shoal.experiment.references import EnvRef, check_trust, find, modules_of
 from shoal.experiment.suggestions import closest
@@ -87,11 +87,7 @@ def data_command(arguments: list[str]) -> int:
 
 # ---------------------------------------------------------------------------------------------- record
 def _record(arguments: list[str]) -> int:
-    if any(word in ("-h", "--help") for word in arguments):
-        parse_options(RecordOptions, RecordOptions(), ["--help"], USAGE)
-    given, rest = split_positionals(arguments, 2)
-    options = parse_options(RecordOptions, RecordOptions(), rest, USAGE)
-    options.validate()
+    given, options = parse_command(RecordOptions, arguments, 2, USAGE)
     if not given or len(given) > 2:
         raise ConfigError(f"{USAGE}: SOURCE is a run directory, a script (expert.py, expert.py:function or module:function), a "
                           "preset, scripted (the environment's registered expert) or random; then the environment")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shoal import __version__
 from shoal.errors import ConfigError
-from shoal.experiment.parse import parse_options, split_positionals
+from shoal.experiment.parse import parse_command
 from shoal.options import Options
 from shoal.telemetry.outputs import say
 
@@ -65,10 +65,7 @@ def check_command(arguments: list[str]) -> int:
     from shoal.offline.check_picture import check_picture_name, draw_picture
     from shoal.offline.checking import check_demos, histogram
 
-    if any(word in ("-h", "--help") for word in arguments):
-        parse_options(CheckOptions, CheckOptions(), ["--help"], CHECK)
-    given, rest = split_positionals(arguments, 1)
-    options = parse_options(CheckOptions, CheckOptions(), rest, CHECK)
+    given, options = parse_command(CheckOptions, arguments, 1, CHECK)
     if len(given) != 1:
         raise ConfigError(f"{CHECK}: give one recording")
     picture = None if options.picture is None else Path(options.picture)

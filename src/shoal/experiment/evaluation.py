@@ -102,9 +102,7 @@ def evaluate(algorithm: Algorithm, published: Tree, env: BatchedEnv, episodes: i
     policy.load(published)
     longest = None if max_episode_steps is None else max(max_episode_steps, env.max_episode_steps or 0)
     rng = torch.Generator().manual_seed(seed)
-    play = EpisodePlay(policy, algorithm.record, env, episodes, seed, rng, max_episode_steps=longest)
-    while not play.over:
-        play.step()
+    play = EpisodePlay(policy, algorithm.record, env, episodes, seed, rng, max_episode_steps=longest).to_the_end()
     return Evaluation(play.returns, play.lengths, play.unfinished)
 
 

@@ -141,8 +141,8 @@ class Run:
 
     def _env(self, chosen: PreparedPolicy, opponent: str | OpponentMaker | None, num_envs: int) -> BatchedEnv:
         """Where a policy is evaluated: on all seats, on one against an opponent, or on its own among the other policies."""
+        from shoal.roles.policy_evaluator import PolicySeats
         from shoal.roles.policy_opponent import policy_opponent
-        from shoal.roles.policy_seats import PolicySeats
 
         source, seating = self.prepared.source, self.prepared.seating
         if seating is None or opponent is not None:

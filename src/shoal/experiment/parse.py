@@ -16,11 +16,12 @@ from shoal.experiment.references import EnvRef
 from shoal.experiment.sizing import check_cores
 from shoal.experiment.suggestions import closest, translated
 from shoal.experiment.values import keys, words
-from shoal.options import flag
+from shoal.options import Options, flag
 
-__all__ = ["parse_options", "parse_train", "split_positionals", "take_option"]
+__all__ = ["parse_command", "parse_options", "parse_train", "split_positionals", "take_option"]
 
 T = TypeVar("T")
+Kind = TypeVar("Kind", bound=Options)
 USAGE = "shoal train PRESET ENV"
 OFFLINE_USAGE = "shoal train PRESET DATA [--env ENV]"
 CONFIG_USAGE = "shoal train --config FILE"
@@ -148,6 +149,16 @@ def _what(choice: ChosenNames) -> tuple[Names, str, Preset | None]:
     if len(given) > 2:
         raise ConfigError(f"{given[2]!r} is one word too many: give PRESET and ENV, then --options")
     return Names(preset.algorithm, preset.architecture, preset.name), given[1], preset
+
+
+def parse_command(kind: type[Kind], arguments: Sequence[str], wanted: int, usage: str) -> tuple[list[str], Kind]:
+    """The words of a command, of which it wants this many, and its options, validated."""
+    if any(token in ("-h", "--help") for token in arguments):
+        parse_options(kind, kind(), ["--help"], usage)
+    positionals, rest = split_positionals(arguments, wanted)
+    options = parse_options(kind, kind(), rest, usage)
+    options.validate()
+    return positionals, options
 
 
 def parse_options(kind: Any, default: T, arguments: Sequence[str], usage: str) -> T:

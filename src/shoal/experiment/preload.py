@@ -3,5 +3,5 @@
 __all__ = ["PRELOAD"]
 
 PRELOAD = ("numpy", "cloudpickle", "setproctitle", "gymnasium", "torch", "shoal.envs", "shoal.runtime.place",
-           "shoal.algorithms.actor_critic.learn", "shoal.algorithms.actor_critic.policy", "shoal.nets", "shoal.roles.learner",
+           "shoal.algorithms.actor_critic.learn", "shoal.algorithms.actor_critic.model", "shoal.nets", "shoal.roles.learner",
            "shoal.experiment.checkpoints")

@@ -17,7 +17,7 @@ from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError, EnvironmentError_, RoleFailed, ShoalError
 from shoal.experiment.best_response import best_response
 from shoal.experiment.config import ConsoleConfig, RayOptions
-from shoal.experiment.parse import parse_options, parse_train, split_positionals
+from shoal.experiment.parse import parse_command, parse_options, parse_train, split_positionals
 from shoal.experiment.policy_choice import PolicyChoice
 from shoal.experiment.references import EnvRef, check_trust, find, modules_of, outside
 from shoal.experiment.resuming import resume_plan
@@ -95,7 +95,8 @@ def resume_command(arguments: list[str]) -> int:
     usage = "shoal resume RUN"
     if any(word in ("-h", "--help") for word in arguments):
         parse_options(Resume, Resume(), ["--help"], usage)
-    path, rest = _one_run(arguments, usage)
+    words, rest = split_positionals(arguments, 1)
+    path = _one_run(words, usage)
     several = (path / SEEDS).is_file()
     config = SeedGroup.config(path) if several else RunDir.open(path).config()
     options = parse_options(Resume, Resume.of(config, str(path)), rest, usage)
@@ -321,20 +322,14 @@ def _load_and_say(rundir: RunDir, options: Eval | Play) -> tuple[Run, str | None
 
 
 def _run_and_options(arguments: list[str], kind: type[Kind], usage: str) -> tuple[RunDir, Kind]:
-    if any(word in ("-h", "--help") for word in arguments):
-        parse_options(kind, kind(), ["--help"], usage)
-    path, rest = _one_run(arguments, usage)
-    rundir = RunDir.open(path)
-    options = parse_options(kind, kind(), rest, usage)
-    options.validate()
-    return rundir, options
+    words, options = parse_command(kind, arguments, 1, usage)
+    return RunDir.open(_one_run(words, usage)), options
 
 
-def _one_run(arguments: list[str], usage: str) -> tuple[Path, list[str]]:
-    positionals, rest = split_positionals(arguments, 1)
-    if len(positionals) != 1:
+def _one_run(words: list[str], usage: str) -> Path:
+    if len(words) != 1:
         raise ConfigError(f"{usage}: give one run directory; `shoal runs` lists them")
-    return Path(positionals[0]), rest
+    return Path(words[0])
 
 
 def _say_modules(config: Mapping[str, Any], trust: bool) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.errors import ConfigError
-from shoal.experiment.parse import parse_options, split_positionals
+from shoal.experiment.parse import parse_command
 from shoal.experiment.policy_choice import PolicyName
 from shoal.experiment.references import check_trust, modules_of
 from shoal.options import Options, number
@@ -59,11 +59,7 @@ class EvaluateOptions(Options):
 
 
 def evaluate_command(arguments: list[str]) -> int:
-    if any(word in ("-h", "--help") for word in arguments):
-        parse_options(EvaluateOptions, EvaluateOptions(), ["--help"], USAGE)
-    given, rest = split_positionals(arguments, 2)
-    options = parse_options(EvaluateOptions, EvaluateOptions(), rest, USAGE)
-    options.validate()
+    given, options = parse_command(EvaluateOptions, arguments, 2, USAGE)
     if len(given) != 2:
         raise ConfigError(f"{USAGE}: give a run directory, whose policy is evaluated, and a recording")
     found = _evaluated(Path(given[0]), given[1], options)

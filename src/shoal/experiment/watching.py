@@ -16,7 +16,7 @@ from typing import IO, Any, Literal
 
 from shoal.errors import ConfigError
 from shoal.experiment.lock import holder
-from shoal.experiment.parse import parse_options, split_positionals
+from shoal.experiment.parse import parse_command
 from shoal.experiment.rundir import RunDir, find_runs, numbers
 from shoal.options import Options, number
 from shoal.telemetry.console import console, counted
@@ -48,11 +48,7 @@ class Watch(Options):
 
 def watch_command(arguments: list[str]) -> int:
     usage = "shoal watch [RUN]"
-    if any(word in ("-h", "--help") for word in arguments):
-        parse_options(Watch, Watch(), ["--help"], usage)
-    words, rest = split_positionals(arguments, 1)
-    options = parse_options(Watch, Watch(), rest, usage)
-    options.validate()
+    words, options = parse_command(Watch, arguments, 1, usage)
     if len(words) > 1:
         raise ConfigError(f"{usage}: give one run directory, not {' '.join(words)}")
     runs = find_runs()

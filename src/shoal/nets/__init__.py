@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         GaussianActor,
         PolicyNetwork,
         SquashedGaussianActor,
+        StackedValues,
         build_actor,
         build_critic,
         build_gaussian_actor,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from shoal.nets.flat import flat_grad, flatten
     from shoal.nets.heads import ActionHead
     from shoal.nets.q_network import HeadConfig, QNetwork, QOutput, build_q
-    from shoal.nets.stacked import StackedValues
 
 __all__ = ["ActionHead", "ActorCriticNetwork", "ActorCriticOutput", "Critic", "DeterministicActor", "GaussianActor", "HeadConfig",
            "NetConfig", "PolicyNetwork", "QNetwork", "QOutput", "SquashedGaussianActor", "StackedValues", "build", "build_actor",
@@ -45,34 +45,19 @@ __all__ = ["ActionHead", "ActorCriticNetwork", "ActorCriticOutput", "Critic", "D
            "flatten"]
 
 _HOME = {
-    "ActionHead": "heads",
-    "ActorCriticNetwork": "actor_critic",
-    "Critic": "continuous",
-    "DeterministicActor": "continuous",
-    "GaussianActor": "continuous",
-    "HeadConfig": "q_network",
-    "ActorCriticOutput": "actor_critic",
-    "PolicyNetwork": "continuous",
-    "QNetwork": "q_network",
-    "QOutput": "q_network",
-    "SquashedGaussianActor": "continuous",
-    "StackedValues": "stacked",
-    "build": "actor_critic",
-    "build_actor": "continuous",
-    "build_critic": "continuous",
-    "build_gaussian_actor": "continuous",
-    "build_policy": "continuous",
-    "build_q": "q_network",
-    "build_squashed_actor": "continuous",
-    "build_values": "continuous",
-    "flat_grad": "flat",
-    "flatten": "flat",
+    "actor_critic": ("ActorCriticNetwork", "ActorCriticOutput", "build"),
+    "continuous": ("Critic", "DeterministicActor", "GaussianActor", "PolicyNetwork", "SquashedGaussianActor", "StackedValues",
+                   "build_actor", "build_critic", "build_gaussian_actor", "build_policy", "build_squashed_actor", "build_values"),
+    "flat": ("flat_grad", "flatten"),
+    "heads": ("ActionHead",),
+    "q_network": ("HeadConfig", "QNetwork", "QOutput", "build_q"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    for module, names in _HOME.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

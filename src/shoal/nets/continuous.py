@@ -8,11 +8,16 @@
     action, scaled to [-1, 1] ───────┘
 
 Nets work with actions in [-1, 1], flat [N, D]; `ActionRange` scales them to the bounds of the space and back. All of them read
-single observations [N, ...]: they have no memory.
+single observations [N, ...]: they have no memory. Critics of the same shape are computed together (StackedValues): two small
+products take as long as one.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import gymnasium as gym
@@ -21,20 +26,20 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from shoal.errors import ConfigError
-from shoal.nets.cores import autocasting
+from shoal.nets.cores import in_float32
 from shoal.nets.encoder import Observation, encoder
 from shoal.nets.heads import ActionRange
 from shoal.nets.net_config import NetConfig
-from shoal.nets.stacked import StackedValues
-from shoal.nets.torsos import orthogonal
+from shoal.nets.torsos import ACTIVATIONS, orthogonal, set_orthogonal
 from shoal.nets.trunk import seeded
 from shoal.ops.distributions import gaussian_log_prob, tanh_gaussian_action, tanh_gaussian_from_noise, tanh_gaussian_log_prob
 
 LOG_STD = (-20.0, 2.0)  # of the squashed Gaussian; gradients vanish only outside of it
 PLAIN_LOG_STD = (-5.0, 2.0)  # of the Gaussian that is not squashed
 
-__all__ = ["Critic", "DeterministicActor", "GaussianActor", "PolicyNetwork", "SquashedGaussianActor", "bounded_range",
-           "build_actor", "build_critic", "build_gaussian_actor", "build_policy", "build_squashed_actor", "build_values"]
+__all__ = ["Critic", "DeterministicActor", "GaussianActor", "PolicyNetwork", "SquashedGaussianActor", "StackedValues",
+           "bounded_range", "build_actor", "build_critic", "build_gaussian_actor", "build_policy", "build_squashed_actor",
+           "build_values"]
 
 
 def build_actor(
@@ -109,15 +114,7 @@ class PolicyNetwork(nn.Module):
         self.out = orthogonal(nn.Linear(self.torso.features, outputs), 0.01)
 
     def forward(self, observation: Observation) -> Tensor:
-        x = self.torso(observation)
-        if not autocasting():
-            return self._read(x)
-        with torch.autocast(x.device.type, enabled=False):
-            return self._read(x.float())
-
-    def _read(self, x: Tensor) -> Tensor:
-        found: Tensor = self.out(x)
-        return found
+        return in_float32(self.out, self.torso(observation))
 
 
 class DeterministicActor(PolicyNetwork):
@@ -147,8 +144,7 @@ class SquashedGaussianActor(PolicyNetwork):
 
     def sample(self, observation: Observation, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions made of standard normal ``noise`` [N, D], and their log-probabilities [N]; gradients flow through both."""
-        mean, log_std = super().forward(observation).chunk(2, -1)
-        return tanh_gaussian_from_noise(mean, log_std.clamp(*LOG_STD), noise)
+        return tanh_gaussian_from_noise(*self.parameters_of(observation), noise)
 
     def samples(self, observation: Observation, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Several actions [N, K, D] for each observation, made of ``noise`` [N, K, D], and their log-probabilities [N, K]."""
@@ -157,13 +153,11 @@ class SquashedGaussianActor(PolicyNetwork):
 
     def action(self, observation: Observation, noise: Tensor) -> Tensor:
         """The actions of `sample`."""
-        mean, log_std = super().forward(observation).chunk(2, -1)
-        return tanh_gaussian_action(mean, log_std.clamp(*LOG_STD), noise)
+        return tanh_gaussian_action(*self.parameters_of(observation), noise)
 
     def unit_log_prob(self, observation: Observation, unit: Tensor) -> Tensor:
         """[N] of actions in [-1, 1], flat [N, D]; less exact where tanh is flat."""
-        mean, log_std = super().forward(observation).chunk(2, -1)
-        return tanh_gaussian_log_prob(mean, log_std.clamp(*LOG_STD), unit)
+        return tanh_gaussian_log_prob(*self.parameters_of(observation), unit)
 
     def parameters_of(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """m and log s, [N, D] each."""
@@ -228,6 +222,60 @@ class Critic(nn.Module):
 
     def forward(self, observation: Observation, action: Tensor) -> Tensor:
         return self.of_unit(observation, self._range.unit(action.flatten(1)))
+
+
+class StackedLinear(nn.Module):
+    """The weights of linear layers [count, N, inputs] -> [count, N, outputs]."""
+
+    def __init__(self, count: int, inputs: int, outputs: int, gain: float = math.sqrt(2)) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(count, outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(count, 1, outputs))
+        for weight in self.weight:
+            set_orthogonal(weight, gain)
+
+
+class StackedMLP(nn.Module):
+    """[count, N, inputs] -> [count, N, outputs]: dense layers with activations, then a linear one."""
+
+    def __init__(self, count: int, inputs: int, sizes: Sequence[int], outputs: int, activation: str) -> None:
+        super().__init__()
+        widths = [inputs, *sizes]
+        self.layers = nn.ModuleList(StackedLinear(count, i, o) for i, o in pairwise(widths))
+        self.out = StackedLinear(count, widths[-1], outputs, 1.0)
+        self._activation = ACTIVATIONS[activation]
+        *self._hidden, self._last = [(layer.weight, layer.bias) for layer in (*self.layers, self.out)]  # faster than modules
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight, bias in self._hidden:
+            x = self._activation(torch.baddbmm(bias, x, weight.mT))
+        weight, bias = self._last
+        return torch.baddbmm(bias, x, weight.mT)
+
+
+class StackedValues(nn.Module):
+    """observation [N, ...], and `inputs` more numbers [N, inputs] -> values [count, N, outputs]. The nets share no weights.
+
+    The numbers join before the dense layers (Fujimoto et al. 2018). Values are float32 under autocast too, as those of QNetwork.
+    """
+
+    def __init__(self, observation_space: gym.Space[Any], inputs: int, outputs: int, config: NetConfig, count: int) -> None:
+        super().__init__()
+        first = encoder(observation_space, replace(config, hidden=()))  # vectors as they are, images through CNNs
+        learned = any(True for _ in first.parameters())
+        more = (encoder(observation_space, replace(config, hidden=())) for _ in range(count - 1 if learned else 0))
+        self.torsos = nn.ModuleList([first, *more])
+        self.mlp = StackedMLP(count, first.features + inputs, config.hidden, outputs, config.activation)
+        self.count = count
+
+    def forward(self, observation: Observation, inputs: Tensor | None = None) -> Tensor:
+        if len(self.torsos) == 1:
+            x = self.torsos[0](observation)
+            x = (x if inputs is None else torch.cat([x, inputs], 1)).expand(self.count, -1, -1)
+        else:
+            seen = [torso(observation) for torso in self.torsos]
+            x = torch.stack(seen if inputs is None else [torch.cat([one, inputs], 1) for one in seen])
+        return in_float32(self.mlp, x)
 
 
 def _checked_box(action_space: gym.Space[Any], config: NetConfig | None, who: str) -> tuple[NetConfig, spaces.Box]:

@@ -19,14 +19,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["LSTMCore", "PassThrough", "State", "autocasting"]
+__all__ = ["LSTMCore", "PassThrough", "State", "in_float32"]
 
 State = dict[str, Tensor]
 
 
-def autocasting() -> bool:
-    """Whether autocast is on (lower precision), on a GPU or on a CPU."""
-    return torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu")
+def in_float32(compute: Callable[..., Tensor], x: Tensor, *more: Any) -> Tensor:
+    """compute(x, *more), in float32 under autocast too: bfloat16 has two to three digits."""
+    if not (torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu")):
+        return compute(x, *more)
+    with torch.autocast(x.device.type, enabled=False):
+        return compute(x.float(), *more)
 
 
 class PassThrough(nn.Module):
@@ -80,11 +83,7 @@ class LSTMCore(nn.Module):
             keep = (~first).unsqueeze(-1).to(h.dtype)
             h, c = h * keep, c * keep
         gates = F.linear(x, self.weight_x, self.bias)
-        if autocasting():
-            with torch.autocast(gates.device.type, enabled=False):
-                gates = torch.addmm(gates.float(), h, self.weight_h.t())
-        else:
-            gates = torch.addmm(gates, h, self.weight_h.t())
+        gates = in_float32(torch.addmm, gates, h, self.weight_h.t())
         cell, rest = gates.split([self.features, 3 * self.features], 1)
         enter, forget, out = torch.sigmoid(rest).chunk(3, 1)
         c = torch.addcmul(forget * c, enter, torch.tanh(cell))

@@ -24,6 +24,7 @@ from shoal.errors import ConfigError
 from shoal.nets.net_config import NetConfig
 from shoal.nets.torsos import MLP, ImpalaResNet, NatureCNN, SmallConv
 from shoal.nets.user_module import Observation, UserModule, children, user_module
+from shoal.slots import leaf_at
 
 __all__ = ["Encoder", "Observation", "encoder", "image_shape", "is_image"]
 
@@ -69,7 +70,7 @@ class Encoder(nn.Module):
             return features
         parts: list[Tensor] = []
         for path, channels_last, cnn in self._images:
-            image = _pick(observation, path)
+            image = leaf_at(observation, path)
             if image.dim() == 3:
                 image = image.unsqueeze(1)
             parts.append(cnn(image.permute(0, 3, 1, 2) if channels_last else image))
@@ -82,7 +83,7 @@ class Encoder(nn.Module):
         if self._plain:
             only: Tensor = observation  # one vector of float32
             return only
-        floats = [floats(_pick(observation, path)) for path, floats in self._vectors]
+        floats = [floats(leaf_at(observation, path)) for path, floats in self._vectors]
         return floats[0] if len(floats) == 1 else torch.cat(floats, 1)
 
 
@@ -114,13 +115,6 @@ def _leaves(space: gym.Space[Any], path: Path = ()) -> Iterator[tuple[Path, Leaf
         yield path, space
     else:
         raise ConfigError(f"observation space {type(space).__name__} at {'.'.join(path) or 'the top'} is not supported")
-
-
-def _pick(observation: Observation, path: Path) -> Tensor:
-    for key in path:
-        observation = observation[key]
-    leaf: Tensor = observation
-    return leaf
 
 
 def is_image(space: spaces.Box, torso: str) -> bool:

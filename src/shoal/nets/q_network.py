@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.errors import ConfigError
-from shoal.nets.cores import State, autocasting
+from shoal.nets.cores import State, in_float32
 from shoal.nets.encoder import Observation
 from shoal.nets.heads import Categorical
 from shoal.nets.net_config import NetConfig
@@ -143,11 +143,8 @@ class QNetwork(TrunkNetwork):
         return c51.expected(found, self.support) if self.atoms else found
 
     def _read(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
-        """In float32 under autocast too: bfloat16 has two to three digits, and the values of two actions may differ by less."""
-        if not autocasting():
-            return self._head(x, noise)
-        with torch.autocast(x.device.type, enabled=False):
-            return self._head(x.float(), noise)
+        """In float32 under autocast too: the values of two actions may differ by less than bfloat16 tells apart."""
+        return in_float32(self._head, x, noise)
 
     def _head(self, x: Tensor, noise: Tensor | None) -> Tensor:
         """Action values [..., A], or with atoms logits [..., A, Z]."""

@@ -75,7 +75,7 @@ class Trunk(nn.Module):
     ) -> tuple[Tensor, State, State]:
         """A sequence [T, B, ...] -> features [T, B, F], the state after the last step and the state after every step."""
         x = self.torso(fold(observation))
-        x = x.reshape(*_lead(observation), x.shape[1])
+        x = x.reshape(*leading(observation, 2), x.shape[1])
         if self._encode is not None:
             x = torch.cat([x, _previous_step(self._encode, first, prev_action, prev_reward)], -1)
         unrolled: tuple[Tensor, State, State] = self.core(x, state, first)
@@ -115,7 +115,7 @@ class TrunkNetwork(nn.Module):
         if self.trunk.sees_previous:
             raise ConfigError("this network sees its previous action and reward (--net.prev-action-reward), which a call of the "
                               "module does not have; use run.policy.act")
-        rows = rows_of(observation)
+        (rows,) = leading(observation, 1)
         if state is None:
             return self.initial_state(rows)
         if {len(part) for part in state.values()} - {rows}:
@@ -130,19 +130,11 @@ def fold(observation: Observation) -> Observation:
     return observation.flatten(0, 1)
 
 
-def _lead(observation: Observation) -> tuple[int, int]:
-    """T and B."""
+def leading(observation: Observation, axes: int) -> tuple[int, ...]:
+    """The sizes of the first axes, which all parts share: T and B of [T, B, ...], N of [N, ...]."""
     while isinstance(observation, dict):
         observation = next(iter(observation.values()))
-    return observation.shape[0], observation.shape[1]
-
-
-def rows_of(observation: Observation) -> int:
-    """N of observations [N, ...]."""
-    while isinstance(observation, dict):
-        observation = next(iter(observation.values()))
-    rows: int = observation.shape[0]
-    return rows
+    return tuple(observation.shape[:axes])
 
 
 def _previous_step(

@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from shoal.errors import ConfigError
+from shoal.slots import map_tree
 
 __all__ = ["Observation", "UserModule", "children", "user_module", "zeros_like_space"]
 
@@ -52,9 +53,10 @@ def user_module(space: gym.Space[Any], module: str | type[nn.Module]) -> UserMod
         with torch.no_grad():
             features = made(batch)
     except Exception as error:
+        shapes = map_tree(lambda rows: tuple(rows.shape), batch)
         raise ConfigError(
             f"{name} failed on the observation space {space}: {type(error).__name__}: {error}; it is created with "
-            f"(observation_space) and called with a batch of observations, for instance of shape {_shapes(batch)}"
+            f"(observation_space) and called with a batch of observations, for instance of shape {shapes}"
         ) from error
     _check_layers(name, made)
     found = _check_features(name, made, features)
@@ -97,7 +99,7 @@ def _check_function(name: str, module: nn.Module, batch: Observation) -> None:
                 "self.training"
             )
         try:
-            alone = module(_first_row(batch))
+            alone = module(map_tree(lambda rows: rows[:1], batch))
         except Exception as error:
             raise ConfigError(f"{name} failed on a batch of one observation: {type(error).__name__}: {error}") from error
         if not _alike(features[:1], alone):
@@ -170,15 +172,3 @@ def _drawn(space: gym.Space[Any], rows: int) -> Observation:
     own.seed(0)
     dtype = np.float32 if space.dtype == np.float64 else space.dtype
     return torch.from_numpy(np.array([own.sample() for _ in range(rows)], dtype))
-
-
-def _first_row(observation: Observation) -> Observation:
-    if isinstance(observation, dict):
-        return {key: _first_row(part) for key, part in observation.items()}
-    return observation[:1]
-
-
-def _shapes(observation: Observation) -> Any:
-    if isinstance(observation, dict):
-        return {key: _shapes(part) for key, part in observation.items()}
-    return tuple(observation.shape)

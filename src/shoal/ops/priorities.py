@@ -1,4 +1,4 @@
-"""The arithmetic of prioritised replay: probabilities, importance weights, priorities of sequences. NumPy, for actors too.
+"""The arithmetic of prioritised replay: importance weights, priorities of sequences. NumPy, for actors too.
 
 Papers: prioritised replay (Schaul et al. 2016, 1511.05952), Ape-X (Horgan et al. 2018, 1803.00933), R2D2 (Kapturowski et
 al. 2019), R2D3 (Gulcehre et al. 2019, 1909.01387). Priorities are raw everywhere (|td|, plus FLOOR): only the
@@ -12,19 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FLOOR", "draw_demonstrations", "importance_weights", "probabilities", "sequence_priority"]
+__all__ = ["FLOOR", "draw_demonstrations", "importance_weights", "sequence_priority"]
 
 Floats = npt.NDArray[Any]
 
 FLOOR = 1e-6  # added to every priority: an error of 0 must not make an item unreachable
-
-
-def probabilities(priority: Floats, exponent: float, uniform_mix: float = 0.0) -> Floats:
-    """P(i) = p_i^exponent / sum, mixed with uniform. A priority of 0 is never drawn by its priority, whatever the exponent."""
-    leaf = np.zeros(len(priority))
-    np.power(priority, exponent, out=leaf, where=np.asarray(priority) > 0)
-    mixed: Floats = (1 - uniform_mix) * leaf / leaf.sum() + uniform_mix / len(leaf)
-    return mixed
 
 
 def importance_weights(probability: Floats, size: Any, exponent: float) -> Floats:

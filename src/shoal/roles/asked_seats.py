@@ -11,7 +11,7 @@ import torch
 from shoal.acting import StepView
 from shoal.algorithms.records.step_view import rows_of_view
 from shoal.core import Tree
-from shoal.slots import map_tree
+from shoal.slots import assign, map_tree
 
 __all__ = ["AskedSeats"]
 
@@ -45,13 +45,10 @@ class AskedSeats:
         self.action[rows] = action
         for name, values in extras.items():
             self.extras[name][rows] = values
-        map_tree(self._put, self.before, state)
-        map_tree(self._put, self._state, following)
+        assign(self.before, rows, state)
+        assign(self._state, rows, following)
         decided: np.ndarray = self.action
         return decided
-
-    def _put(self, into: Any, values: Any) -> None:
-        into[self.rows] = values
 
     def of_rows(self, tree: Tree) -> Tree:
         """The rows of `before` or `extras` that acted last."""

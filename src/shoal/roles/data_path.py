@@ -133,6 +133,6 @@ def consumer_end(me: Me, parts: Parts, end: Source | Call, intake: Intake) -> Ba
     """What a learning role takes its batches from."""
     if not parts.algorithm.from_replay:
         return UnrollBatches(me, parts, cast(Source, end), intake)
-    from shoal.roles.replay_batches import ReplayBatches
+    from shoal.roles.batches import ReplayBatches
 
     return ReplayBatches(me, parts, cast(Call, end))

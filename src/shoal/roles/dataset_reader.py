@@ -21,11 +21,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from shoal.algorithms.records.moments import MomentRelay, observation_moment_fields
 from shoal.core import Me, Server, Tree
 from shoal.errors import ConfigError
 from shoal.offline import Episode, ShardedDemos, open_shards
 from shoal.roles.episode_playback import items_of
-from shoal.roles.observation_moments import MomentRelay, moments_fields
 from shoal.roles.parts import Parts
 from shoal.roles.replay_wires import items_layout
 from shoal.slots import Layout, map_tree
@@ -136,7 +136,7 @@ class DatasetReader:
 
     def measure(self, moments: MomentRelay, number: int) -> None:
         """A window of the first epoch is cut: its observations count, once."""
-        message = Layout(moments_fields(moments.size)).empty()
+        message = Layout(observation_moment_fields(moments.size)).empty()
         moments.take(message)
         self.moments.add(message)
         self.measured = number + 1

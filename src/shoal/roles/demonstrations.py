@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from shoal import replay
+from shoal.algorithms.records.moments import MomentRelay
 from shoal.core import Me, Server
 from shoal.offline import open_demos
 from shoal.ops.priorities import draw_demonstrations
@@ -22,7 +23,6 @@ from shoal.replay.table import fields as k
 from shoal.replay.table.replay_core import Core
 from shoal.replay.table.sampled_batch import BatchLayout, Info
 from shoal.roles.episode_playback import items_of
-from shoal.roles.observation_moments import MomentRelay
 from shoal.roles.parts import Parts
 from shoal.roles.replay_memory import codecs
 from shoal.roles.replay_wires import Block, items_layout, store, stored_columns, tell

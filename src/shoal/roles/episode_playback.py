@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from shoal.acting import ItemRecord, Progress, UnrollRecord
+from shoal.algorithms.records.moments import MOMENTS, observation_moment_fields
 from shoal.core import Tree
 from shoal.envs import Step
 from shoal.learning import Algorithm
 from shoal.offline import Episode
-from shoal.roles.observation_moments import NAME, moments_fields
 from shoal.slots import Layout, map_tree
 
 __all__ = ["EpisodePlayback", "items_of"]
@@ -109,7 +109,7 @@ def items_of(algorithm: Algorithm, record: ItemRecord, episodes: Iterator[Episod
     state: Tree = {} if policy is None else policy.initial_state(seats)
     following, extras = state, NOTHING
     recorder.begin(now)
-    sums = Layout(moments_fields(record.observation_moments)).empty()
+    sums = Layout(observation_moment_fields(record.observation_moments)).empty()
     while playback.running:
         if policy is not None:
             _, following, extras = policy.act(recorder.view(now), state, None, rng)
@@ -121,6 +121,6 @@ def items_of(algorithm: Algorithm, record: ItemRecord, episodes: Iterator[Episod
             items, priority = record.layout.joined(count).empty(), np.zeros(count)
             recorder.take(items, priority)
             if moments is not None and sums:
-                recorder.take_moments(sums[NAME])
+                recorder.take_moments(sums[MOMENTS])
                 moments(sums)
             yield items, priority

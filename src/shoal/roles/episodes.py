@@ -13,7 +13,7 @@ from shoal.envs import BatchedEnv, Step
 from shoal.envs.rollout import Rollout
 from shoal.roles.asked_seats import AskedSeats
 
-__all__ = ["EpisodePlay", "play_episodes"]
+__all__ = ["EpisodePlay"]
 
 
 class EpisodePlay:
@@ -98,6 +98,12 @@ class EpisodePlay:
             np.minimum(remaining, self._length > 0, out=remaining)
         return decisions
 
+    def to_the_end(self) -> EpisodePlay:
+        """Play all of them at once."""
+        while not self.over:
+            self.step()
+        return self
+
     def _cut_off(self) -> None:
         """Count the episodes that are too long as they are."""
         if self._longest is None:
@@ -107,12 +113,3 @@ class EpisodePlay:
         self._lengths.extend(self._length[rows].tolist())
         self._rollout.remaining[rows] = 0
         self.unfinished += len(rows)
-
-
-def play_episodes(policy: Policy, record: Record, env: BatchedEnv, episodes: int, seed: int, rng: torch.Generator,
-                  explore: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Returns and lengths of `episodes` whole episodes."""
-    play = EpisodePlay(policy, record, env, episodes, seed, rng, explore)
-    while not play.over:
-        play.step()
-    return play.returns, play.lengths

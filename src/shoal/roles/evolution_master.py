@@ -16,7 +16,7 @@ from typing import cast
 
 import numpy as np
 
-from shoal.algorithms.records.moments import moment_fields
+from shoal.algorithms.records.moments import observation_moment_fields
 from shoal.core import Me, Publisher, Reader, Sink, Source, Tree
 from shoal.population import Evolves, PopulationLearn, ScoreRecord
 from shoal.roles.evolution_worker import update
@@ -50,7 +50,7 @@ def result_layout(parts: Parts) -> Layout:
     moments = record.layout.fields.get("observation_moments")
     size = moments["sum"].shape[1] if isinstance(moments, Mapping) else 0
     return Layout({"task": Field((1,), "i8"), "chunk": Field((1,), "i8"), "number": Field((members,), "i8"), "score": one,
-                   "decisions": one, **({"observation_moments": moment_fields(size)} if size else {})})
+                   "decisions": one, **observation_moment_fields(size)})
 
 
 class EvolutionMaster:

@@ -10,11 +10,11 @@ from shoal.core import Call, Me, Reader
 from shoal.learning import ReplayLearn
 from shoal.roles import random_state
 from shoal.roles.actor import Actor
+from shoal.roles.batches import measure_items
 from shoal.roles.evaluator import Evaluator
 from shoal.roles.parameter_server import ServerLink
 from shoal.roles.parameter_shards import JoinedWeights
 from shoal.roles.parts import Parts
-from shoal.roles.replay_batches import measure_items
 from shoal.roles.replay_endpoints import ReplaySampler
 from shoal.roles.worker import push_gradients
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from shoal.algorithms.records.moments import MomentRelay
 from shoal.core import Call, Me
 from shoal.offline import Episode, open_demos
 from shoal.roles.data_path import producer_end
 from shoal.roles.episode_playback import items_of
-from shoal.roles.observation_moments import MomentRelay
 from shoal.roles.parts import Parts
 from shoal.slots import map_tree
 

@@ -12,6 +12,7 @@ from shoal.envs import BatchedEnv, Step
 from shoal.envs.random_policy import RandomPolicy
 from shoal.population import Members, ScoreRecord
 from shoal.roles.step_report import note_restarts
+from shoal.slots import leaf_at
 
 __all__ = ["MemberRollout", "random_observations", "rows_of"]
 
@@ -118,12 +119,7 @@ class MemberRollout:
 
     def _numbers(self, now: Step) -> np.ndarray:
         """The floating-point numbers of all rows' observations, [R, size]."""
-        parts = []
-        for path in self._floats:
-            leaf: Tree = now.observation
-            for key in path:
-                leaf = leaf[key]
-            parts.append(leaf.reshape(self.rows, -1))
+        parts = [leaf_at(now.observation, path).reshape(self.rows, -1) for path in self._floats]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
 
     def close(self) -> None:

@@ -19,11 +19,11 @@ import torch
 
 from shoal.acting import Progress
 from shoal.algorithms.common.phases import overlap
+from shoal.algorithms.records.moments import MomentRelay, observation_moment_fields
 from shoal.core import Call, Me, Publisher, Request, Server, Tree, Vector
 from shoal.learning import SlicedLearn, Updater, UpdaterSlice
 from shoal.ops.gates import LossGate, judge, too_old
 from shoal.roles.learner_state import LearnerState
-from shoal.roles.observation_moments import MomentRelay, moments_fields
 from shoal.roles.parts import Parts
 from shoal.roles.worker import Origin, Worker
 from shoal.slots import Field, Layout, map_tree
@@ -37,7 +37,7 @@ def push_layouts(parts: Parts, learn: Updater) -> tuple[Layout, Layout]:
     """A gradient with what goes along, and what answers it, of a server that has `learn`: the whole, or a slice."""
     weights = {name: tensor.numpy() for name, tensor in learn.weights.items()}
     replayed = parts.algorithm.from_replay
-    fields = moments_fields(parts.stored.observation_moments) if replayed else parts.algorithm.record.layout.fields
+    fields = observation_moment_fields(parts.stored.observation_moments) if replayed else parts.algorithm.record.layout.fields
     request = {"gradient": Field((longest_span(learn),), "f4"), "phase": Field((1,), "i8"), "completes": Field((1,), "bool"),
                "empty": Field((1,), "bool"), "last": Field((1,), "bool"), "decisions": Field((1,), "i8"),
                "version": Field((1,), "i8"), "life": Field((1,), "i8"),

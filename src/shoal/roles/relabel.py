@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 from shoal.acting import Progress
+from shoal.algorithms.records.moments import MomentRelay
 from shoal.core import Call, Me, Pending, Reader, Tree
 from shoal.learning import Relabels
 from shoal.ops import schedules
 from shoal.roles.data_path import producer_end
-from shoal.roles.observation_moments import MomentRelay
 from shoal.roles.parts import Parts
 from shoal.roles.replay_wires import items_layout
 from shoal.slots import map_tree

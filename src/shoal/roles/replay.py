@@ -36,13 +36,12 @@ import numpy as np
 
 from shoal import replay
 from shoal.acting import IndexedItems
+from shoal.algorithms.records.moments import MOMENTS, MomentRelay
 from shoal.core import Me, Pieces, Request, Server, Tree, any_of
 from shoal.errors import CheckpointError
 from shoal.replay.table import checkpoint
 from shoal.replay.table.replay_core import Core
 from shoal.roles.demonstrations import Demonstrations
-from shoal.roles.observation_moments import NAME as MOMENTS
-from shoal.roles.observation_moments import MomentRelay
 from shoal.roles.parts import Parts
 from shoal.roles.replay_frames import FrameTable, frame_stacks, kept_columns
 from shoal.roles.replay_memory import MemoryForecast, chosen_compression, codecs

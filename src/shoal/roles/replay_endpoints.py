@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shoal.algorithms.records.moments import MOMENTS
 from shoal.core import Call, Draft, Pending, Tree, any_of
 from shoal.replay.client.sharding import SHARD_BIT
-from shoal.roles.observation_moments import NAME as MOMENTS
 from shoal.roles.parts import Parts
 from shoal.roles.replay_frames import unused_bytes
 from shoal.roles.replay_wires import items_layout

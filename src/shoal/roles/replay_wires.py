@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from shoal.algorithms.records.moments import observation_moment_fields
 from shoal.core import Tree
 from shoal.errors import ConfigError
 from shoal.replay.client.sharding import MOST_SHARDS
@@ -14,7 +15,6 @@ from shoal.replay.table.columns import Column, Spec, flatten
 from shoal.replay.table.replay_core import Core, PendingInserts
 from shoal.replay.table.sampled_batch import BatchLayout, Info
 from shoal.replay.table.table_core import TableCore
-from shoal.roles.observation_moments import moments_fields
 from shoal.roles.parts import Parts
 from shoal.roles.replay_frames import insert_fields
 from shoal.runtime import Program
@@ -36,7 +36,7 @@ def replay_wires(program: Program, parts: Parts, turns: bool = False) -> tuple[C
     """The two call wires of a Replay and its shards. In turns nobody is ahead: one insert of each actor, one batch."""
     stored, some, shards = parts.stored, parts.replay.insert_batch, parts.replay.shards
     items = {"items": insert_fields(stored, some), "priority": Field((some,), "f8"), "decisions": Field((1,), "i8"),
-             "number": Field((1,), "i8"), **moments_fields(stored.observation_moments)}
+             "number": Field((1,), "i8"), **observation_moment_fields(stored.observation_moments)}
     inserts = program.call(of_table(parts.table, "inserts"), Layout(items), Layout({"inserts": Field((1,), "i8")}),
                            1 if turns else max(DEPTH, shards))
     return inserts, samples_wire(program, parts, turns)
@@ -57,7 +57,7 @@ def samples_wire(program: Program, parts: Parts, turns: bool, counted: bool = Tr
     items = items_layout(parts.stored.layout, most)
     reply = {"items": Field((items.nbytes,), "u1"), "key": Field((most,), "i8"), "probability": Field((most,), "f8"),
              "table_size": Field((most,), "i8"), "fresh": Field((1,), "i8"), "mass": Field((1,), "f8"),
-             **moments_fields(parts.stored.observation_moments)}
+             **observation_moment_fields(parts.stored.observation_moments)}
     told = 2 * config.launch_updates * most  # priorities of two launches: a learner on a GPU may hear of both at once
     updates = {"key": Field((told,), "i8"), "priority": Field((told,), "f8"), "count": Field((1,), "i8"),
                "wanted": Field((1,), "i8"), "trim": Field((1,), "bool")}

@@ -3,9 +3,9 @@
 Depends on nothing else in shoal; the wires of the runtimes and the replay service use it.
 """
 
-from shoal.slots.layout import Field, Layout, leaves, map_tree
+from shoal.slots.layout import Field, Layout, assign, leaf_at, leaves, map_tree
 from shoal.slots.memory import Allocator, Channel, InlineAllocator, LocalAllocator, MemoryBlock, fence
 from shoal.slots.waiting import Wait, any_of
 
-__all__ = ["Allocator", "Channel", "Field", "InlineAllocator", "Layout", "LocalAllocator", "MemoryBlock", "Wait", "any_of", "fence",
-           "leaves", "map_tree"]
+__all__ = ["Allocator", "Channel", "Field", "InlineAllocator", "Layout", "LocalAllocator", "MemoryBlock", "Wait", "any_of",
+           "assign", "fence", "leaf_at", "leaves", "map_tree"]

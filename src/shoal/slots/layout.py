@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Field", "Layout", "leaves", "map_tree"]
+__all__ = ["Field", "Layout", "assign", "leaf_at", "leaves", "map_tree"]
 
 ALIGN = 64  # a cache line: no two fields share one
 
@@ -41,12 +41,28 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
         yield path, tree
 
 
+def leaf_at(tree: Any, path: tuple[str, ...]) -> Any:
+    """What lies at a path."""
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
 def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """The same tree with `function` applied to each leaf (and to the matching leaves of `others`)."""
     kind = type(tree)  # most are dictionaries and arrays, and asking for the protocol is slow
     if kind is dict or (kind is not np.ndarray and isinstance(tree, Mapping)):
         return {key: map_tree(function, value, *(other[key] for other in others)) for key, value in tree.items()}
     return function(tree, *others)
+
+
+def assign(into: Any, at: Any, values: Any) -> None:
+    """Put the leaves of `values` where `at` says into those of the same tree `into`."""
+
+    def put(target: Any, rows: Any) -> None:
+        target[at] = rows
+
+    map_tree(put, into, values)
 
 
 def _leaf_count(tree: Any) -> int:

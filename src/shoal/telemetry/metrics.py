@@ -235,11 +235,6 @@ class Stats:
     def get(self, name: str) -> float:
         return float(self.words[self._index[name]])
 
-    def maximum(self, name: str, x: float) -> None:
-        i = self._index[name]
-        if x > self.words[i]:
-            self.words[i] = x
-
     def observe(self, name: str, values: np.ndarray | float) -> None:
         """Add one value, or an array of them, to a `mean` or a `histogram`."""
         start, words = self._index[f"{name}/sum"], self.words

@@ -1,4 +1,4 @@
-"""Plots as inline SVG: axes, lines, points, bars with whiskers. No script, no font, no network."""
+"""Plots as inline SVG: axes, lines, points. No script, no font, no network."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from html import escape
 
 from shoal.telemetry.short_numbers import short
 
-__all__ = ["COLOURS", "Bar", "Polyline", "bars", "lines"]
+__all__ = ["COLOURS", "RIGHT", "WIDTH", "Axis", "Polyline", "lines", "picture", "rule", "text", "tick_text"]
 
 COLOURS = ("#4269d0", "#efb118", "#3ca951", "#a463f2", "#ff8ab7", "#6cc5b0", "#97bbf5", "#9c6b4e", "#9498a0", "#ff725c")
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 28, 42
-ROW = 26
-NAMES = 230
 
 
 @dataclass(frozen=True)
@@ -27,17 +25,6 @@ class Polyline:
     colour: str = COLOURS[0]
     dashed: bool = False
     dots: bool = False
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A value with its range, and a mark for what could be."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-    mark: float | None = None
 
 
 @dataclass
@@ -78,19 +65,19 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [10.0**low, 10.0**high]
 
 
-def _number(tick: float) -> str:
+def tick_text(tick: float) -> str:
     return short(tick) if tick else "0"
 
 
-def _text(x: float, y: float, words: str, anchor: str = "middle", colour: str = "var(--ink)") -> str:
+def text(x: float, y: float, words: str, anchor: str = "middle", colour: str = "var(--ink)") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(words)}</text>'
 
 
-def _rule(x1: float, y1: float, x2: float, y2: float, colour: str = "var(--grid)", more: str = "") -> str:
+def rule(x1: float, y1: float, x2: float, y2: float, colour: str = "var(--grid)", more: str = "") -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" {more}/>'
 
 
-def _svg(width: float, height: float, parts: Sequence[str], title: str) -> str:
+def picture(width: float, height: float, parts: Sequence[str], title: str) -> str:
     return (f'<svg viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" role="img"><title>{escape(title)}</title>'
             f'{"".join(parts)}</svg>')
 
@@ -112,11 +99,11 @@ def lines(title: str, chart: Sequence[Polyline], x_name: str, y_name: str, thres
     low, high = (min(ys), max(ys)) if y_log else (min(0.0, *ys), max(ys) * 1.05 if max(ys) > 0 else 0.0)
     y_axis = Axis(low, high, HEIGHT - BOTTOM, TOP)
     for tick in log_ticks(low, y_axis.high) if y_log else y_axis.ticks:
-        parts = [*parts, _rule(LEFT, y := y_axis(y_scale(tick)), WIDTH - RIGHT, y), _text(LEFT - 6, y + 4, _number(tick), "end")]
-    parts += [_text(x_axis(scale(tick)), HEIGHT - BOTTOM + 16, _number(tick)) for tick in x_ticks or x_axis.ticks]
-    parts += [_text((LEFT + WIDTH) / 2, HEIGHT - 6, x_name), _text(LEFT, 12, y_name, "start")]
+        parts = [*parts, rule(LEFT, y := y_axis(y_scale(tick)), WIDTH - RIGHT, y), text(LEFT - 6, y + 4, tick_text(tick), "end")]
+    parts += [text(x_axis(scale(tick)), HEIGHT - BOTTOM + 16, tick_text(tick)) for tick in x_ticks or x_axis.ticks]
+    parts += [text((LEFT + WIDTH) / 2, HEIGHT - 6, x_name), text(LEFT, 12, y_name, "start")]
     if threshold is not None:
-        parts.append(_rule(LEFT, y := y_axis(y_scale(threshold)), WIDTH - RIGHT, y, "var(--bad)", 'stroke-dasharray="3 3"'))
+        parts.append(rule(LEFT, y := y_axis(y_scale(threshold)), WIDTH - RIGHT, y, "var(--bad)", 'stroke-dasharray="3 3"'))
     for line in chart:
         way = " ".join(f"{x_axis(scale(x)):.1f},{y_axis(y_scale(y)):.1f}" for x, y in line.points)
         dash = ' stroke-dasharray="6 4"' if line.dashed else ""
@@ -127,27 +114,6 @@ def lines(title: str, chart: Sequence[Polyline], x_name: str, y_name: str, thres
                       for x, y in line.points]
     right = float(WIDTH - RIGHT)
     for name, colour in reversed(list(dict.fromkeys((line.name, line.colour) for line in chart))):
-        parts.append(_text(right, 12, name, "end", colour))
+        parts.append(text(right, 12, name, "end", colour))
         right -= 6.5 * len(name) + 12
-    return _svg(WIDTH, HEIGHT, parts, title)
-
-
-def bars(title: str, chart: Sequence[Bar], mark_name: str) -> str:
-    """Horizontal bars; whiskers are the range over the runs, a red rule is the mark."""
-    top = max([bar.high for bar in chart] + [bar.mark for bar in chart if bar.mark is not None], default=0.0)
-    if not top:
-        return ""
-    axis = Axis(0.0, top * 1.02, NAMES, NAMES + WIDTH - RIGHT - 60)
-    height = ROW * len(chart) + 34
-    parts = [_rule(axis(tick), 4, axis(tick), height - 28) + _text(axis(tick), height - 14, _number(tick))
-             for tick in axis.ticks]
-    for number, bar in enumerate(chart):
-        y = 6 + ROW * number
-        parts.append(_text(NAMES - 8, y + 14, bar.name, "end"))
-        parts.append(f'<rect x="{NAMES}" y="{y}" width="{axis(bar.value) - NAMES:.1f}" height="{ROW - 8}" fill="{COLOURS[0]}"/>')
-        parts.append(_rule(axis(bar.low), y + 9, axis(bar.high), y + 9, "var(--ink)"))
-        if bar.mark is not None:
-            parts.append(_rule(axis(bar.mark), y - 2, axis(bar.mark), y + ROW - 6, "var(--bad)", 'stroke-width="2"'))
-    if any(bar.mark is not None for bar in chart):
-        parts.append(_text(NAMES + WIDTH - RIGHT - 60, height - 1, f"red: {mark_name}", "end", "var(--bad)"))
-    return _svg(NAMES + WIDTH, height + 4, parts, title)
+    return picture(WIDTH, HEIGHT, parts, title)

@@ -12,8 +12,7 @@ import numpy as np
 
 from shoal.acting import Progress
 from shoal.algorithms.actor_critic.learn import ActorCriticLearn, ActorCriticObjective
-from shoal.algorithms.actor_critic.model import ActorCriticModel
-from shoal.algorithms.actor_critic.policy import ActorCriticPolicy
+from shoal.algorithms.actor_critic.model import ActorCriticModel, ActorCriticPolicy
 from shoal.algorithms.common.optimiser import OptimiserName
 from shoal.algorithms.common.plan import AlgorithmPlan, weights_layout
 from shoal.algorithms.records.spaces import Leaf

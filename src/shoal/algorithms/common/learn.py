@@ -26,8 +26,7 @@ from shoal.acting import Progress
 from shoal.algorithms.common.gradients import Readings, descend, measured
 from shoal.algorithms.common.model import Model
 from shoal.algorithms.common.normaliser import LearnerNormalisers
-from shoal.algorithms.common.parameter_slice import ParameterSlice
-from shoal.algorithms.common.phases import Phase, PhasedParameters
+from shoal.algorithms.common.phases import ParameterSlice, Phase, PhasedParameters
 from shoal.core import Tree, Vector
 from shoal.device.cpu_graph import RecordedFunction
 from shoal.device.cuda_graph import CapturedFunction, LearnerGraphs

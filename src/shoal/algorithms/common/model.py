@@ -18,7 +18,7 @@ from shoal.device.placement import Hardware
 from shoal.nets.flat import adopt, flat_grad, flatten, parameter_views
 from shoal.nets.representation import RepresentationNetwork
 from shoal.nets.torsos import Conv
-from shoal.slots import leaves
+from shoal.slots import leaf_at, leaves
 
 __all__ = ["Model", "normalised"]
 
@@ -144,10 +144,7 @@ def _slices(space: gym.Space[Any], mean: torch.Tensor, scale: torch.Tensor) -> T
             end = start + math.prod(shape)
             found = (mean[start:end].view(shape), scale[start:end].view(shape))
             start = end
-        node = tree
-        for key in path[:-1]:
-            node = node[key]
-        node[path[-1]] = found
+        leaf_at(tree, path[:-1])[path[-1]] = found
     return tree[""]
 
 

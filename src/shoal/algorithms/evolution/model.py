@@ -2,30 +2,59 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.spaces import Box
+from torch import Tensor
 
 from shoal.acting import StepView
 from shoal.algorithms.common.model import Model
 from shoal.algorithms.common.plan import AlgorithmPlan
 from shoal.algorithms.common.policy import ModelPolicy
-from shoal.algorithms.evolution.actions import ActionReader
 from shoal.algorithms.evolution.noise import NoiseTable, draw_indices
 from shoal.core import Tree
 from shoal.errors import ConfigError
 from shoal.nets import PolicyNetwork, build_policy
 from shoal.nets.batched import BatchedPolicy
+from shoal.nets.continuous import bounded_range
 from shoal.nets.encoder import Encoder
+from shoal.nets.heads import action_head
 from shoal.nets.virtual_norm import VirtualNorm, add_virtual_norm, statistics_of
 from shoal.slots import map_tree
 
 if TYPE_CHECKING:
     from shoal.algorithms.es import Config
 
-__all__ = ["EvolutionModel", "EvolutionPolicy", "PerturbedMembers"]
+__all__ = ["ActionReader", "EvolutionModel", "EvolutionPolicy", "PerturbedMembers"]
+
+
+class ActionReader:
+    """Reads actions [B, ...] from outputs [B, `outputs`]. Bounded Box actions are squashed by tanh."""
+
+    def __init__(self, space: gym.Space[Any], name: str) -> None:
+        self.box = space if isinstance(space, gym.spaces.Box) else None
+        if self.box is None:
+            self._head = action_head(space)
+            self.outputs = self._head.outputs
+            return
+        if self.box.dtype is None or self.box.dtype.kind != "f":
+            raise ConfigError(f"es cannot act in {name}: its action space is {space}; use an environment with Discrete, "
+                              "MultiDiscrete or floating-point Box actions, or wrap it (gymnasium.wrappers.TransformAction)")
+        self.outputs = int(np.prod(self.box.shape))
+        bounded = bool(np.isfinite(self.box.low).all() and np.isfinite(self.box.high).all())
+        self._range = bounded_range(self.box) if bounded else None
+
+    def read(self, outputs: Tensor, mask: Tensor | None, noise: Tensor | None) -> Tensor:
+        """`noise` [B, outputs] is added to Box actions, in units of half their range."""
+        if self.box is None:
+            return self._head.mode(outputs, mask)
+        unit = outputs if self._range is None else torch.tanh(outputs)
+        if noise is not None:
+            unit = unit + noise
+        flat = unit if self._range is None else self._range.scaled(unit.clamp(-1, 1))
+        return flat.reshape(len(flat), *self.box.shape)
 
 
 class EvolutionModel(Model[PolicyNetwork]):
@@ -38,7 +67,8 @@ class EvolutionModel(Model[PolicyNetwork]):
         net = build_policy(spec.observation_space, self.actions.outputs, plan.net, seed)
         self.norms: dict[str, VirtualNorm] = {}
         if reference_size:
-            if not isinstance(net.torso, Encoder) or not len(net.torso.cnns) or not isinstance(spec.observation_space, Box):
+            pixels = isinstance(spec.observation_space, gym.spaces.Box)
+            if not isinstance(net.torso, Encoder) or not len(net.torso.cnns) or not pixels:
                 raise ConfigError(f"--algorithm.reference-batch {reference_size} normalises convolutional layers over images, and "
                                   f"the network for {spec.name} is another one; leave it out")
             self.norms = add_virtual_norm(net.torso.cnns, "torso.cnns")

@@ -10,8 +10,7 @@ from shoal.algorithms.common.phases import Phase
 from shoal.algorithms.off_policy.algorithm import OffPolicyActorCritic, bounded_box
 from shoal.algorithms.off_policy.learn import OffPolicyLearn, OffPolicyObjective
 from shoal.algorithms.off_policy.nets import DeterministicNet
-from shoal.algorithms.off_policy.noise import noise_named
-from shoal.algorithms.off_policy.policy import NoisyPolicy
+from shoal.algorithms.off_policy.policy import NoisyPolicy, noise_named
 
 if TYPE_CHECKING:
     from shoal.envs import EnvSpec

@@ -4,6 +4,9 @@
                    0         the greedy action
                    above     the deviation of the noise; of stochastic policies: a sample
 
+    noise          gaussian  x = fresh                                                         TD3; Ape-X DPG
+                   ou        x <- x - theta x + fresh, from 0 where an episode begins          DDPG: Ornstein-Uhlenbeck, time step 1
+
 Networks have actions in [-1, 1]; here, on the way out, they are scaled to the bounds of the action space. Arrays are answered with
 arrays and tensors with tensors; then no number is read, and `explore` as an array means no exploration.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import gymnasium as gym
@@ -22,7 +26,6 @@ from torch import Tensor
 from shoal.acting import StepView
 from shoal.algorithms.common.model import Model
 from shoal.algorithms.common.policy import ModelPolicy
-from shoal.algorithms.off_policy.noise import Noise
 from shoal.core import Tree
 from shoal.device.cpu_graph import RecordedFunction
 from shoal.nets import Critic, DeterministicActor, GaussianActor, PolicyNetwork, SquashedGaussianActor, StackedValues
@@ -32,9 +35,48 @@ from shoal.ops.off_policy import clipped_double_q
 from shoal.ops.value import chosen
 from shoal.slots import map_tree
 
-__all__ = ["UNIFORM", "BoxPolicy", "DiscretePolicy", "NoisyPolicy", "SampledPolicy"]
+__all__ = ["UNIFORM", "BoxPolicy", "DiscretePolicy", "GaussianNoise", "Noise", "NoisyPolicy", "OrnsteinUhlenbeck", "SampledPolicy",
+           "noise_named"]
 
 UNIFORM = -1.0
+
+
+class Noise(Protocol):
+    """Made of fresh Gaussian noise [B, D], and of what a policy carries from step to step."""
+
+    def initial_state(self, seats: int, size: int) -> Tree: ...
+    def of(self, fresh: Tensor, state: Tree, first: Tensor) -> tuple[Tensor, Tree]: ...  # the noise of this step, the next state
+
+
+@dataclass(frozen=True)
+class GaussianNoise:
+    """New at every step."""
+
+    def initial_state(self, seats: int, size: int) -> Tree:
+        return {}
+
+    def of(self, fresh: Tensor, state: Tree, first: Tensor) -> tuple[Tensor, Tree]:
+        return fresh, state
+
+
+@dataclass(frozen=True)
+class OrnsteinUhlenbeck:
+    """Continues from step to step and returns to 0."""
+
+    theta: float
+
+    def initial_state(self, seats: int, size: int) -> Tree:
+        return {"noise": torch.zeros(seats, size)}
+
+    def of(self, fresh: Tensor, state: Tree, first: Tensor) -> tuple[Tensor, Tree]:
+        before = state["noise"].masked_fill(first.unsqueeze(1), 0.0)
+        noise = before * (1 - self.theta) + fresh
+        return noise, {"noise": noise}
+
+
+def noise_named(name: str, theta: float) -> Noise:
+    """By the name of the option."""
+    return GaussianNoise() if name == "gaussian" else OrnsteinUhlenbeck(theta)
 
 
 class UnitActor(Protocol):

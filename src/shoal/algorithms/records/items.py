@@ -35,12 +35,12 @@ from shoal.algorithms.records.unroll import Unroll
 from shoal.core import Tree
 from shoal.errors import ConfigError
 from shoal.ops import priorities
-from shoal.slots import Field, map_tree
+from shoal.slots import Field, Layout, assign, leaf_at, map_tree
 
 if TYPE_CHECKING:
     from shoal.envs import Step
 
-__all__ = ["EpisodeItems", "EpisodeMemory", "EpisodeRecorder", "Rows"]
+__all__ = ["EpisodeItems", "EpisodeMemory", "EpisodeRecorder", "RelabelledItems", "Rows"]
 
 LATER = 16  # steps that may pass before items are cut that have become due
 
@@ -184,7 +184,7 @@ class EpisodeMemory:
         """Write values [K, ...] of these seats at their newest step; a number counts for all."""
         at = self.count[seats] % self.rows
         for name, rows in values.items():
-            _assign(self.data[name], (at, seats), rows)
+            assign(self.data[name], (at, seats), rows)
 
     def get(self, name: str, step: np.ndarray, seats: np.ndarray) -> Any:
         """Values at these steps of these seats' episodes; the shapes broadcast."""
@@ -295,7 +295,7 @@ class EpisodeRecorder:
             items, values = self._blocks[0]
             rows = min(count - done, len(values) - self._used)
             there = slice(self._used, self._used + rows)
-            _copy_rows({name: into[name] for name in items}, slice(done, done + rows), items, there)
+            assign({name: into[name] for name in items}, slice(done, done + rows), map_tree(lambda x, some=there: x[some], items))
             priority[done : done + rows] = values[there]
             done, self._used = done + rows, self._used + rows
             if self._used == len(values):
@@ -343,7 +343,7 @@ class EpisodeRecorder:
     def _measure(self, alive: np.ndarray) -> None:
         """Add what these seats acted on to the moments."""
         seen = self._memory.get("observation", self._memory.count[alive], alive)
-        rows = [_at(seen, path).reshape(len(alive), -1) for path in self._floats]
+        rows = [leaf_at(seen, path).reshape(len(alive), -1) for path in self._floats]
         self._moments.add(np.concatenate(rows, 1, dtype=np.float64))
 
     def _end(self, over: np.ndarray, done: np.ndarray, value: np.ndarray | None, step: Step) -> None:
@@ -369,7 +369,7 @@ class EpisodeRecorder:
         rows = map_tree(lambda ring: np.zeros((len(over), *ring.shape[2:]), ring.dtype), self._memory.data["observation"])
         if len(step.final_rows):
             last = self._kept(step.final_rows, step.final_observation, np.zeros(len(step.final_rows), bool))
-            _assign(rows, np.searchsorted(over, step.final_rows), last)
+            assign(rows, np.searchsorted(over, step.final_rows), last)
         return rows
 
     def _cut(self, seats: np.ndarray, begin: np.ndarray, end: np.ndarray, times: np.ndarray) -> None:
@@ -381,21 +381,20 @@ class EpisodeRecorder:
         self._blocks.append(({**items, "time": times}, priority))
 
 
-def _at(tree: Tree, path: tuple[str, ...]) -> Any:
-    for key in path:
-        tree = tree[key]
-    return tree
+@dataclass(frozen=True)
+class RelabelledItems:
+    """A learning.StoredItems: items that were recomputed on their way from one replay table to another.
 
+    The role that relabels fills in the fields that every such item has (see learning.Relabels).
+    """
 
-def _copy_rows(into: Tree, here: slice, source: Tree, there: slice) -> None:
-    def copy(target: Any, rows: Any) -> None:
-        target[here] = rows[there]
+    fields: Mapping[str, Any]
+    """What the algorithm makes of an item, with a leading axis of 1."""
+    decisions: int = 1
+    observation_moments: int = 0
 
-    map_tree(copy, into, source)
-
-
-def _assign(into: Tree, at: Any, rows: Tree) -> None:
-    def assign(target: Any, values: Any) -> None:
-        target[at] = values
-
-    map_tree(assign, into, rows)
+    @cached_property
+    def layout(self) -> Layout:
+        own = {"key": Field((1,), "int64"), "label_version": Field((1,), "int32"), "weights_version": Field((1,), "int32"),
+               "time": Field((1,), "float64")}
+        return Layout({**self.fields, **own})

@@ -25,7 +25,7 @@ from shoal.acting import StepView
 from shoal.algorithms.records.step_view import executed, rows_of_view
 from shoal.algorithms.records.unroll import Unroll, too_many_finals, write_unroll_moments
 from shoal.core import Tree
-from shoal.slots import map_tree
+from shoal.slots import assign, map_tree
 
 if TYPE_CHECKING:
     from shoal.envs import Step
@@ -143,7 +143,7 @@ class ColumnRecorder:
 
     def _see(self, at: np.ndarray, rows: np.ndarray, view: StepView) -> None:
         steps = self._steps
-        map_tree(lambda column, seen: _put(column, (at, rows), seen), steps["observation"], view.observation)
+        assign(steps["observation"], (at, rows), view.observation)
         steps["first"][at, rows] = view.first
         if self.record.mask_size:
             steps["action_mask"][at, rows] = view.action_mask
@@ -175,8 +175,8 @@ class ColumnRecorder:
         if not count:
             return
         data, there = self._data, slice(self._filled, self._filled + count)
-        map_tree(lambda into, x: _put(into, there, x), data["state"], columns.state)
-        map_tree(lambda into, x: _put(into, (slice(None), there), x), {name: data[name] for name in columns.steps}, columns.steps)
+        assign(data["state"], there, columns.state)
+        assign({name: data[name] for name in columns.steps}, (slice(None), there), columns.steps)
         np.minimum(data["time"], columns.time.min(1, keepdims=True), out=data["time"])  # the oldest
         self._slot_returns[:, there] = columns.returns
         for column, finals in enumerate(columns.finals):
@@ -191,11 +191,7 @@ class ColumnRecorder:
         if index == self.record.final_capacity:
             raise too_many_finals(self.record, index + 1)
         data["final_index"][final.t, column] = index
-        map_tree(lambda into, x: _put(into, index, x), data["final_observation"], final.observation)
+        assign(data["final_observation"], index, final.observation)
         if self.record.previous:
             data["final_action"][index] = final.action
         self._final_rows += 1
-
-
-def _put(into: np.ndarray, at: Any, values: Any) -> None:
-    into[at] = values

@@ -34,7 +34,7 @@ from shoal.algorithms.records.spaces import Leaf, action_leaf, float_paths, leaf
 from shoal.algorithms.records.step_view import StepViewer, executed
 from shoal.core import Tree
 from shoal.errors import ConfigError
-from shoal.slots import Field, Layout, leaves
+from shoal.slots import Field, Layout, leaf_at, leaves
 
 if TYPE_CHECKING:
     from shoal.algorithms.records.seat_columns import ColumnRecorder
@@ -156,7 +156,7 @@ class SlotRecorder:
         """Start an unroll in a slot: the observation, and the recurrent state before it is seen."""
         del version  # per step, see write
         self._data, self._finals = data, 0
-        self._observation = [_at(data["observation"], path) for path in self._paths]
+        self._observation = [leaf_at(data["observation"], path) for path in self._paths]
         data["final_index"].fill(-1)
         self._see(0, step)
         for name in self._state:
@@ -186,7 +186,7 @@ class SlotRecorder:
     def _see(self, t: int, step: Step) -> None:
         data = self._data
         for array, path in zip(self._observation, self._paths, strict=True):
-            array[t] = _at(step.observation, path)
+            array[t] = leaf_at(step.observation, path)
         data["first"][t] = step.first
         if self.record.mask_size:
             data["action_mask"][t] = step.action_mask
@@ -201,7 +201,7 @@ class SlotRecorder:
             raise too_many_finals(self.record, end)
         data["final_index"][t, step.final_rows] = np.arange(start, end)
         for path in self._paths:
-            _at(data["final_observation"], path)[start:end] = _at(step.final_observation, path)
+            leaf_at(data["final_observation"], path)[start:end] = leaf_at(step.final_observation, path)
         if self.record.previous:
             data["final_action"][start:end] = executed(action, step)[step.final_rows]
         self._finals = end
@@ -223,7 +223,8 @@ def write_unroll_moments(record: Unroll, data: Tree, shift: np.ndarray | None, r
     the mean of the first observations that there are: it is returned for the unrolls that follow."""
     if record.observation_moments:
         T = record.length
-        rows = [_at(data["observation"], path)[:T].reshape(T * record.seats, -1) for path in float_paths(record.observation_space)]
+        paths = float_paths(record.observation_space)
+        rows = [leaf_at(data["observation"], path)[:T].reshape(T * record.seats, -1) for path in paths]
         values = np.concatenate(rows, 1, dtype=np.float64)[data["valid"].ravel()]
         if shift is None and len(values):
             shift = values.mean(0)
@@ -239,9 +240,3 @@ def too_many_finals(record: Unroll, count: int) -> ConfigError:
         f"seats, but a slot holds {record.final_capacity} final observations; set "
         f"final_rows={record.length * record.seats} (--algorithm.final-rows)"
     )
-
-
-def _at(tree: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        tree = tree[key]
-    return tree

@@ -42,8 +42,8 @@ class BuiltinSpec:
     observation_space: spaces.Box[Any]
     action_space: gym.Space[Any]
     state_size: int
-    state_dtype: type[np.generic]
-    params: np.ndarray
+    params: list[float]
+    state_dtype: type[np.generic] = np.int64
     max_episode_steps: int | None = None
     executes: bool = False  # fills Step.executed_action
 
@@ -73,7 +73,7 @@ def _catch(
     board = spaces.Box(0, 255, (1, rows, columns), np.uint8) if pixels else _unit(rows * columns)
     column = -1 if ball_column is None else ball_column
     params = [rows, columns, column, reward_scale, 255 if pixels else 1, 1, 0, 0, columns]
-    return _spec("shoal/Catch-v0", "catch", "catch", board, spaces.Discrete(3), 3, params)
+    return BuiltinSpec("shoal/Catch-v0", "catch", "catch", board, spaces.Discrete(3), 3, params)
 
 
 def _pixel_catch(crop: str = "none") -> BuiltinSpec:
@@ -81,29 +81,29 @@ def _pixel_catch(crop: str = "none") -> BuiltinSpec:
     side, cut = (28, 0) if crop == "none" else (24, 2)
     board = spaces.Box(0, 255, (1, side, side), np.uint8)
     params = [10, 5, -1, 1.0, 255, 2, 4 - cut, 9 - cut, side]
-    return _spec("shoal/PixelCatch-v0", "catch", "catch", board, spaces.Discrete(3), 3, params)
+    return BuiltinSpec("shoal/PixelCatch-v0", "catch", "catch", board, spaces.Discrete(3), 3, params)
 
 
 def _risky(m: int = 5) -> BuiltinSpec:
     _need(m >= 1, f"m={m}: the chain needs at least one state")
-    return _spec("shoal/RiskyChain-v0", "onehot", "risky", _unit(m + 1), spaces.Discrete(3), 1, [m])
+    return BuiltinSpec("shoal/RiskyChain-v0", "onehot", "risky", _unit(m + 1), spaces.Discrete(3), 1, [m])
 
 
 def _lure(length: int = 4, lure: float = 0.1) -> BuiltinSpec:
     _need(length >= 1, f"length={length}: the chain needs at least one state")
-    return _spec("shoal/LureChain-v0", "onehot", "lure", _unit(length), spaces.Discrete(2), 1, [length, lure])
+    return BuiltinSpec("shoal/LureChain-v0", "onehot", "lure", _unit(length), spaces.Discrete(2), 1, [length, lure])
 
 
 def _cliff(length: int = 8) -> BuiltinSpec:
     _need(length >= 1, f"length={length}: the cliff needs at least one state")
-    return _spec("shoal/BlindCliffwalk-v0", "onehot", "lure", _unit(length), spaces.Discrete(2), 1, [length, 0.0])
+    return BuiltinSpec("shoal/BlindCliffwalk-v0", "onehot", "lure", _unit(length), spaces.Discrete(2), 1, [length, 0.0])
 
 
 def _sea(size: int = 10, mapping_seed: int = 42) -> BuiltinSpec:
     _need(size >= 2, f"size={size}: the sea needs at least 2 rows")
     mapping = np.random.default_rng(mapping_seed).integers(0, 2, size * size)
     params = [size, 0.01 / size, *mapping]
-    return _spec("shoal/DeepSea-v0", "onehot", "sea", _unit(size * size), spaces.Discrete(2), 1, params)
+    return BuiltinSpec("shoal/DeepSea-v0", "onehot", "sea", _unit(size * size), spaces.Discrete(2), 1, params)
 
 
 def _cue_space() -> spaces.Box:
@@ -112,18 +112,18 @@ def _cue_space() -> spaces.Box:
 
 def _tmaze(length: int = 8) -> BuiltinSpec:
     _need(length >= 1, f"length={length}: the corridor needs at least one step")
-    return _spec("shoal/TMaze-v0", "cue", "tmaze", _cue_space(), spaces.Discrete(2), 2, [length], executes=True)
+    return BuiltinSpec("shoal/TMaze-v0", "cue", "tmaze", _cue_space(), spaces.Discrete(2), 2, [length], executes=True)
 
 
 def _cue_lure(length: int = 12, lure: float = 0.1) -> BuiltinSpec:
     _need(length >= 1, f"length={length}: the corridor needs at least one step")
-    return _spec("shoal/CueLure-v0", "cue", "cuelure", _cue_space(), spaces.Discrete(2), 2, [length, lure])
+    return BuiltinSpec("shoal/CueLure-v0", "cue", "cuelure", _cue_space(), spaces.Discrete(2), 2, [length, lure])
 
 
 def _grasp() -> BuiltinSpec:
     seen = spaces.Box(np.array([-1, -1, -1, -1, 0], np.float32), np.ones(5, np.float32), dtype=np.float32)
     hand = spaces.Box(-1.0, 1.0, (3,), np.float32)
-    return _spec("shoal/PointGrasp-v0", "grasp", "grasp", seen, hand, 5, [0.0], state_dtype=np.float64)
+    return BuiltinSpec("shoal/PointGrasp-v0", "grasp", "grasp", seen, hand, 5, [0.0], state_dtype=np.float64)
 
 
 def _cartpole(sutton_barto_reward: bool = False) -> BuiltinSpec:
@@ -137,25 +137,7 @@ def _cartpole_pomdp() -> BuiltinSpec:
 def _cartpole_seen_as(name: str, bounds: list[float], params: list[float]) -> BuiltinSpec:
     high = np.array(bounds, np.float32)
     box = spaces.Box(-high, high, dtype=np.float32)
-    return _spec(name, "cartpole", "cartpole", box, spaces.Discrete(2), 4, params, state_dtype=np.float64, limit=500)
-
-
-def _spec(
-    name: str,
-    reset: str,
-    step: str,
-    observation_space: spaces.Box[Any],
-    action_space: gym.Space[Any],
-    state_size: int,
-    params: list[float],
-    *,
-    state_dtype: type[np.generic] = np.int64,
-    limit: int | None = None,
-    executes: bool = False,
-) -> BuiltinSpec:
-    return BuiltinSpec(
-        name, reset, step, observation_space, action_space, state_size, state_dtype, np.asarray(params, np.float64), limit, executes
-    )
+    return BuiltinSpec(name, "cartpole", "cartpole", box, spaces.Discrete(2), 4, params, np.float64, 500)
 
 
 CATALOG: dict[str, Callable[..., BuiltinSpec]] = {

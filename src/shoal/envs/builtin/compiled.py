@@ -48,12 +48,11 @@ class CompiledEnv:
         self.mask_size = self.action_codec.mask_size
         self.max_episode_steps = limit
         self.has_executed_action = spec.executes
-        self.env_id = np.arange(num_envs)
-        self.agent_id, self.policy_id = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
+        self.env_id, self.agent_id = np.arange(num_envs), np.zeros(num_envs, np.int64)
         self._discrete = self.action_codec.kind == "discrete"
         self._seed, self._steps = seed, 0
         self._reset_kernel, self._step_kernel = env_kernels.RESETS[spec.reset], env_kernels.STEPS[spec.step]
-        self._params = spec.params
+        self._params = np.asarray(spec.params, np.float64)
         self._state: np.ndarray = np.zeros((spec.state_size, num_envs), spec.state_dtype)
         self._rng = np.random.SeedSequence().generate_state(num_envs, np.uint64)
         self._allocate(spec, limit or 0, keep_terminal)

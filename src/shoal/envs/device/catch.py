@@ -24,7 +24,7 @@ class CatchDynamics:
         self.action_space = spec.action_space
         self._shape = spec.observation_space.shape
         self.max_episode_steps = spec.max_episode_steps
-        rows, columns, ball, scale, lit, *place = spec.params.tolist()
+        rows, columns, ball, scale, lit, *place = map(float, spec.params)
         self._rows, self._columns, self._ball, self._scale, self._lit = int(rows), int(columns), int(ball), scale, int(lit)
         self._cell, self._top, self._left, self._width = (int(n) for n in place)
 

@@ -30,9 +30,7 @@ _make_array, _populate_array = cast(Any, make_array), cast(Any, populate_array)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-COMPILED = (
-    "arrays", "compression", "fields", "gather_plan", "heap", "item_kernels", "kernels", "ordering", "selectors", "sum_tree",
-)  # fmt: skip
+COMPILED = ("arrays", "compression", "fields", "gather_plan", "item_kernels", "kernels", "ordering", "selectors", "sum_tree")
 STAMP = tuple((name, os.stat(Path(__file__).with_name(f"{name}.py")).st_mtime_ns) for name in COMPILED)
 
 
