@@ -79,6 +79,8 @@ def test_beginning_with_the_best(folder, tmp_path, capsys):
 def test_recording_the_best(folder, tmp_path, capsys):
     code, told = say(capsys, "data", "record", str(folder), "CartPole-v1", "--episodes", "2", "--out", str(tmp_path / "data"))
     assert code == 0 and "seed-1 is used" in told and f"run {folder / 'seed-1'} (" in told
+    code, told = say(capsys, "data", "evaluate", str(folder), str(tmp_path / "data"), "--updates", "20")
+    assert code == 0 and "seed-1 is used" in told and f"{folder / 'seed-1'}, greedy: value" in told
 
 
 def test_watching_seeds_that_have_ended(folder, capsys):

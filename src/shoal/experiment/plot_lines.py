@@ -2,8 +2,8 @@
 
 Runs are seeds of one line if they differ in their seed and, besides it, only in values of ANY: these change neither what is learned
 nor how it is measured. A difference in anything else (preset, environment, algorithm, network, runtime, ...) makes lines of their
-own, named by what differs. The runs of a folder of --seeds are always one line. Runs with the same values and the same seed are no
-seeds of each other: each is a line of its own, named by its folder.
+own, named by what differs. The runs of a folder of --seeds are always one line. Where a seed occurs twice with the same values, the
+runs are no seeds of each other: every run (and every folder of --seeds) is a line of its own, named by its folder.
 
 With --actors auto a layout is measured before every run, and it may come out differently; only the number of environments counts.
 """

@@ -26,11 +26,15 @@ OVER = {"steps": ("env_steps", "env steps"), "seconds": ("seconds", "seconds of 
 
 @dataclass(frozen=True)
 class Plot(Options):
-    """Draw curves of runs. Runs that differ in their seed only are one line: their mean, with a band. They may also differ in when
-    they end (--max-..., --until...), how often they are evaluated, what is logged and where (--run-dir, --console, --log,
-    --checkpoint), --faults, --ray, and the layout that --actors auto found. Runs that differ in anything else (preset,
-    environment, algorithm, network, runtime, ...) are lines of their own, named by what differs. A folder of --seeds is always one
-    line. Runs with the same values and the same seed are lines of their own, named by their folder."""
+    """Draw curves of runs.
+
+    - Runs that differ only in their seed are one line: their mean, with a band.
+    - Budgets and goals, the pace of evaluations, logging, --policy, --faults, --ray do not count.
+    - Nor does the layout that --actors auto has found.
+    - Any other difference (preset, environment, algorithm, runtime, ...) makes a line of its own.
+    - A folder of --seeds is always one line.
+    - Where a seed occurs twice with the same values, every folder is a line of its own.
+    """
 
     out: str = "curves.png"
     """The picture: .png, .svg or .pdf."""

@@ -60,7 +60,7 @@ def _watch_live(folder: Path, title: str, every_seconds: float, out: IO[str]) ->
 
     with Live(console=Console(file=out), auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as screen:
         def show(rows: Rows) -> None:
-            table = Table("seed", *COLUMNS.values(), title=title, title_justify="left")
+            table = Table("seed", "state", *list(COLUMNS.values())[1:], title=title, title_justify="left")
             for seed, row in rows.items():
                 table.add_row(seed, *row.values())
             screen.update(table, refresh=True)
