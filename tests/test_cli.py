@@ -235,6 +235,13 @@ def test_list_shows_presets_and_the_grid(inside):
 def test_help_of_train_is_its_own(inside):
     said = inside("train", "--help").stdout
     assert "--until-return" in said and "--seeds" in said and "--config" in said and "shoal bench" not in said
+    assert "the\n                                        simulator is optional" in said, "whole entries"
+
+
+@pytest.mark.parametrize("words", [("--help",), ("train", "--help"), ("data", "--help"), ("set", "--help")])
+def test_help_fits_100_columns(words, inside):
+    done = inside(*words)
+    assert done.returncode == 0 and max(map(len, done.stdout.splitlines())) <= 100
 
 
 def test_show(inside):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,66 +16,86 @@ __all__ = ["main"]
 HELP = """\
 shoal: distributed reinforcement learning
 
-  shoal train PRESET ENV [options]      train, such as: shoal train impala CartPole-v1 --until-return 475
-  shoal train PRESET DATA [--env ENV]   learn from a recording (bc, marwil, td3_bc, cql, iql); the simulator is optional
-  shoal train --algorithm A --architecture B ENV [options]     your own: ./my_preset.toml, --algorithm my.module:MyAlgorithm
-  shoal train --config FILE.toml [options]   what a file says (made by shoal show ... --out FILE.toml)
-  shoal resume RUN [options]            continue from the newest checkpoint; a folder of --seeds: with those that are not done
-  shoal eval RUN [--episodes N]         mean return of fresh episodes, played greedily
+  shoal train PRESET ENV [options]      train: shoal train impala CartPole-v1 --until-return 475
+  shoal train PRESET DATA [--env ENV]   learn from a recording (bc, marwil, td3_bc, cql, iql); the
+                                        simulator is optional
+  shoal train --algorithm A --architecture B ENV [options]
+                                        your own: ./my_preset.toml, --algorithm my.module:Mine
+  shoal train --config FILE.toml [options]
+                                        what a file says (made by shoal show ... --out FILE.toml)
+  shoal resume RUN [options]            continue from the newest checkpoint; a folder of --seeds:
+                                        with those that are not done
+  shoal eval RUN [--episodes N]         mean return of fresh greedy episodes; all seeds of a folder
   shoal play RUN [--video FILE.mp4]     watch it play; FILE.gif too
-  shoal watch [RUN]                     follow a run from another terminal, or look at one that has ended
-  shoal plot RUN ... --out curves.png   learning curves; runs that differ by their seed are a mean with a band
+  shoal watch [RUN]                     follow a run (or a folder of --seeds) from another terminal,
+                                        or look at one that has ended
+  shoal plot RUN ... --out curves.png   learning curves; runs that differ in their seed only are a
+                                        mean with a band, all others lines of their own
   shoal league RUN                      payoff table, lineage and exploitability of a league
-  shoal show PRESET [ENV] [options]     the graph of places, roles and wires, and the preset's values; --out FILE.toml keeps them
+  shoal show PRESET [ENV] [options]     the graph of places, roles and wires, and the preset's
+                                        values; --out FILE.toml keeps them
   shoal list                            presets, algorithms, architectures, and which pairs fit
   shoal runs [DIR]                      the runs under DIR (runs/)
-  shoal clean [DIR]                     remove checkpoints that are not needed; the best and the last policy stay; asks first
-  shoal set RUN NAME=VALUE ...          change values while it runs, such as: shoal set RUN algorithm.lr=3e-4 actors=4
-  shoal stop|pause|unpause|checkpoint RUN    end it with a checkpoint; hold it; let it continue; save it now
+  shoal clean [DIR]                     remove checkpoints that are not needed; the best and the
+                                        last policy stay; asks first
+  shoal set RUN NAME=VALUE ...          change values while it runs: shoal set RUN algorithm.lr=3e-4
+  shoal stop|pause|unpause|checkpoint RUN
+                                        end it with a checkpoint; hold it; continue; save it now
   shoal doctor [--env ID]               check this machine, or an environment's contract
   shoal replay serve|info|keys ...      the replay service
-  shoal data record SOURCE ENV          record demonstrations by a run, a script, an untrained preset, or at random
+  shoal data record SOURCE ENV          record demonstrations by a run, a script, an untrained
+                                        preset, or at random
   shoal data info PATH                  what is in a recording
-  shoal data check PATH                 problems of a recording, and a picture of its returns and lengths
+  shoal data check PATH                 problems of a recording; a picture of returns and lengths
   shoal data evaluate RUN PATH          estimate from a recording what a run's policy is worth
-  shoal data convert A B                convert a recording: to a folder, FILE.parquet, FILE.hdf5, FILE.npz, minari:my/dataset-v0
-  shoal calibrate ENV [PRESET]          measure layouts for --actors auto once, and keep the result for this machine
-  shoal plan PRESET ENV --actors 2000   what more actors, learners and machines would do, by measuring and simulating
-  shoal tune PRESET ENV --vary NAME=RANGE ...   search for values over many runs: PBT, random, grid, halving (ASHA)
-  shoal tune resume|show STUDY          continue with a study; its members, their fitness, values and ancestors
-  shoal bench SUITE [--suite quick]     the unified benchmark: throughput, learning, scaling, faults, replay, ray
+  shoal data convert A B                convert a recording: to a folder, FILE.parquet, FILE.hdf5,
+                                        FILE.npz, minari:my/dataset-v0
+  shoal calibrate ENV [PRESET]          measure layouts for --actors auto once, and keep the result
+                                        for this machine
+  shoal plan PRESET ENV --actors 2000   what more actors, learners and machines would do, by
+                                        measuring and simulating
+  shoal tune PRESET ENV --vary NAME=RANGE ...
+                                        search for values: PBT, random, grid, halving (ASHA)
+  shoal tune resume|show STUDY          continue with a study; its members, values, ancestors
+  shoal bench SUITE [--suite quick]     the unified benchmark: throughput, learning, scaling,
+                                        faults, replay, ray
   shoal bench compare A B               two results: ratios, and which differences are noise
 
 """
 
 TRAIN = """\
 Options of train (all of them: shoal train PRESET ENV --help)
-  --runtime local|inline|ray a process for each role; one thread, bit-exact for a seed; a Ray cluster   (local)
-  --ray.address HOST:PORT    with --runtime ray: the cluster to join, or auto; without it one is started here
+  --runtime local|inline|ray a process for each role; one thread, bit-exact for a seed; a Ray
+                             cluster (local)
+  --ray.address HOST:PORT    with --runtime ray: the cluster to join, or auto; without it one is
+                             started here
   --actors N|auto            how many actors; auto follows the learner                        (auto)
   --cores N, --device cpu    use only part of this machine: N cores, no GPU                    (all)
-  --values tuned|paper       which of a preset's values to use                                (tuned)
-  --learners N               how many learners share the gradients                            (1)
-  --seed S                   everything random derives from it                                (0)
-  --seeds N                  one run for each of N seeds, from --seed on: mean and interval; --seeds-at-once K trains K of them
-                             side by side
+  --values tuned|paper       which of a preset's values to use                               (tuned)
+  --learners N               how many learners share the gradients                               (1)
+  --seed S                   everything random derives from it                                   (0)
+  --seeds N                  one run for each of N seeds, from --seed on: mean and interval;
+                             --seeds-at-once K trains K of them side by side
   --until-return R           stop when an evaluation's mean return is R, confirmed by a second one
   --max-env-steps N          stop after N agent decisions
   --max-learner-steps N      stop after N updates
   --max-seconds S            stop after S seconds
-  --demos PATH               learn from recorded episodes too; with --offline from nothing else   (algorithms with replay)
-  --policies WORD            several agents: shared, self-play, independent, league or module:function   (shared)
+  --demos PATH               learn from recorded episodes too; with --offline from nothing else
+                             (algorithms with replay)
+  --policies WORD            several agents: shared, self-play, independent, league or
+                             module:function                                                (shared)
   --init-from RUN            begin with the weights of another run
-  --log.info KEY ...         log these numbers of the environments' info; --log.episodes writes every episode to a CSV file
+  --log.info KEY ...         log these numbers of the environments' info; --log.episodes writes
+                             every episode to a CSV file
   --envs.restart-on-error N  restart an environment that raises, alone, instead of ending the run
-  --run-dir DIR              where the run is written            (runs/<time>-<preset>-<env>-<seed>)
-  --SECTION.FIELD VALUE      algorithm, architecture, net, replay, data, envs, eval, checkpoint, gpu, faults, autoscale,
-                             console, log, league, ray
+  --run-dir DIR              where the run is written       (runs/<time>-<preset>-<env>-<seed>)
+  --SECTION.FIELD VALUE      algorithm, architecture, net, replay, data, envs, eval, checkpoint,
+                             gpu, faults, autoscale, console, log, league, ray
 """
 
 CODES = """
-Exit codes: 0 done, 1 `shoal data check` found something, 2 an argument or a setting is wrong, 3 a role kept failing,
-130 stopped with Ctrl-C.
+Exit codes: 0 done, 1 `shoal data check` found something, 2 an argument or a setting is wrong,
+3 a role kept failing, 130 stopped with Ctrl-C.
 """
 
 COMMANDS = {
@@ -186,8 +207,8 @@ def _run(command: str, rest: list[str]) -> int:
 
 def _lines_of(command: str) -> str:
     """What HELP says of one command."""
-    lines = [line for line in HELP.splitlines(True) if line.startswith("  shoal ")]
-    return "".join(line for line in lines if command in line.split()[1].split("|"))
+    entries = re.findall(r"^  shoal .*\n(?:   .*\n)*", HELP, re.MULTILINE)
+    return "".join(entry for entry in entries if command in entry.split()[1].split("|"))
 
 
 if __name__ == "__main__":

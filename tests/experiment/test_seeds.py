@@ -118,6 +118,20 @@ def test_the_command_says_how(tmp_path, capsys):
     assert code == 0 and ended(folder) == {"seed-0": "env_steps", "seed-1": "env_steps"}, told
 
 
+def test_how_one_run_continues(tmp_path, capsys):
+    """Ctrl-C: to its own goal. A goal that was reached: with a larger budget of the same kind."""
+    folder = tmp_path / "run"
+    Pressed.press_at, Pressed.steps = 100, 0
+    code, told = say(capsys, "train", "a2c", "tests.experiment.test_seeds:Pressed", "--run-dir", str(folder), *WORDS)
+    Pressed.press_at = 0
+    assert code == 130 and f"resume  shoal resume {folder} --trust\n" in told
+    code, told = say(capsys, "resume", str(folder), "--trust")
+    assert code == 0 and f"resume  shoal resume {folder} --trust --max-env-steps 3000\n" in told
+    code, told = say(capsys, "train", "a2c", "CartPole-v1", *WORDS, "--max-env-steps", "None", "--max-seconds", "1", "--run-dir",
+                     str(tmp_path / "timed"))
+    assert code == 0 and f"resume  shoal resume {tmp_path / 'timed'} --max-seconds 20\n" in told
+
+
 def test_showing_several(tmp_path, capsys, monkeypatch):
     """`shoal show` takes the words of `shoal train`; a file holds one experiment, and the command says how to train all seeds."""
     monkeypatch.chdir(tmp_path)

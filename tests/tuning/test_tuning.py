@@ -61,6 +61,13 @@ def test_copy_keeps_the_values(study):
     assert "1 of 2 ancestors are left" in table(study) and study.best.directory.parent.name == "members"
 
 
+def test_a_study_in_words(study):
+    best = max(member.fitness for member in study.members())
+    assert repr(study) == f"<Study {study.path}: a2c on shoal/Catch-v0, 2 members, best fitness {best:,.6g}>"
+    (study.path / "study.json").write_text("{")
+    assert repr(study) == f"<Study {study.path}, which cannot be read>"
+
+
 def test_copy_cut_short_is_redone(study, monkeypatch):
     child, parent = study.members()
     begun = study.begin_copy(child, parent, {"algorithm.lr": 2e-3})

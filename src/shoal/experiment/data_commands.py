@@ -25,6 +25,7 @@ from shoal.experiment.dataset_commands import check_command, convert, convert_co
 from shoal.experiment.parse import parse_command
 from shoal.experiment.presets import load_preset, preset_names
 from shoal.experiment.references import EnvRef, check_trust, find, modules_of
+from shoal.experiment.rundir import SEEDS, run_or_best_seed
 from shoal.experiment.suggestions import closest
 from shoal.experiment.value_command import evaluate_command
 from shoal.options import Options, number
@@ -126,7 +127,7 @@ class EpisodeSource:
 
 def source_of(name: str, env: str | None, options: RecordOptions) -> EpisodeSource:
     """The source that a word of the command line (or of a benchmark suite) names."""
-    if (Path(name) / "config.json").is_file():
+    if any((Path(name) / file).is_file() for file in ("config.json", SEEDS)):
         return _run_source(Path(name), env, options)
     if env is None:
         raise ConfigError(f"which environment? Add its id: shoal data record {name} CartPole-v1")
@@ -169,17 +170,16 @@ def _script_source(name: str, env: EnvRef, options: RecordOptions) -> EpisodeSou
 def _run_source(path: Path, env: str | None, options: RecordOptions) -> EpisodeSource:
     """The policy of a run's newest checkpoint."""
     from shoal.experiment.run import load
-    from shoal.experiment.rundir import RunDir
 
     if options.envs != EnvsConfig():
         raise ConfigError("--envs.* does not fit a run directory, whose environments are made as the run made them; leave it out")
-    rundir = RunDir.open(path)
+    rundir = run_or_best_seed(path, say)
     for line in check_trust(modules_of(rundir.config()), options.trust):
         sys.stdout.write(f"{line}\n")
-    run = load(path, env=env if env not in (None, rundir.config()["env"]["name"]) else None, trust=options.trust)
+    run = load(rundir.path, env=env if env not in (None, rundir.config()["env"]["name"]) else None, trust=options.trust)
     published, plan = run.published, run.prepared.plan
     how = "exploring" if options.explore else "greedy"
-    return EpisodeSource(f"run {path} ({plan.title}, {how})", plan.env, plan.experiment.envs,
+    return EpisodeSource(f"run {rundir.path} ({plan.title}, {how})", plan.env, plan.experiment.envs,
                          lambda made, rng: _Acting(run.prepared.algorithm, published, made.num_seats, options.explore, rng))
 
 

@@ -16,7 +16,7 @@ from shoal.experiment.evaluation import learned_arrays
 from shoal.experiment.policies import PreparedPolicy
 from shoal.experiment.prepare import Prepared, plan_from_json, prepare
 from shoal.experiment.references import check_trust, modules_of
-from shoal.experiment.rundir import RunDir
+from shoal.experiment.rundir import run_or_best_seed
 from shoal.experiment.values import json_values
 from shoal.learning import Algorithm, LayeredLearn
 
@@ -31,11 +31,11 @@ Layers = dict[str, dict[str, np.ndarray]]  # by layer, its parameters by name
 
 def initial_weights(prepared: Prepared, path: str, say: Callable[[str], None]) -> dict[str, dict[str, np.ndarray]]:
     """By policy, the weights of the newest checkpoint of another run: those of the policy of the same name, or of the only one."""
-    rundir = RunDir.open(Path(path))
+    rundir = run_or_best_seed(Path(path), say)
     folder = rundir.checkpoints().sound(tables=False)
     if folder is None:
         raise ConfigError(f"--init-from {path} has no whole checkpoint; give another run")
-    earlier = _EarlierRun(path, rundir.config(), folder)
+    earlier = _EarlierRun(str(rundir.path), rundir.config(), folder)
     return {name: _weights(prepared, policy, earlier, say) for name, policy in prepared.policies.items()}
 
 
@@ -43,10 +43,10 @@ class _EarlierRun:
     """The run whose weights are taken."""
 
     def __init__(self, path: str, config: Mapping[str, Any], folder: Path) -> None:
-        self.path, self.config, self._folder = path, config, folder
+        self.path, self.config, self.folder = path, config, folder
 
     def saved(self, policy: str) -> dict[str, np.ndarray]:
-        return learned_arrays(self._folder, f"{policy}.") or learned_arrays(self._folder)
+        return learned_arrays(self.folder, f"{policy}.") or learned_arrays(self.folder)
 
     def algorithm(self, policy: str) -> Algorithm:
         """What its network was built by; its environment has to be there."""
@@ -67,13 +67,13 @@ def _weights(prepared: Prepared, policy: PreparedPolicy, earlier: _EarlierRun, s
     if "params" not in saved:
         raise ConfigError(f"--init-from {earlier.path} holds no weights of a policy {policy.name}; give a run that has one")
     taken = {name: saved[name] for name, array in here.items() if name in saved and saved[name].shape == array.shape}
-    told = ""
+    told = _all_of(_layers(policy.algorithm, here["params"]))
     if not _same_net(prepared, earlier.config) or "params" not in taken:
         taken["params"], told = _fitting(policy, earlier, saved["params"], here["params"])
         taken.pop("target", None)
     _check_normalised(saved, here, earlier.path)
-    if told:
-        say(told)
+    whose = f"{policy.name}: " if len(prepared.policies) > 1 else ""
+    say(f"--init-from {earlier.path} (checkpoint {earlier.folder.name}): {whose}{told}")
     params = taken["params"]
     copies = {name: params for name, array in here.items() if name not in taken and array.shape == params.shape}  # target networks
     return {**taken, **copies}
@@ -94,8 +94,8 @@ def _check_normalised(saved: Arrays, here: Arrays, path: str) -> None:
 
 
 def _fitting(policy: PreparedPolicy, earlier: _EarlierRun, saved: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, str]:
-    """The parameters that this run would begin with, with the layers of the other one that have the same name and shapes; and what
-    is to be said of the others."""
+    """The parameters that this run would begin with, with the layers of the other one that have the same name and shapes; and which
+    those are."""
     params = here.copy()
     new, old = _layers(policy.algorithm, params), _layers(earlier.algorithm(policy.name), saved)
     fit = [name for name, layer in new.items() if _shapes(layer) == _shapes(old.get(name, {}))]
@@ -107,9 +107,12 @@ def _fitting(policy: PreparedPolicy, earlier: _EarlierRun, saved: np.ndarray, he
         for key, array in new[name].items():
             array[...] = old[name][key]  # `new` are views of `params`
     if not left:
-        return params, ""
-    return params, (f"--init-from {earlier.path}: {len(fit)} of {len(new)} layers fit and are taken; these begin anew: "
-                    f"{_named(left, new, old)}")
+        return params, _all_of(new)
+    return params, f"{len(fit)} of {len(new)} layers fit and are taken; these begin anew: {_named(left, new, old)}"
+
+
+def _all_of(layers: Layers) -> str:
+    return "the whole network is taken" + (f", {len(layers)} layers" if len(layers) > 1 else "")
 
 
 def _layers(algorithm: Algorithm, params: np.ndarray) -> Layers:

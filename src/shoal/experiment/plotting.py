@@ -1,10 +1,9 @@
-"""`shoal plot RUN ...`: learning curves in one picture, with mean and band over the seeds of each preset. Needs matplotlib."""
+"""`shoal plot RUN ...`: learning curves in one picture, with mean and band over seeds (plot_lines.py). Needs matplotlib."""
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,23 +12,29 @@ import numpy as np
 
 from shoal.errors import ConfigError
 from shoal.experiment.parse import parse_options, split_positionals
+from shoal.experiment.plot_lines import PlotLine, plot_lines
 from shoal.experiment.rundir import RunDir, runs_at
 from shoal.options import Options
-from shoal.telemetry.curves import Curve, band_of, read_curve
+from shoal.telemetry.console import counted
+from shoal.telemetry.curves import Curve, band_of, joined, read_curve
 
-__all__ = ["lines_of", "plot_command"]
+__all__ = ["plot_command"]
 
 USAGE = "shoal plot RUN ... --out FILE"
 OVER = {"steps": ("env_steps", "env steps"), "seconds": ("seconds", "seconds of training"), "updates": ("learner_steps", "updates")}
-LEARNING = ("algorithm", "architecture", "net", "replay", "envs", "league", "actors", "learners", "values", "policies", "init_from",
-            "demos", "offline", "anneal_env_steps")
-"""Parts of a run's configuration by which what it learns may differ."""
-MOST_TOLD = 3  # values in the name of a line
 
 
 @dataclass(frozen=True)
 class Plot(Options):
-    """Draw curves of runs."""
+    """Draw curves of runs.
+
+    - Runs that differ only in their seed are one line: their mean, with a band.
+    - Budgets and goals, the pace of evaluations, logging, --policy, --faults, --ray do not count.
+    - Nor does the layout that --actors auto has found.
+    - Any other difference (preset, environment, algorithm, runtime, ...) makes a line of its own.
+    - A folder of --seeds is always one line.
+    - Where a seed occurs twice with the same values, every folder is a line of its own.
+    """
 
     out: str = "curves.png"
     """The picture: .png, .svg or .pdf."""
@@ -41,19 +46,30 @@ class Plot(Options):
     """What lies around the mean of several seeds: from the lowest to the highest, the standard deviation, or the 95 % interval of
     the mean."""
     each: bool = False
-    """Draw every run for itself, also those that differ by their seed only."""
+    """Draw every run for itself, named by its folder."""
     title: str | None = None
     """Above the picture; the environment by default."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the picture: the curves of runs that differ by their seed only."""
+    """One line of the picture."""
 
     name: str
     curves: tuple[Curve, ...]
-    seeds: bool
-    """Whether each curve has a seed of its own."""
+
+    @property
+    def begin(self) -> float:
+        """From where on all of its runs have a value."""
+        return float(max(curve.x[0] for curve in self.curves))
+
+    @property
+    def end(self) -> float:
+        return float(min(curve.x[-1] for curve in self.curves))
+
+    @property
+    def has_mean(self) -> bool:
+        return len(self.curves) > 1 and self.begin < self.end
 
 
 def plot_command(arguments: list[str]) -> int:
@@ -67,11 +83,14 @@ def plot_command(arguments: list[str]) -> int:
         raise ConfigError(f"--out is {options.out}; it must end in .png, .svg or .pdf")
     runs = [run for word in words for run in runs_at(Path(word))]
     metric = options.metric or _metric_of(runs)
-    lines = lines_of(runs, metric, OVER[options.over][0], options.each)
+    lines = [_line(line, metric, OVER[options.over][0]) for line in plot_lines(runs, options.each)]
     draw(lines, metric, options, {run.config().get("env", {}).get("name", "") for run in runs})
     count = sum(len(line.curves) for line in lines)
-    sys.stdout.write(f"wrote {options.out}: {metric} of {count} run{'s' * (count != 1)} in {len(lines)} "
-                     f"line{'s' * (len(lines) != 1)}\n")
+    sys.stdout.write(f"wrote {options.out}: {metric} of {counted(count, 'run')} in {counted(len(lines), 'line')}\n")
+    for line in lines:
+        what = "" if len(line.curves) == 1 else f": mean of {len(line.curves)} seeds" if line.has_mean else \
+            f": {len(line.curves)} seeds without a mean, because they have no {OVER[options.over][1]} in common"
+        sys.stdout.write(f"  {line.name}{what}\n")
     return 0
 
 
@@ -81,37 +100,8 @@ def _metric_of(runs: Sequence[RunDir]) -> str:
     return "eval_return" if evaluated else "train_return"
 
 
-def lines_of(runs: Sequence[RunDir], metric: str, over: str, each: bool) -> list[Line]:
-    """One line for the runs that differ by their seed only, or for each run."""
-    groups: dict[tuple[str, str], list[RunDir]] = {}
-    several = len({run.config().get("env", {}).get("name") for run in runs}) > 1
-    for run in runs:
-        config = run.config()
-        pair = " x ".join(str(config.get(section, {}).get("name")) for section in ("algorithm", "architecture"))
-        name = str(config.get("preset") or pair) + (f", {config.get('env', {}).get('name')}" if several else "")
-        key = (str(run.path), "") if each else (name, json.dumps(_learning_values(config), sort_keys=True))
-        groups.setdefault(key, []).append(run)
-    return [Line(name + _differing(values, [other for alike, other in groups if alike == name]),
-                 tuple(_curve(run, metric, over) for run in group), len({run.config().get("seed") for run in group}) == len(group))
-            for (name, values), group in groups.items()]
-
-
-def _learning_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by which what is learned may differ, such as algorithm.lr."""
-    found: dict[str, Any] = {}
-    for section in LEARNING:
-        values = config.get(section)
-        found |= {f"{section}.{name}": value for name, value in values.items()} if isinstance(values, dict) else {section: values}
-    return found
-
-
-def _differing(values: str, alike: Sequence[str]) -> str:
-    """What tells a line from those of the same preset, in words for the legend."""
-    if len(alike) < 2:
-        return ""
-    mine, others = json.loads(values), [json.loads(other) for other in alike]
-    told = [name for name in mine if len({json.dumps(other.get(name)) for other in others}) > 1]
-    return "".join(f", {name}={json.dumps(mine[name])}" for name in told[:MOST_TOLD]) + (", ..." if len(told) > MOST_TOLD else "")
+def _line(line: PlotLine, metric: str, over: str) -> Line:
+    return Line(line.name, tuple(_curve(run, metric, over) for run in line.runs))
 
 
 def _curve(run: RunDir, metric: str, over: str) -> Curve:
@@ -119,7 +109,7 @@ def _curve(run: RunDir, metric: str, over: str) -> Curve:
     if not len(curve.x):
         raise ConfigError(f"{run.path} has no {metric} in its metrics.jsonl; give another --metric (docs/metrics.md), or leave "
                           "this run out")
-    return curve
+    return joined(curve)
 
 
 def draw(lines: Sequence[Line], metric: str, options: Plot, envs: set[str]) -> None:
@@ -130,7 +120,7 @@ def draw(lines: Sequence[Line], metric: str, options: Plot, envs: set[str]) -> N
     axes.set_xlabel(OVER[options.over][1])
     axes.set_ylabel(metric.replace("_", " "))
     axes.set_title(options.title if options.title is not None else ", ".join(sorted(filter(None, envs))))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 10 or value == 0 else f"{value:g}")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.12g}")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     for side in ("top", "right"):
@@ -145,13 +135,22 @@ def _draw_line(axes: Any, line: Line, colour: str, kind: str) -> None:
     """The mean with its band as far as all runs go; each run as a thin line."""
     if len(line.curves) == 1:
         (curve,) = line.curves
-        axes.plot(curve.x, curve.y, color=colour, label=line.name)
+        axes.plot(curve.x, curve.y, _style(curve), color=colour, label=line.name)
+        return
+    name = f"{line.name} ({len(line.curves)} seeds)"
+    for number, curve in enumerate(line.curves):
+        label = name if not number and not line.has_mean else None
+        axes.plot(curve.x, curve.y, _style(curve), color=colour, alpha=0.3, linewidth=0.7, label=label)
+    if not line.has_mean:
         return
     band = band_of(line.curves, kind)
-    for curve in line.curves:
-        axes.plot(curve.x, curve.y, color=colour, alpha=0.3, linewidth=0.7)
-    axes.plot(band.x, band.mean, color=colour, label=f"{line.name} ({len(line.curves)} {'seeds' if line.seeds else 'runs'})")
+    axes.plot(band.x, band.mean, color=colour, label=name)
     axes.fill_between(band.x, np.asarray(band.low), np.asarray(band.high), color=colour, alpha=0.2, linewidth=0)
+
+
+def _style(curve: Curve) -> str:
+    """A line; a dot for a single point, which has no length."""
+    return "-" if len(curve.x) > 1 else "."
 
 
 def _pyplot() -> Any:

@@ -48,8 +48,9 @@ class PolicyChoice:
     """Env steps and updates that the newest weights have learned from."""
 
     def sentence(self) -> str:
-        known = [f"version {self.version:,}" if self.version is not None else "",
-                 f"after {self.env_steps:,} env steps" if self.env_steps is not None else "",
+        trained = [f"version {self.version:,}" if self.version is not None else "",
+                   f"after {self.env_steps:,} env steps" if self.env_steps is not None else ""]
+        known = [*(["as it was before training"] if self.version == 0 or self.trained == (0, 0) else trained),
                  f"evaluated {self.eval_return:,.2f}" + (f" over {self.eval_episodes:,} episodes" if self.eval_episodes else "")
                  if self.eval_return is not None else "not evaluated"]
         return f"policy {self.name}: {', '.join(word for word in known if word)}"

@@ -40,7 +40,7 @@ from shoal.experiment.presets import load_preset
 from shoal.experiment.references import EnvRef, check_trust, modules_of
 from shoal.experiment.resuming import base_of, resume_plan
 from shoal.experiment.run_control import RunControl
-from shoal.experiment.rundir import SEEDS, RunDir, default_directory
+from shoal.experiment.rundir import SEEDS, RunDir, default_directory, run_or_best_seed
 from shoal.experiment.seeds import SeedGroup, SeedOptions, SeedRuns, resume_seeds, train_seeds
 from shoal.experiment.session import Base, Goals, RunSession
 from shoal.experiment.sizing import kept_to, sizing_lines
@@ -50,7 +50,7 @@ from shoal.offline import found_at
 from shoal.options import flag
 from shoal.telemetry.callbacks import Callback, checked
 from shoal.telemetry.console import console, counted
-from shoal.telemetry.outputs import JsonLines, Output
+from shoal.telemetry.outputs import JsonLines, Output, say
 from shoal.telemetry.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ def plan_of(preset: str | None, env: Any, algorithm: Any, architecture: Any, ove
             data: str | Path | None = None, config: str | Path | None = None) -> Plan:
     """A plan from Python's arguments; with a preset, `algorithm` and `architecture` are mappings of values."""
     values = policies_given(dict(overrides))
-    if isinstance(earlier := values.get("init_from"), Run | Path):
-        values["init_from"] = str(earlier.directory if isinstance(earlier, Run) else earlier)
+    if isinstance(earlier := values.get("init_from"), Run | SeedRuns | Path):
+        values["init_from"] = str(earlier if isinstance(earlier, Path) else earlier.directory)
     if config is not None:
         return _plan_with_file(config, preset, env, algorithm, architecture, values)
     if data is not None:
@@ -138,8 +138,9 @@ def _plan_with_file(path: str | Path, preset: str | None, env: Any, algorithm: A
 
 def load(run: str | Path, *, env: Any = None, trust: bool = False, checkpoint: str | None = None, **overrides: Any) -> Run:
     """A run by its directory, to act with or to evaluate; policy="last" or "best" chooses its policy. `checkpoint` names one of its
-    checkpoints, whose last policy is meant if nothing else is said."""
-    rundir = RunDir.open(Path(run))
+    checkpoints, whose last policy is meant if nothing else is said. Of a folder of several seeds the best is loaded, and a line
+    says which that is."""
+    rundir = run_or_best_seed(Path(run), say)
     if checkpoint is not None:
         rundir.checkpoints().named(checkpoint)
         overrides = {"policy": "last", **overrides}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.telemetry.curves import Curve, read_curve
+from shoal.telemetry.curves import Curve, joined, read_curve
 
 __all__ = ["card", "run_card", "seeds_card"]
 
@@ -70,7 +70,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _curve(path: Path) -> Curve:
-    evaluated = read_curve(path, "eval_return")
+    evaluated = joined(read_curve(path, "eval_return"))
     return evaluated if len(evaluated.x) > 1 else read_curve(path, "train_return")
 
 

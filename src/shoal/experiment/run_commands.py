@@ -17,16 +17,18 @@ from shoal.envs.recorded_env import RecordedEnv
 from shoal.errors import ConfigError, EnvironmentError_, RoleFailed, ShoalError
 from shoal.experiment.best_response import best_response
 from shoal.experiment.config import ConsoleConfig, RayOptions
+from shoal.experiment.evaluation import Evaluation
 from shoal.experiment.parse import parse_command, parse_options, parse_train, split_positionals
 from shoal.experiment.policy_choice import PolicyChoice
 from shoal.experiment.references import EnvRef, check_trust, find, modules_of, outside
-from shoal.experiment.resuming import resume_plan
+from shoal.experiment.resuming import FINISHED, resume_plan
 from shoal.experiment.run import Run, launch, load
-from shoal.experiment.rundir import SEEDS, RunDir
-from shoal.experiment.seeds import SeedGroup, SeedOptions, SeedRuns, resume_seeds, sentence, train_seeds
+from shoal.experiment.rundir import SEEDS, RunDir, run_or_best_seed, seed_runs
+from shoal.experiment.seeds import SeedGroup, SeedOptions, SeedRuns, resume_seeds, sentence, summary_of, train_seeds
 from shoal.experiment.values import with_values
 from shoal.options import Options, number
 from shoal.roles.policy_opponent import script_opponent
+from shoal.telemetry.outputs import say
 
 __all__ = ["eval_command", "play_command", "resume_command", "train_command"]
 
@@ -173,16 +175,20 @@ def _farewell(run: Run, out: IO[str]) -> None:
     if saved["all"]:
         out.write(f"  saved   {saved['all'] / 1e6:,.{1 if saved['all'] >= 1e6 else 2}f} MB in the newest checkpoint{tables}\n"
                   f"  play    shoal play {where}{trusted}{simulator}\n"
-                  f"  resume  shoal resume {where}{trusted} --max-{unit.replace('_', '-')} {_further(summary[unit])}\n")
+                  f"  resume  shoal resume {where}{trusted}{_further(summary, unit)}\n")
     else:
         out.write("  saved   nothing: there is no checkpoint to play or resume; remove the run, or keep it for its logs\n")
     out.flush()
 
 
-def _further(env_steps: int) -> int:
-    """A round number well beyond."""
-    unit: int = 10 ** max(3, int(math.log10(max(env_steps, 1))))
-    return (env_steps // unit + 2) * unit
+def _further(summary: Mapping[str, Any], unit: str) -> str:
+    """What `shoal resume` needs besides the run: nothing where its goal is not reached, else a larger budget, in round numbers."""
+    if summary.get("stopped_by") not in FINISHED:
+        return ""
+    unit = summary["stopped_by"] if summary["stopped_by"] in ("env_steps", "learner_steps", "seconds") else unit
+    done = int(summary[unit])
+    round_: int = 10 ** max(1 if unit == "seconds" else 3, int(math.log10(max(done, 1))))
+    return f" --max-{unit.replace('_', '-')} {(done // round_ + 2) * round_}"
 
 
 def _number(value: float | None, digits: int = 2) -> str:
@@ -192,7 +198,8 @@ def _number(value: float | None, digits: int = 2) -> str:
 # ---------------------------------------------------------------------------------------------- acting
 @dataclass(frozen=True)
 class Eval(Options):
-    """Mean return of fresh episodes, played greedily with a policy of the newest checkpoint."""
+    """Mean return of fresh episodes, played greedily with a policy of the newest checkpoint. Of a folder of --seeds every seed is
+    evaluated, and the last line is their mean with its 95 % interval."""
 
     env: str | None = None
     """The simulator, for a run that had none."""
@@ -217,18 +224,43 @@ class Eval(Options):
 
 
 def eval_command(arguments: list[str]) -> int:
-    rundir, options = _run_and_options(arguments, Eval, "shoal eval RUN")
-    _say_modules(rundir.config(), options.trust)
-    run, name = _load_and_say(rundir, options)
+    path, options = _run_and_options(arguments, Eval, "shoal eval RUN")
+    if (path / SEEDS).is_file():
+        return _eval_seeds(path, options)
+    run, name = _load_and_say(RunDir.open(path), options)
     if options.best_response is not None:
         found = best_response(run, name, options.best_response, options.episodes, options.seed)
         sys.stdout.write(f"{run.prepared.plan.env.name}: a best response learned in {options.best_response:,} env steps gets "
                          f"{found.sentence()}\nso exploitability is at least about {max(0.0, float(found.returns.mean())):.3f}\n")
         return 0
+    _evaluate(run, name, options)
+    return 0
+
+
+def _eval_seeds(folder: Path, options: Eval) -> int:
+    """Every seed that has a checkpoint, then their mean with its interval."""
+    if options.best_response is not None:
+        raise ConfigError(f"--best-response {options.best_response} is learned against one run, and {folder} holds several; give "
+                          f"one of them, such as {folder / 'seed-0'}")
+    found = []
+    for rundir in seed_runs(folder):
+        sys.stdout.write(f"{rundir.path.name}\n")
+        if rundir.checkpoints().newest() is None:
+            sys.stdout.write("it has no checkpoint yet\n")
+            continue
+        returns = _evaluate(*_load_and_say(rundir, options), options).returns
+        found.append({"eval_return": float(returns.mean()), "eval_episodes": len(returns)})
+    if not found:
+        raise ConfigError(f"no seed of {folder} has a checkpoint; follow them with `shoal watch {folder}`")
+    sys.stdout.write(f"{sentence(summary_of(found))}\n")
+    return 0
+
+
+def _evaluate(run: Run, name: str | None, options: Eval) -> Evaluation:
     result = run.evaluate(options.episodes, options.seed, _opponent(run, options), name)
     against = options.against or run.prepared.plan.experiment.against
     sys.stdout.write(f"{run.prepared.plan.env.name}{f' against {against}' if against else ''}: {result.sentence()}\n")
-    return 0
+    return result
 
 
 def _maker(home: Run, options: Play) -> OpponentMaker | None:
@@ -249,7 +281,7 @@ def _opponent(home: Run, options: Eval | Play) -> str | OpponentMaker | None:
         return word
     path, _, policy = word.rpartition(":") if ":" in word and not Path(word).exists() else (word, "", "")
     if Path(path).exists():
-        return load(RunDir.open(Path(path)).path, trust=options.trust).as_opponent(home, policy or None)
+        return load(path, trust=options.trust).as_opponent(home, policy or None)
     if policy and path:
         return script_opponent(find(word), word)
     raise ConfigError(f"--against {word} is not an opponent; use one of {', '.join(OPPONENTS)}, or give the directory of a run "
@@ -258,7 +290,7 @@ def _opponent(home: Run, options: Eval | Play) -> str | OpponentMaker | None:
 
 @dataclass(frozen=True)
 class Play(Options):
-    """Watch a run's policy play."""
+    """Watch a run's policy play; of a folder of --seeds the best seed's."""
 
     env: str | None = None
     """The simulator, for a run that had none."""
@@ -285,11 +317,10 @@ def play_command(arguments: list[str]) -> int:
     from shoal.experiment.match_play import has_several_agents, show_matches
     from shoal.experiment.playing import show, write_video
 
-    rundir, options = _run_and_options(arguments, Play, "shoal play RUN")
+    path, options = _run_and_options(arguments, Play, "shoal play RUN")
     if options.video is not None and not options.video.endswith((".gif", ".mp4")):
         raise ConfigError(f"--video is {options.video}; it must end in .gif or .mp4")
-    _say_modules(rundir.config(), options.trust)
-    run, name = _load_and_say(rundir, options)
+    run, name = _load_and_say(run_or_best_seed(path, say), options)
     if isinstance(run.prepared.plan.env.target, RecordedEnv):
         raise run.prepared.plan.env.target.refuse()
     if has_several_agents(run):
@@ -313,6 +344,7 @@ def _load_and_say(rundir: RunDir, options: Eval | Play) -> tuple[Run, str | None
     names = [word for word in words if word not in versions]
     if len(versions) > 1 or len(names) > 1:
         raise ConfigError(f"--policy {options.policy} is not possible: give best, last, the name of a policy, or NAME:last")
+    _say_modules(rundir.config(), options.trust)
     env = None if options.env is None else EnvRef.named(options.env).target
     version = {"policy": versions[0]} if versions else {}
     run = load(rundir.path, env=env, trust=options.trust, checkpoint=options.checkpoint, **version)
@@ -321,9 +353,12 @@ def _load_and_say(rundir: RunDir, options: Eval | Play) -> tuple[Run, str | None
     return run, name
 
 
-def _run_and_options(arguments: list[str], kind: type[Kind], usage: str) -> tuple[RunDir, Kind]:
+def _run_and_options(arguments: list[str], kind: type[Kind], usage: str) -> tuple[Path, Kind]:
     words, options = parse_command(kind, arguments, 1, usage)
-    return RunDir.open(_one_run(words, usage)), options
+    path = _one_run(words, usage)
+    if not (path / SEEDS).is_file():
+        RunDir.open(path)
+    return path, options
 
 
 def _one_run(words: list[str], usage: str) -> Path:

@@ -8,7 +8,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from shoal.experiment.checkpoints import Checkpoints, read_json, write_json
 from shoal.experiment.lock import alone, holder
 from shoal.telemetry.outputs import jsonable, read_lines
 
-__all__ = ["RUNS", "SEEDS", "RunDir", "default_directory", "find_runs", "list_runs", "numbers", "runs_at"]
+__all__ = ["RUNS", "SEEDS", "RunDir", "default_directory", "find_runs", "list_runs", "numbers", "run_or_best_seed",
+           "run_row", "runs_at", "seed_runs"]
 
 RUNS = Path("runs")
 SEEDS = "seeds.json"  # in a folder with runs of several seeds
@@ -129,8 +130,8 @@ class RunDir:
             hint = f"the newest run is {there[-1]}" if there else "start a run with `shoal train`"
             what = "has no run in it (no config.json)" if path.exists() else "does not exist"
             if (path / SEEDS).is_file():
-                inside = sorted(run.path for run in find_runs(path))
-                what, hint = "holds runs of several seeds", f"give one of them, such as {inside[0] if inside else path / 'seed-0'}"
+                inside = [run.path for run in seed_runs(path)] or [path / "seed-0"]
+                what, hint = "holds runs of several seeds", f"give one of them, such as {inside[0]}"
             raise ConfigError(f"{path} {what}; {hint}")
         return cls(path)
 
@@ -215,18 +216,41 @@ def runs_at(path: Path) -> list[RunDir]:
     return find_runs(path) or [RunDir.open(path)]
 
 
+def seed_runs(folder: Path) -> list[RunDir]:
+    """The runs of a folder of several seeds that have begun, by seed."""
+    begun = [path.parent for path in folder.glob("seed-*/config.json") if path.parent.name.removeprefix("seed-").isdecimal()]
+    return [RunDir(path) for path in sorted(begun, key=lambda path: int(path.name.removeprefix("seed-")))]
+
+
+def run_or_best_seed(path: Path, say: Callable[[str], None]) -> RunDir:
+    """A run; of a folder of several seeds the one whose policy was evaluated best, and `say` is told which."""
+    if (path / "config.json").is_file() or not (path / SEEDS).is_file():
+        return RunDir.open(path)
+    known = [(value, run) for run in seed_runs(path) if (value := numbers(run.summary()).get("eval_return")) is not None]
+    if not known:
+        raise ConfigError(f"{path} holds runs of several seeds, and none of them was evaluated; give one of them, such as "
+                          f"{path / 'seed-0'}")
+    value, best = max(known, key=lambda pair: float(pair[0]))
+    say(f"{path}: {best.path.name} is used, the best of {len(known)} seeds, evaluated {value:,.2f}")
+    return best
+
+
 def list_runs(root: Path = RUNS) -> list[dict[str, Any]]:
     """One row per run for `shoal runs`."""
     rows: list[dict[str, Any]] = []
     for run in find_runs(root):
         try:
-            config, summary = run.config(), run.summary()
+            rows.append(run_row(run))
         except CheckpointError as error:
             rows.append({"run": str(run.path), "state": "unreadable", "why": str(error)})
-            continue
-        state = run.state(summary)
-        newest = {**summary, **run.last_snapshot()} if state in ("running", "killed") else summary
-        keys = ("env_steps", "env_steps_per_second", "seconds", "train_return", "eval_return")
-        rows.append({"run": str(run.path), "preset": config.get("preset") or config.get("algorithm", {}).get("name"),
-                     "env": config.get("env", {}).get("name"), "state": state, **{key: newest.get(key) for key in keys}})
     return rows
+
+
+def run_row(run: RunDir) -> dict[str, Any]:
+    """What a run is, its state, and how far it is."""
+    config, summary = run.config(), run.summary()
+    state = run.state(summary)
+    newest = {**summary, **run.last_snapshot()} if state in ("running", "killed") else summary
+    keys = ("env_steps", "env_steps_per_second", "seconds", "train_return", "eval_return")
+    return {"run": str(run.path), "preset": config.get("preset") or config.get("algorithm", {}).get("name"),
+            "env": config.get("env", {}).get("name"), "state": state, **{key: newest.get(key) for key in keys}}

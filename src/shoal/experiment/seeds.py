@@ -4,8 +4,9 @@
         seed-0/ seed-1/ ...             run directories like any other
         seed-0.log ...                  what the runs said, where they went on side by side
 
-`shoal plot` draws the mean of such a folder with a band. `shoal resume` continues the seeds that have not reached their goal, and
-begins those that never began.
+`shoal plot` draws the mean of such a folder with a band, `shoal eval` evaluates every seed, `shoal watch` shows how far they are,
+`shoal play` and `shoal.load` take the best. `shoal resume` continues the seeds that have not reached their goal, and begins those
+that never began.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from shoal.experiment.prepare import plan_from_json, plan_to_json, prepare
 from shoal.experiment.references import check_trust, modules_of
 from shoal.experiment.resuming import FINISHED, GOALS, NothingLeft, resume_plan, with_new_values
 from shoal.experiment.run_card import seeds_card
-from shoal.experiment.rundir import SEEDS, RunDir, default_directory, find_runs
+from shoal.experiment.rundir import SEEDS, RunDir, default_directory, seed_runs
 from shoal.telemetry.callbacks import Callback
 from shoal.telemetry.curves import student_t
 from shoal.telemetry.outputs import jsonable
@@ -119,7 +120,7 @@ class SeedGroup:
         config, seeds, at_once = (about.get(name) for name in ("config", "seeds", "at_once"))
         if not isinstance(config, dict) or not isinstance(seeds, list) or not seeds or \
                 any(not isinstance(number, int) for number in (*seeds, at_once)):
-            inside = sorted(run.path for run in find_runs(folder))
+            inside = [run.path for run in seed_runs(folder)]
             raise CheckpointError(f"{folder / SEEDS} does not say how its seeds were trained, so they cannot be resumed together; "
                                   f"resume one by one: shoal resume {inside[0] if inside else folder / 'seed-0'}")
         return RunDir.checked(config, folder / SEEDS)

@@ -73,15 +73,16 @@ def _evaluated(run: Path, recording: str, options: EvaluateOptions) -> PolicyVal
     from shoal.acting import Progress
     from shoal.experiment.loaded_run import compute_threads
     from shoal.experiment.run import load
-    from shoal.experiment.rundir import RunDir
+    from shoal.experiment.rundir import run_or_best_seed
     from shoal.offline import check_recording, open_demos
     from shoal.offline.fitted_q import FittedQPlan
     from shoal.offline.logged_steps import LoggedSteps, choices_of
     from shoal.offline.policy_evaluation import evaluate_policy
 
-    for line in check_trust(modules_of(RunDir.open(run).config()), options.trust):
+    rundir = run_or_best_seed(run, say)
+    for line in check_trust(modules_of(rundir.config()), options.trust):
         sys.stdout.write(f"{line}\n")
-    demos, loaded = open_demos(recording), load(run, policy=options.policy, trust=options.trust)
+    demos, loaded = open_demos(recording), load(rundir.path, policy=options.policy, trust=options.trust)
     prepared = loaded.prepared
     check_recording(demos.info, recording, prepared.spec, prepared.plan.env.name, prepared.plan.experiment.envs.arguments(),
                     foreign=True)
@@ -94,7 +95,7 @@ def _evaluated(run: Path, recording: str, options: EvaluateOptions) -> PolicyVal
         steps = LoggedSteps.of(demos)
         found = evaluate_policy(steps, choices_of(policy, steps, explore, options.seed), plan, options.bootstraps,
                                 options.confidence, say)
-    _tell(found, run, recording, options)
+    _tell(found, rundir.path, recording, options)
     return found
 
 

@@ -17,7 +17,7 @@ from typing import IO, Any, Literal
 from shoal.errors import ConfigError
 from shoal.experiment.lock import holder
 from shoal.experiment.parse import parse_command
-from shoal.experiment.rundir import RunDir, find_runs, numbers
+from shoal.experiment.rundir import SEEDS, RunDir, find_runs, numbers
 from shoal.options import Options, number
 from shoal.telemetry.console import console, counted
 from shoal.telemetry.curves import read_curve, sparkline
@@ -38,7 +38,7 @@ CLUSTER = ("nodes", "object_store_mb", "carried_mb_per_second", "calls_per_secon
 
 @dataclass(frozen=True)
 class Watch(Options):
-    """Follow a run from another terminal."""
+    """Follow a run, or the seeds of a folder of --seeds, from another terminal."""
 
     mode: Literal["auto", "live", "plain"] = "auto"
     """A live table, or plain lines; auto is live on a terminal."""
@@ -54,7 +54,13 @@ def watch_command(arguments: list[str]) -> int:
     runs = find_runs()
     if not words and not runs:
         raise ConfigError(f"{usage}: there are no runs under runs/; give the directory of one")
-    watch(RunDir.open(Path(words[0])) if words else runs[-1], options, sys.stdout)
+    if words and (Path(words[0]) / SEEDS).is_file():
+        from shoal.experiment.watching_seeds import watch_seeds
+
+        live = options.mode == "live" or (options.mode == "auto" and sys.stdout.isatty())
+        watch_seeds(Path(words[0]), live, options.every_seconds, sys.stdout)
+    else:
+        watch(RunDir.open(Path(words[0])) if words else runs[-1], options, sys.stdout)
     return 0
 
 

@@ -11,10 +11,11 @@ import numpy as np
 
 from shoal.telemetry.outputs import read_lines
 
-__all__ = ["Band", "Curve", "band_of", "read_curve", "sparkline"]
+__all__ = ["Band", "Curve", "band_of", "joined", "read_curve", "sparkline"]
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 POINTS = 200  # of a mean over several runs
+NEAR = 0.25   # of the usual distance between two evaluations
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Curve:
 
     x: np.ndarray
     y: np.ndarray
+    weight: np.ndarray | None = None
+    """Of evaluations: the episodes that each rests on."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +41,31 @@ class Band:
 def read_curve(path: Path, metric: str, over: str = "env_steps") -> Curve:
     """From a metrics.jsonl. A metric inside another is named by its path: losses/entropy. An evaluation counts once, where it was
     first seen."""
-    points, seen = [], None
+    points, seen, evaluated = [], None, metric.startswith("eval_")
     for row in read_lines(path):
         value = _inside(row, metric)
         if row.get("kind") != "snapshot" or not _is_number(value) or not _is_number(row.get(over)):
             continue
-        if metric.startswith("eval_"):
+        if evaluated:
             if row.get("eval_version") == seen:
                 continue
             seen = row.get("eval_version")
-        points.append((row[over], value))
-    x, y = np.array(points, np.float64).reshape(-1, 2).T
-    order = np.argsort(x, kind="stable")
-    return Curve(x[order], y[order])
+        episodes: Any = row.get("eval_episodes")
+        points.append((row[over], value, max(episodes, 1) if _is_number(episodes) else 1))
+    x, y, weight = np.array(sorted(points, key=lambda point: point[0]), np.float64).reshape(-1, 3).T
+    return Curve(x, y, weight if evaluated else None)
+
+
+def joined(curve: Curve) -> Curve:
+    """With evaluations at nearly the same step as one, their mean by episodes: what ends a run and what begins its resumed part
+    would draw a vertical line. Nearly: less than a quarter of the usual (median) distance apart."""
+    if curve.weight is None or len(curve.x) < 3:
+        return curve
+    gaps = np.diff(curve.x)
+    cuts = np.flatnonzero(gaps >= NEAR * np.median(gaps)) + 1
+    parts = np.split(np.arange(len(curve.x)), cuts)
+    x, y = (np.array([np.average(values[part], weights=curve.weight[part]) for part in parts]) for values in (curve.x, curve.y))
+    return Curve(x, y, np.array([curve.weight[part].sum() for part in parts]))
 
 
 def _inside(row: Mapping[str, Any], metric: str) -> Any:

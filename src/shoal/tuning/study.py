@@ -116,6 +116,14 @@ class Study:
         """`trust`: modules that its runs name may be imported, also from outside the installed environment."""
         self.path, self.trust = path, trust
 
+    def __repr__(self) -> str:
+        try:
+            settings, known = self.settings, [member.fitness for member in self.members() if member.fitness is not None]
+        except (CheckpointError, ConfigError):
+            return f"<Study {self.path}, which cannot be read>"
+        best = f"best fitness {max(known):,.6g}" if known else "none evaluated yet"
+        return f"<Study {self.path}: {settings.preset} on {settings.env}, {settings.population} members, {best}>"
+
     @classmethod
     def create(cls, path: Path, settings: StudySettings) -> Study:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
