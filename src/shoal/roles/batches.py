@@ -17,6 +17,7 @@ from shoal.core import Me, Source, Tree
 from shoal.device.transfer import DirectSlotCopy
 from shoal.learning import Learn
 from shoal.roles.parts import Parts
+from shoal.roles.recorded_moments import CountedWindows
 from shoal.roles.reuse_buffer import STAGES, ReuseBuffer, ReuseOptions
 
 __all__ = ["Batches", "Intake", "UnrollBatches"]
@@ -46,6 +47,7 @@ class Batches(Protocol):
     publish_updates: int  # updates between two publications of weights
     ahead: bool           # whether a GPU may begin the next update before the last one is reported
     lent: bool            # whether the next `take` overwrites the memory of the last batch
+    counted: CountedWindows | None  # of a recording whose observations are normalised
 
     async def take(self) -> Tree: ...
     async def more(self) -> list[Tree]: ...   # further batches for the same launch, if they are there already
@@ -60,6 +62,7 @@ class UnrollBatches:
     """Unrolls of a stream, each learned from once; with a reuse buffer more often."""
 
     publish_updates, lent = 1, False
+    counted: CountedWindows | None = None
 
     def __init__(self, me: Me, parts: Parts, unrolls: Source, intake: Intake) -> None:
         self.me, self.slots = me, intake.batch_slots

@@ -3,6 +3,7 @@
     actor ── with every insert ──▶ MomentRelay of the table ── with the next batch ──▶ learner: Learn.moments, Learn.absorb
 
 The sums are relative to a `shift` that travels with them, so that sums of different actors can be added without losing digits.
+What the readers of a recording send is in recorded_moments.py.
 """
 
 from __future__ import annotations

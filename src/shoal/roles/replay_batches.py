@@ -13,6 +13,7 @@ from shoal.core import Call, Me, Tree
 from shoal.device.transfer import to_host
 from shoal.learning import Learn, ReplayLearn
 from shoal.roles.parts import Parts
+from shoal.roles.recorded_moments import CountedWindows
 from shoal.roles.replay_endpoints import ReplaySampler
 
 __all__ = ["ReplayBatches", "measure_items"]
@@ -25,7 +26,9 @@ class ReplayBatches:
 
     def __init__(self, me: Me, parts: Parts, samples: Call) -> None:
         self.me, self.publish_updates, self.launched = me, parts.replay.publish_updates, parts.replay.launch_updates
-        self.samples = ReplaySampler(parts, samples, me.rng("shards"))
+        readers = parts.counted_readers
+        self.counted = CountedWindows(readers, me.index == 0, me.incarnation) if readers else None
+        self.samples = ReplaySampler(parts, samples, me.rng("shards"), self.counted)
         self.decisions = parts.stored.decisions
         self.judges = parts.replay.uses_priorities
         self.keys: list[np.ndarray] = []  # of the batches that were taken last
