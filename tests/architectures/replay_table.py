@@ -41,6 +41,7 @@ class FakeParts:
     spread: bool = False
     table: str = "replay"
     inserters: int | None = None
+    counted_readers: int = 0
     max_env_steps: int | None = None
     algorithm: Any = field(default_factory=lambda: SimpleNamespace(record=SimpleNamespace(layout=ITEM, observation_moments=0)))
 

@@ -19,6 +19,7 @@ from shoal.offline import DemoWriter, Episode, RecordingInfo
 from shoal.offline.data_config import DataConfig
 from shoal.roles.dataset_reader import DatasetReader, windows_of
 from shoal.roles.parts import EnvSource, Parts
+from shoal.roles.recorded_moments import reply_fields
 from shoal.roles.replay_config import ReplayConfig
 from shoal.slots import Layout
 from tests.architectures.test_demos import fake_me
@@ -64,7 +65,7 @@ def failing(made, steps):
 
     class Asked:
         async def take(self, most):
-            return [SimpleNamespace(answer=an_answer(made), data={"wanted": [BATCH]}, reply=lambda answer: None)]
+            return [SimpleNamespace(answer=an_answer(made), data=a_question(), reply=lambda answer: None)]
 
     made.samples = Asked()
     for _ in range(steps):
@@ -72,19 +73,24 @@ def failing(made, steps):
             made.step().send(None)
 
 
+def a_question(count=BATCH, counted=(1, 0, 0, 0)):
+    """A learner's; as if of its first session."""
+    return {"wanted": np.array([count]), "counted": np.array(counted)}
+
+
 def an_answer(reader):
     """Memory for a batch."""
     answer = {"items": np.zeros(reader.layout.nbytes, np.uint8), "key": np.zeros(BATCH, np.int64), "probability": np.zeros(BATCH),
               "table_size": np.zeros(BATCH, np.int64), "fresh": np.zeros(1, np.int64), "mass": np.zeros(1)}
-    return answer | (Layout(observation_moment_fields(1)).empty() if reader.record.observation_moments else {})
+    return answer | (Layout(observation_moment_fields(1) | reply_fields()).empty() if reader.record.observation_moments else {})
 
 
-def drawn(reader, batches, count=BATCH):
+def drawn(reader, batches, count=BATCH, counted=(1, 0, 0, 0)):
     """The observations of the next batches."""
     found = []
     for _ in range(batches):
         answer = an_answer(reader)
-        reader._answer(answer, count)
+        reader._answer(a_question(count, counted), answer)
         assert (answer["probability"] * answer["table_size"] == 1).all() and answer["mass"][0] == reader.total
         found.append((reader.layout.views(answer["items"])["observation"][:count, 0].copy(), answer))
     return found
@@ -154,7 +160,7 @@ def test_observations_count_once_after_a_resume(reader, memory, before):
     one, other = reader.make(memory, normalised=True), reader.make(memory, normalised=True)
     answers = drawn(one, before)
     other.load(one.state())
-    answers += drawn(other, 3 * TOTAL // BATCH)
+    answers += drawn(other, 3 * TOTAL // BATCH, counted=(2, *(answers[-1][1]["counted"][2:] if answers else (0, 0, 0))))
     assert sum(float(answer["observation_moments"]["count"].sum()) for _, answer in answers) == TOTAL
 
 
@@ -174,6 +180,18 @@ def test_recording_that_has_changed(reader):
     made.me = SimpleNamespace(**{**vars(made.me), "note": notes.append})
     made.load({"place": np.array([3, 0, 7, 1, TOTAL + 1])})
     assert made.epoch == 0 and "has changed" in notes[0]
+
+
+@pytest.mark.parametrize(("then", "now"), [(SMALL, 1024.0), (1024.0, SMALL)])
+def test_other_memory_after_a_resume(reader, then, now):
+    """The windows are others: the recording is read from the beginning, and what was counted is not counted again."""
+    one, other, notes = reader.make(then, normalised=True), reader.make(now, normalised=True), []
+    *_, (_, last) = drawn(one, 3 * TOTAL // BATCH)
+    other.me = SimpleNamespace(**{**vars(other.me), "note": notes.append})
+    other.load(one.state())
+    seen = drawn(other, TOTAL // BATCH, counted=(2, *last["counted"][2:]))
+    assert "--data.memory-mb" in notes[0] and len(np.unique(np.concatenate([rows for rows, _ in seen]))) == len(seen) * BATCH
+    assert not any(answer["observation_moments"]["count"].any() for _, answer in seen)
 
 
 def test_too_little_memory_is_a_sentence(reader):

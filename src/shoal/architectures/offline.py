@@ -30,6 +30,7 @@ def draw_offline(program: Program, parts: Parts) -> None:
 
     by_epochs = parts.item_record.from_steps_alone and parts.item_record.decisions == 1 and not parts.replay.exponent
     readers = _readers(parts) if by_epochs else 1
+    parts = replace(parts, counted_readers=readers if parts.item_record.observation_moments else 0)
     drawn = parts.of_table(parts.table, replace(parts.replay, shards=readers)) if readers > 1 else parts
     samples = samples_wire(program, drawn, turns=False)
     weights = program.broadcast("weights", parts.algorithm.published_layout(), least_readers=0)  # nobody acts
@@ -38,7 +39,7 @@ def draw_offline(program: Program, parts: Parts) -> None:
     else:
         program.add("demonstrations", DemonstrationServer, parts=parts, samples=samples.server)
     program.add("learner", Learner, parts=drawn, batches=samples.client, weights=weights.publisher,
-                group=learner_group(program, parts), replicas=parts.learners, compute_threads=parts.learner_threads)
+                group=learner_group(program, drawn), replicas=parts.learners, compute_threads=parts.learner_threads)
     add_evaluator(program, parts, weights)
     add_value_estimator(program, parts, weights)
 

@@ -18,6 +18,7 @@ from shoal.core import Call, Me, Source, Tree
 from shoal.device.transfer import DirectSlotCopy, to_host
 from shoal.learning import Learn, ReplayLearn
 from shoal.roles.parts import Parts
+from shoal.roles.recorded_moments import CountedWindows
 from shoal.roles.replay_endpoints import ReplaySampler
 from shoal.roles.reuse_buffer import STAGES, ReuseBuffer, ReuseOptions
 
@@ -48,6 +49,7 @@ class Batches(Protocol):
     publish_updates: int  # updates between two publications of weights
     ahead: bool           # whether a GPU may begin the next update before the last one is reported
     lent: bool            # whether the next `take` overwrites the memory of the last batch
+    counted: CountedWindows | None  # of a recording whose observations are normalised
 
     async def take(self) -> Tree: ...
     async def more(self) -> list[Tree]: ...   # further batches for the same launch, if they are there already
@@ -62,6 +64,7 @@ class UnrollBatches:
     """Unrolls of a stream, each learned from once; with a reuse buffer more often."""
 
     publish_updates, lent = 1, False
+    counted: CountedWindows | None = None
 
     def __init__(self, me: Me, parts: Parts, unrolls: Source, intake: Intake) -> None:
         self.me, self.slots = me, intake.batch_slots
@@ -128,7 +131,9 @@ class ReplayBatches:
 
     def __init__(self, me: Me, parts: Parts, samples: Call) -> None:
         self.me, self.publish_updates, self.launched = me, parts.replay.publish_updates, parts.replay.launch_updates
-        self.samples = ReplaySampler(parts, samples, me.rng("shards"))
+        readers = parts.counted_readers
+        self.counted = CountedWindows(readers, me.index == 0, me.incarnation) if readers else None
+        self.samples = ReplaySampler(parts, samples, me.rng("shards"), self.counted)
         self.decisions = parts.stored.decisions
         self.judges = parts.replay.uses_priorities
         self.keys: list[np.ndarray] = []  # of the batches that were taken last

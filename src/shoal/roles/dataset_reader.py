@@ -21,14 +21,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from shoal.algorithms.records.moments import MomentRelay, observation_moment_fields
+from shoal.algorithms.records.moments import MomentRelay
 from shoal.core import Me, Server, Tree
 from shoal.errors import ConfigError
 from shoal.offline import Episode, ShardedDemos, open_shards
 from shoal.roles.episode_playback import items_of
 from shoal.roles.parts import Parts
+from shoal.roles.recorded_moments import WindowSums
 from shoal.roles.replay_wires import items_layout
-from shoal.slots import Layout, map_tree
+from shoal.slots import map_tree
 
 __all__ = ["DatasetReader", "windows_of"]
 
@@ -57,8 +58,8 @@ class Window:
         self.drawn = self.cut = 0
         self.items = reader.record.layout.joined(self.size).empty()
         self.order = reader.order(epoch, number, self.size)
-        self._reader, self._number = reader, number
-        self._moments = MomentRelay(reader.record.observation_moments if epoch == 0 and number >= reader.measured else 0)
+        self._sums = reader.sums
+        self._moments = MomentRelay(reader.sums.size if epoch == 0 and number >= len(reader.sums) else 0)
         self._stream = reader.cut(shards, self._moments if self._moments.size else None)
 
     def fill(self, count: int) -> None:
@@ -73,7 +74,7 @@ class Window:
             map_tree(lambda into, rows: into.__setitem__(here, rows), self.items, some)  # noqa: B023
             self.cut += len(priority)
             if self.cut == self.size and self._moments.size:
-                self._reader.measure(self._moments, self._number)
+                self._sums.add(self._moments)
 
 
 class DatasetReader:
@@ -88,10 +89,9 @@ class DatasetReader:
         self.total, self.config = sum(self.sizes), replace(parts.replay, shards=me.replicas)
         self.layout = items_layout(self.record.layout, self.config.most_drawn)
         self.most = self._window_items()
-        self.moments = MomentRelay(self.record.observation_moments)
-        self.measured = 0  # windows of the first epoch whose observations have been counted: they go with the answer under way
         self.epoch = self.number = 0
         self._plans: dict[int, list[list[int]]] = {}
+        self.sums = self._window_sums()
         self.current: Window = self._window(0, 0)
         self.following: Window | None = None
         self.settled = False
@@ -134,12 +134,8 @@ class DatasetReader:
         return items_of(self.parts.algorithm, self.record, self._episodes(shards), self.parts.seed, SOME,
                         moments=None if moments is None else moments.add)
 
-    def measure(self, moments: MomentRelay, number: int) -> None:
-        """A window of the first epoch is cut: its observations count, once."""
-        message = Layout(observation_moment_fields(moments.size)).empty()
-        moments.take(message)
-        self.moments.add(message)
-        self.measured = number + 1
+    def _window_sums(self) -> WindowSums:
+        return WindowSums(self.record.observation_moments, len(self.windows(0)), self.total)
 
     def _episodes(self, shards: list[int]) -> Iterator[Episode]:
         for shard in shards:
@@ -161,14 +157,15 @@ class DatasetReader:
         try:
             for request in requests:
                 with self.me.stats.phase("gather"):
-                    self._answer(request.answer, int(request.data["wanted"][0]))
+                    self._answer(request.data, request.answer)
                 request.reply(request.answer)
         except ConfigError as error:  # a file is gone or is another one: nobody else can read it either
             self.me.fail(str(error))
 
-    def _answer(self, answer: Tree, count: int) -> None:
-        """The next `count` items."""
-        views, done = self.layout.views(answer["items"]), 0
+    def _answer(self, question: Tree, answer: Tree) -> None:
+        """The next items, as many as are wanted."""
+        views, done, count = self.layout.views(answer["items"]), 0, int(question["wanted"][0])
+        self.sums.heed(question)
         while done < count:
             window = self.current
             window.fill(window.size)
@@ -182,7 +179,7 @@ class DatasetReader:
         self.me.stats.set("epochs", self.epoch + self._done() / self.total)
         answer["key"][:], answer["probability"][:], answer["table_size"][:] = 0, 1 / self.total, self.total
         answer["fresh"][0], answer["mass"][0] = 0, self.total
-        self.moments.take(answer)
+        self.sums.answer(question, answer)
 
     def _prepare_next(self) -> None:
         """Continue to the next window where this one is empty, and cut the next one's share of items."""
@@ -204,16 +201,22 @@ class DatasetReader:
 
     # ------------------------------------------------------------------ what a checkpoint holds
     def state(self) -> dict[str, np.ndarray]:
-        return {"place": np.array([self.epoch, self.number, self.current.drawn, self.measured, self.total], np.int64)}
+        place = [self.epoch, self.number, self.current.drawn, len(self.sums), self.total, self.most]
+        return {"place": np.array(place, np.int64), **self.sums.state()}
 
     def load(self, state: dict[str, np.ndarray]) -> None:
         """Continue with the next item. A recording that has changed is begun anew."""
-        epoch, number, drawn, measured, total = state["place"].tolist()
+        epoch, number, drawn, measured, total, *most = state["place"].tolist()
         if total != self.total:
             self.me.note(f"the recording has changed since the checkpoint ({total:,} items then, {self.total:,} now): it is read "
                          "from the beginning")
             return
-        self.epoch, self.number, self.measured, self.following = epoch, number, measured, None
-        self.moments = MomentRelay(self.record.observation_moments)
+        if most and most[0] != self.most:
+            self.me.note("--data.memory-mb is another one than at the checkpoint: the recording is read from the beginning")
+            return
+        self.epoch, self.number, self.following = epoch, number, None
+        self.sums = self._window_sums()
+        if self.sums.size:
+            self.sums.load(state["sums"] if "sums" in state else np.zeros((measured, 1 + 3 * self.sums.size)))
         self.current = self._window(epoch, number)
         self.current.drawn = drawn

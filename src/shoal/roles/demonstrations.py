@@ -24,6 +24,7 @@ from shoal.replay.table.replay_core import Core
 from shoal.replay.table.sampled_batch import BatchLayout, Info
 from shoal.roles.episode_playback import items_of
 from shoal.roles.parts import Parts
+from shoal.roles.recorded_moments import WindowSums
 from shoal.roles.replay_memory import codecs
 from shoal.roles.replay_wires import Block, items_layout, store, stored_columns, tell
 
@@ -97,6 +98,8 @@ class DemonstrationServer:
     def __init__(self, me: Me, parts: Parts, samples: Server) -> None:
         self.me, self.samples, self.config = me, samples, parts.replay
         self.demos = Demonstrations(me, parts)
+        self.sums = WindowSums(self.demos.moments.size, 1, self.demos.table.size)
+        self.sums.add(self.demos.moments)
         self.settled = False
 
     async def step(self) -> None:
@@ -112,7 +115,8 @@ class DemonstrationServer:
                 info = self.demos.draw(size, answer["items"], 0)
                 tell(answer, slice(0, size), info)
                 answer["fresh"][0] = 0
-                self.demos.moments.take(answer)
+                self.sums.heed(request.data)
+                self.sums.answer(request.data, answer)
                 request.reply(answer)
 
     def state(self) -> dict[str, np.ndarray] | None:

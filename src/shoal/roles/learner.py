@@ -123,6 +123,8 @@ class Learner:
             await agree(self.learner_state, self.group)
         if self.model is not None and self.leader:
             self.model.fill()
+        if self.batches.counted is not None:
+            self.batches.counted.begin(self.learner_state.windows)
         self.greeted = True
         self._publish()
 
@@ -132,10 +134,12 @@ class Learner:
         fresh, decisions = self.batches.measure(batch, self.version)
         with stats.phase("prepare"):
             sums, moments = learn.sums(batch, self.me.index, self.me.replicas), learn.moments(batch)
+            windows = self._new_windows()
             if self.group is not None:
-                joined = await self.group.sum(np.concatenate([[fresh, decisions], sums, moments]))
+                joined = await self.group.sum(np.concatenate([[fresh, decisions], sums, moments, windows.ravel()]))
                 fresh, decisions = int(joined[0]), int(joined[1])
-                sums, moments = joined[2 : 2 + len(sums)], joined[2 + len(sums) :]
+                sums, moments, told = np.split(joined[2:], [len(sums), len(sums) + len(moments)])
+                windows = told.astype(np.int64).reshape(windows.shape)
         self.settled = False  # until here it waited for the others, who may never get a batch: the budget may be spent
         steps = 0
         if decisions:
@@ -150,10 +154,15 @@ class Learner:
                 if self.learner_state.enough(steps):
                     break
         learn.absorb(moments)
-        self.learner_state.count(fresh, steps)
+        self.learner_state.count(fresh, steps, windows)
         if self.leader or self.model is not None:
             stats.add("learner_steps", steps)
         return bool(decisions)
+
+    def _new_windows(self) -> np.ndarray:
+        """Windows of a recording whose observations are in the batches that were taken last, and are not counted."""
+        known = self.learner_state.windows
+        return np.zeros_like(known) if self.batches.counted is None else self.batches.counted.news(known)
 
     def _launch(self, batches: list[Tree]) -> bool:
         """Learn from several batches of items."""
@@ -171,7 +180,7 @@ class Learner:
         self._launch_all(tuple(minibatches), tuple(dues))
         for seen in moments:
             learn.absorb(seen)
-        self.learner_state.count(fresh, len(batches))
+        self.learner_state.count(fresh, len(batches), self._new_windows())
         self.me.stats.add("learner_steps", len(batches))
         return True
 

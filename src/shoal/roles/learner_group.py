@@ -10,6 +10,7 @@ from shoal.core import Group, GroupMember, Me
 from shoal.learning import ComparingLearn, Updater
 from shoal.roles.learner_state import LearnerState, learner_arrays
 from shoal.roles.parts import Parts
+from shoal.roles.recorded_moments import COLUMNS
 from shoal.runtime import Program
 from shoal.runtime.device_group import DeviceGroup
 from shoal.runtime.wires import Port
@@ -26,7 +27,7 @@ def learner_group(program: Program, parts: Parts) -> Port | None:
         return None
     learn = parts.algorithm.learn(parts.seed)
     told = learn.told_bytes(parts.replay.batch_size, parts.learners) if isinstance(learn, ComparingLearn) else 0
-    return program.group("gradients", max(state_bytes(learn), told)).port("member")
+    return program.group("gradients", max(state_bytes(learn, parts.counted_readers), told)).port("member")
 
 
 def group_on(me: Me, parts: Parts, group: GroupMember | None) -> Group | None:
@@ -48,9 +49,9 @@ async def agree_again(state: LearnerState[U], group: Group) -> None:
     state.load(layout.views(senior))
 
 
-def state_bytes(learn: Updater) -> int:
-    """What a group wire must carry for members to agree."""
-    return Layout.of(learner_arrays(learn, np.zeros(2, np.int64))).nbytes
+def state_bytes(learn: Updater, readers: int = 0) -> int:
+    """What a group wire must carry for members to agree, also on what they have counted of a recording's readers."""
+    return Layout.of(learner_arrays(learn, np.zeros(2, np.int64), np.zeros((readers, COLUMNS), np.int64))).nbytes
 
 
 def _packed(state: LearnerState[U]) -> tuple[Layout, np.ndarray]:

@@ -18,6 +18,7 @@ from shoal.core import Me, Shared, Tree, Vector
 from shoal.device.transfer import to_host
 from shoal.learning import Learn, Updater
 from shoal.roles.parts import Parts
+from shoal.roles.recorded_moments import COLUMNS, UNKNOWN
 from shoal.slots import Field, Layout
 
 __all__ = ["SKIPS_IN_A_ROW", "LearnerState", "SharedModel", "learner_arrays", "model_layout"]
@@ -28,9 +29,10 @@ U = TypeVar("U", bound=Updater)
 Metrics = Sequence[Mapping[str, float]]  # of one minibatch: of each of its phases
 
 
-def learner_arrays(learn: Updater, counts: np.ndarray) -> dict[str, np.ndarray]:
-    """A learner's state as arrays."""
-    return {"counts": counts, **{f"learn/{name}": tensor.cpu().numpy() for name, tensor in learn.state.items()}}
+def learner_arrays(learn: Updater, counts: np.ndarray, windows: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """A learner's state as arrays; `windows` of a recording that it has counted (recorded_moments.py)."""
+    counted = {} if windows is None or not len(windows) else {"windows": windows}
+    return {"counts": counts, **counted, **{f"learn/{name}": tensor.cpu().numpy() for name, tensor in learn.state.items()}}
 
 
 class LearnerState(Generic[U]):
@@ -44,6 +46,7 @@ class LearnerState(Generic[U]):
         self.learn = learn
         self.counts = np.zeros((1, 2), np.int64) if counts is None else counts
         self.row = 0 if counts is None else me.index
+        self.windows = np.zeros((parts.counted_readers, COLUMNS), np.int64)  # of each reader of a recording: what is counted of it
         self.skipped = 0
         self.unseen: list[torch.Tensor] = []  # of updates on a GPU: whether they were finite
 
@@ -64,8 +67,11 @@ class LearnerState(Generic[U]):
         """Whether no other update is wanted after `made` that are not counted yet."""
         return self.updates is not None and bool(self.totals[1] + made >= self.updates)
 
-    def count(self, env_steps: int, learner_steps: int) -> None:
+    def count(self, env_steps: int, learner_steps: int, windows: np.ndarray | None = None) -> None:
+        """`windows` of a recording are added to those that are counted."""
         self.counts[self.row] += (env_steps, learner_steps)
+        if windows is not None:
+            self.windows += windows
 
     # ------------------------------------------------------------------ updates
     def apply(self, gradient: Vector, phase: str) -> None:
@@ -121,14 +127,23 @@ class LearnerState(Generic[U]):
 
     # ------------------------------------------------------------------ what a checkpoint holds
     def arrays(self) -> dict[str, np.ndarray]:
-        return learner_arrays(self.learn, self.counts.sum(0))
+        return learner_arrays(self.learn, self.counts.sum(0), self.windows)
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         self.counts[:] = 0
         self.counts[self.row] = arrays["counts"]
+        if len(self.windows):
+            self._load_windows(arrays)
         with torch.no_grad():
             for name, tensor in self.learn.state.items():
                 tensor.copy_(torch.from_numpy(np.asarray(arrays[f"learn/{name}"])))
+
+    def _load_windows(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Of other readers than these nothing is known: they begin anew."""
+        if "windows" not in arrays:  # an earlier version has saved it
+            self.windows[:] = UNKNOWN if arrays["learn/observations.count"].any() else 0
+        else:
+            self.windows[:] = arrays["windows"] if arrays["windows"].shape == self.windows.shape else 0
 
 
 def model_layout(parts: Parts, rows: int) -> Layout:

@@ -138,6 +138,8 @@ class Parts:
     """How they are read where they are all there is."""
     offline: bool = False
     """No actors run: the demonstrations are all there is to learn from."""
+    counted_readers: int = 0
+    """Readers of them whose observations a learner counts (recorded_moments.py)."""
     policies: NamedPolicies | None = None
     """Several policies, each with Parts of its own; none: `algorithm` plays for all agents."""
     league: LeaguePlan | None = None

@@ -26,6 +26,7 @@ from shoal.algorithms.records.moments import MOMENTS
 from shoal.core import Call, Draft, Pending, Tree, any_of
 from shoal.replay.client.sharding import SHARD_BIT
 from shoal.roles.parts import Parts
+from shoal.roles.recorded_moments import CountedWindows
 from shoal.roles.replay_frames import unused_bytes
 from shoal.roles.replay_wires import items_layout
 from shoal.slots import map_tree
@@ -88,9 +89,11 @@ class PendingShards(NamedTuple):
 class ReplaySampler:
     """The learner's end: asks for batches ahead of time and sends priorities back with the next question."""
 
-    def __init__(self, parts: Parts, client: Call, rng: np.random.Generator | None = None) -> None:
-        """`rng` rounds the shards' parts of a batch; one table needs none."""
+    def __init__(self, parts: Parts, client: Call, rng: np.random.Generator | None = None,
+                 counted: CountedWindows | None = None) -> None:
+        """`rng` rounds the shards' parts of a batch; one table needs none. `counted`: of a recording's readers."""
         config = parts.replay
+        self._counted = counted
         self._client, self._trim_updates, self._shards, self._batch = client, config.trim_updates, config.shards, config.batch_size
         self._most, self._rng, self._ahead = config.most_drawn, rng, client.depth // config.shards
         self._layout = items_layout(parts.stored.layout, self._most)
@@ -129,9 +132,18 @@ class ReplaySampler:
         if self._shards == 1:
             (reply,) = replies
             return reply["key"], {**self._items(reply["items"]), "probability": reply["probability"],
-                                  "table_size": reply["table_size"], **_moments(replies)}
+                                  "table_size": reply["table_size"], **self._moments(replies)}
         keys, batch = self._joined(asked, replies)
-        return keys, {**batch, **_moments(replies)}
+        return keys, {**batch, **self._moments(replies)}
+
+    def _moments(self, replies: list[Tree]) -> Tree:
+        """Sums of observations that the tables have handed on, where they are normalised: a row of each table."""
+        if MOMENTS not in replies[0]:
+            return {}
+        found = map_tree(lambda *rows: np.concatenate(rows), *(reply[MOMENTS] for reply in replies))
+        if self._counted is not None:
+            self._counted.receive(replies, found)
+        return {MOMENTS: found}
 
     def _items(self, memory: np.ndarray) -> Tree:
         """The items in a reply. Replies lie in the same few places every time: views of them are made once."""
@@ -168,6 +180,8 @@ class ReplaySampler:
             draft.data["wanted"][0], draft.data["trim"][0] = counts[shard], trim
             if "heard" in draft.data:
                 draft.data["heard"][:] = self._heard
+            if self._counted is not None:
+                self._counted.ask(draft.data, shard)
             pending.append(draft.send(shard if self._shards > 1 else None))
         self._keys, self._priorities = np.zeros(0, np.int64), np.zeros(0)
         return PendingShards(pending, counts, share)
@@ -202,13 +216,6 @@ class ReplaySampler:
             self._keys, self._priorities = keys.copy(), np.array(priorities, np.float64)  # they lie in memory that is given back
             return
         self._keys, self._priorities = np.concatenate([self._keys, keys]), np.concatenate([self._priorities, priorities])
-
-
-def _moments(replies: list[Tree]) -> Tree:
-    """Sums of observations that the tables have handed on, where they are normalised: a row of each table."""
-    if MOMENTS not in replies[0]:
-        return {}
-    return {MOMENTS: map_tree(lambda *rows: np.concatenate(rows), *(reply[MOMENTS] for reply in replies))}
 
 
 def _paged(like: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from shoal.replay.table.replay_core import Core, PendingInserts
 from shoal.replay.table.sampled_batch import BatchLayout, Info
 from shoal.replay.table.table_core import TableCore
 from shoal.roles.parts import Parts
+from shoal.roles.recorded_moments import question_fields, reply_fields
 from shoal.roles.replay_frames import insert_fields
 from shoal.runtime import Program
 from shoal.runtime.wires import CallWire
@@ -61,6 +62,8 @@ def samples_wire(program: Program, parts: Parts, turns: bool, counted: bool = Tr
     told = 2 * config.launch_updates * most  # priorities of two launches: a learner on a GPU may hear of both at once
     updates = {"key": Field((told,), "i8"), "priority": Field((told,), "f8"), "count": Field((1,), "i8"),
                "wanted": Field((1,), "i8"), "trim": Field((1,), "bool")}
+    if parts.counted_readers:
+        updates, reply = updates | question_fields(), reply | reply_fields()
     if turns:  # the newest insert of every actor that the learner was told about; it says so again with its next question
         updates["heard"] = reply["told"] = Field((parts.actors,), "i8")
     name = of_table(parts.table, "samples" if counted else "uncounted_samples")

@@ -4,7 +4,7 @@ sums of different actors can be added without losing digits.
     actor ── with every insert ──▶ MomentRelay of a replay table ── with the next batch ──▶ learner: Learn.moments, Learn.absorb
 
 Any learner can merge the sums of any actors, however old the weights were that made them (see common/normaliser.py). Each
-observation counts once.
+observation counts once. What the readers of a recording send is in roles/recorded_moments.py.
 """
 
 from __future__ import annotations
