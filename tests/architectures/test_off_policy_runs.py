@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -31,6 +32,19 @@ CASES = {
 }
 TABLED = [name for name in ARCHITECTURES if named(name).takes_replay and name != "offline"
           and not (named(name).needs_relabel or named(name).needs_encoder)]
+
+
+class Unbounded(gym.Env):
+    """Any force at all."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, True, False, {}
 
 
 @pytest.mark.parametrize("architecture", TABLED)
@@ -117,7 +131,10 @@ def test_every_preset(preset, tmp_path, monkeypatch):
     (["ddpg", "shoal/Catch-v0"], "use an environment with Box actions"),
     (["sac", PENDULUM, "--algorithm.target-entropy", "1"], "has the wrong sign"),
     (["sac", PENDULUM, "--algorithm.alpha", "-1"], "--algorithm.alpha is -1"),
-    (["sac", PENDULUM, "--net.recurrent", "lstm"], "which have no past")])
+    (["sac", PENDULUM, "--net.recurrent", "lstm"], "which have no past"),
+    *((["--algorithm", name, "--architecture", "synchronous", f"{__name__}:Unbounded"], "needs finite bounds")
+      for name in ("ddpg", "td3", "sac")),
+    (["qtopt", f"{__name__}:Unbounded"], "needs bounded actions")])
 def test_bad_input(words, said, capsys, tmp_path, monkeypatch):
     """Bad input is refused with one sentence, and nothing is written."""
     monkeypatch.chdir(tmp_path)

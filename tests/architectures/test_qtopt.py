@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,7 @@ from shoal.algorithms import qtopt
 from shoal.envs.experts import explore_grasps
 from shoal.errors import ConfigError
 from shoal.nets import NetConfig
-from shoal.offline import open_demos
+from shoal.offline import DemoWriter, open_demos
 from shoal.offline.joined_recordings import recordings_in
 from shoal.roles.learner import Learner
 from shoal.roles.log_reader import LogReader
@@ -317,5 +318,29 @@ def test_what_does_not_fit(words, sentence, tmp_path, monkeypatch, capsys):
     if "cue" in words:
         recorded(tmp_path / "cue", "shoal/CueLure-v0", 4)
     assert cli.main([*words, *(["--console.mode", "none"] if words[0] == "train" else [])]) == 2
-    assert sentence in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert sentence in err and err.count("\n") == 1
     assert not os.path.exists("runs"), "nothing was written"
+
+
+def torn(logs, name):
+    os.truncate(logs / name, 100)
+
+
+def foreign(logs, name):
+    """A file of another recording under its name."""
+    shutil.copy(recorded(logs.parent / "other", GRASP, 20, seed=5) / name, logs / name)
+
+
+@pytest.mark.parametrize(("spoil", "sentence"), [(torn, "has 100 of"), (foreign, "; copy the recording again")])
+def test_spoilt_shard(spoil, sentence, tmp_path, monkeypatch, capsys):
+    """A shard that is torn, or another recording's, is found before anything starts."""
+    monkeypatch.chdir(tmp_path)
+    logs = recorded(tmp_path / "logs", GRASP, 20, expert=explore_grasps)
+    with DemoWriter.create(logs, open_demos(logs).info, {"source": "more"}, append=True) as writer:
+        writer.add(next(open_demos(logs).episodes()))
+    words = ["train", "qtopt", GRASP, "--demos", "logs", "--offline", "--run-dir", "run", "--max-learner-steps", "5", *QUICK]
+    spoil(logs, "episodes-000000.safetensors")
+    assert cli.main(words) == 2
+    err = capsys.readouterr().err
+    assert sentence in err and err.count("\n") == 1 and not os.path.exists("run")
