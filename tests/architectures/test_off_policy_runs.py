@@ -15,7 +15,7 @@ from shoal.architectures import ARCHITECTURES, named
 from shoal.errors import ConfigError
 from shoal.nets import NetConfig
 from shoal.roles.replay_config import ReplayConfig
-from tests.architectures.graphs import NeverBackwards, Weights, draw, go, train
+from tests.architectures.graphs import NeverBackwards, Weights, WorksAgain, draw, go, train
 from tests.runtime.harness import Killer, Saver
 
 PENDULUM = "Pendulum-v1"
@@ -82,17 +82,19 @@ def test_between_processes(case, architecture, options, tmp_path):
 def test_sac_goes_on_after_kills(tmp_path):
     """What a table has saved comes back with it, so its inserts are those of all its lives together."""
     config, env, table = CASES["sac"]
-    victims = ("actor-0", "replay-0", "learner-0")
+    own = {"actor-0": "env_steps", "replay-0": "replay_inserts", "learner-0": "learner_steps"}
+    victims = tuple(own)
     program, _ = draw(config, "actor_learner", env, actors=2, replay=replace(table, checkpoint=True), net=NET)
     killer, save = Killer(victims, times=len(victims), progress="learner_steps", every=30), Saver(tmp_path, every=20)
+    again = WorksAgain(killer, own)
     counts = NeverBackwards("env_steps", "learner_steps", "replay_inserts", "replay_samples", "samples_consumed", "episodes")
 
     def act(control):
         counts(control)
         save(control)
-        killer(control)
+        again(control)
 
-    watch = go(program, "local", tmp_path, Weights(killer.done, act, seconds=240))
+    watch = go(program, "local", tmp_path, Weights(again.done, act, seconds=240))
     assert watch.reason == "until" and killer.kills == len(victims), (watch.reason, killer.kills, counts.highest)
     assert not [event for event in watch.events if event["kind"] == "error"]
     assert counts.highest["replay_inserts"] <= counts.highest["env_steps"], "an item was counted twice"

@@ -32,7 +32,7 @@ from shoal.runtime import Program
 from shoal.runtime.instance import RoleContext
 from shoal.slots import InlineAllocator, leaves
 from shoal.telemetry.outputs import read_lines
-from tests.architectures.graphs import COUNTS, NeverBackwards, Weights, counted, draw, go
+from tests.architectures.graphs import COUNTS, NeverBackwards, Weights, WorksAgain, counted, draw, go
 from tests.architectures.replay_table import Consumer, FakeParts, Producer, done
 from tests.offline.recordings import recorded
 from tests.runtime.harness import Files, Killer, Saver
@@ -247,22 +247,26 @@ def test_log_of_a_killed_collector(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------- kills
-VICTIMS = ("updater-0", "replay_train-0", "log_reader-0", "replay_offline-0", "replay_online-0", "actor-0", "learner-0")
+OWN = {"updater-0": "relabelled", "replay_train-0": "replay_train_inserts", "log_reader-0": "log_episodes",
+       "replay_offline-0": "replay_offline_samples", "replay_online-0": "replay_online_inserts", "actor-0": "env_steps",
+       "learner-0": "learner_steps"}
+VICTIMS = tuple(OWN)
 
 
 @pytest.mark.parametrize("victims", [VICTIMS[:3], pytest.param(VICTIMS * 2, marks=pytest.mark.slow)], ids=["some", "all"])
 def test_training_goes_on_after_kills(victims, logs, tmp_path):
-    """Training goes on after a kill and no counter runs backwards."""
+    """Training goes on after a kill, whoever was killed works again, and no counter runs backwards."""
     killer, save = Killer(victims, times=len(victims), progress="learner_steps", every=40), Saver(tmp_path, every=50)
+    again = WorksAgain(killer, OWN)
     counts = NeverBackwards("env_steps", "learner_steps", "relabelled", "log_episodes", "replay_train_inserts",
                             "replay_online_inserts", "replay_offline_samples")
 
     def act(control):
         counts(control)
         save(control)
-        killer(control)
+        again(control)
 
-    watch = go(drawn(logs, updaters=2), "local", tmp_path, Weights(killer.done, act, seconds=240))
+    watch = go(drawn(logs, updaters=2), "local", tmp_path, Weights(again.done, act, seconds=240))
     assert watch.reason == "until" and killer.kills == len(victims), (watch.reason, killer.kills, counts.highest)
     assert not [event for event in watch.events if event["kind"] == "error"]
     assert sum(page["restarts"] for page in watch.final.values()) >= len(victims)
