@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from shoal.roles.parts import EnvSource, EvalPlan, Parts
 from shoal.roles.replay_config import ReplayConfig
 from shoal.roles.representation import EncodedLearner
 from shoal.runtime import Program, Supervisor, run
-from tests.runtime.harness import PATIENCE, Farm, Watch
+from tests.runtime.harness import PATIENCE, Farm, Killer, Watch
 
 __all__ = ["Weights", "counted", "draw", "train"]
 
@@ -46,6 +46,27 @@ class NeverBackwards:
             assert self.highest[name] >= before, f"{name} ran backwards"
         before, self._version = self._version, control.program.wires["weights"].attach("reader", 0, 0).version
         assert self._version >= before, "the version of the weights ran backwards"
+
+
+class WorksAgain:
+    """Kills as `killer` does; done when every victim has also counted further, in a counter of its own, since it was killed."""
+
+    def __init__(self, killer: Killer, counters: Mapping[str, str]) -> None:
+        self.killer, self._counters = killer, counters
+        self._marks: dict[str, float] = {}
+
+    def __call__(self, control: Supervisor) -> None:
+        before = self.killer.kills
+        self.killer(control)
+        if self.killer.kills > before:
+            victim = self.killer.victims[before % len(self.killer.victims)]
+            self._marks[victim] = self._count(control, victim)
+
+    def done(self, control: Supervisor) -> bool:
+        return self.killer.done(control) and all(self._count(control, name) > mark for name, mark in self._marks.items())
+
+    def _count(self, control: Supervisor, victim: str) -> float:
+        return control.counted(self._counters[victim])[victim]
 
 
 def counted(make: Callable[..., Any], updates: int, count: Callable[[Any], int]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -14,7 +15,7 @@ from shoal.architectures import ARCHITECTURES, named
 from shoal.errors import ConfigError
 from shoal.nets import NetConfig
 from shoal.roles.replay_config import ReplayConfig
-from tests.architectures.graphs import NeverBackwards, Weights, draw, go, train
+from tests.architectures.graphs import NeverBackwards, Weights, WorksAgain, draw, go, train
 from tests.runtime.harness import Killer, Saver
 
 PENDULUM = "Pendulum-v1"
@@ -31,6 +32,19 @@ CASES = {
 }
 TABLED = [name for name in ARCHITECTURES if named(name).takes_replay and name != "offline"
           and not (named(name).needs_relabel or named(name).needs_encoder)]
+
+
+class Unbounded(gym.Env):
+    """Any force at all."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, True, False, {}
 
 
 @pytest.mark.parametrize("architecture", TABLED)
@@ -68,17 +82,19 @@ def test_between_processes(case, architecture, options, tmp_path):
 def test_sac_goes_on_after_kills(tmp_path):
     """What a table has saved comes back with it, so its inserts are those of all its lives together."""
     config, env, table = CASES["sac"]
-    victims = ("actor-0", "replay-0", "learner-0")
+    own = {"actor-0": "env_steps", "replay-0": "replay_inserts", "learner-0": "learner_steps"}
+    victims = tuple(own)
     program, _ = draw(config, "actor_learner", env, actors=2, replay=replace(table, checkpoint=True), net=NET)
     killer, save = Killer(victims, times=len(victims), progress="learner_steps", every=30), Saver(tmp_path, every=20)
+    again = WorksAgain(killer, own)
     counts = NeverBackwards("env_steps", "learner_steps", "replay_inserts", "replay_samples", "samples_consumed", "episodes")
 
     def act(control):
         counts(control)
         save(control)
-        killer(control)
+        again(control)
 
-    watch = go(program, "local", tmp_path, Weights(killer.done, act, seconds=240))
+    watch = go(program, "local", tmp_path, Weights(again.done, act, seconds=240))
     assert watch.reason == "until" and killer.kills == len(victims), (watch.reason, killer.kills, counts.highest)
     assert not [event for event in watch.events if event["kind"] == "error"]
     assert counts.highest["replay_inserts"] <= counts.highest["env_steps"], "an item was counted twice"
@@ -117,7 +133,10 @@ def test_every_preset(preset, tmp_path, monkeypatch):
     (["ddpg", "shoal/Catch-v0"], "use an environment with Box actions"),
     (["sac", PENDULUM, "--algorithm.target-entropy", "1"], "has the wrong sign"),
     (["sac", PENDULUM, "--algorithm.alpha", "-1"], "--algorithm.alpha is -1"),
-    (["sac", PENDULUM, "--net.recurrent", "lstm"], "which have no past")])
+    (["sac", PENDULUM, "--net.recurrent", "lstm"], "which have no past"),
+    *((["--algorithm", name, "--architecture", "synchronous", f"{__name__}:Unbounded"], "needs finite bounds")
+      for name in ("ddpg", "td3", "sac")),
+    (["qtopt", f"{__name__}:Unbounded"], "needs bounded actions")])
 def test_bad_input(words, said, capsys, tmp_path, monkeypatch):
     """Bad input is refused with one sentence, and nothing is written."""
     monkeypatch.chdir(tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,7 @@ from shoal.algorithms import qtopt
 from shoal.envs.experts import explore_grasps
 from shoal.errors import ConfigError
 from shoal.nets import NetConfig
-from shoal.offline import open_demos
+from shoal.offline import DemoWriter, open_demos
 from shoal.offline.joined_recordings import recordings_in
 from shoal.roles.learner import Learner
 from shoal.roles.log_reader import LogReader
@@ -31,7 +32,7 @@ from shoal.runtime import Program
 from shoal.runtime.instance import RoleContext
 from shoal.slots import InlineAllocator, leaves
 from shoal.telemetry.outputs import read_lines
-from tests.architectures.graphs import COUNTS, NeverBackwards, Weights, counted, draw, go
+from tests.architectures.graphs import COUNTS, NeverBackwards, Weights, WorksAgain, counted, draw, go
 from tests.architectures.replay_table import Consumer, FakeParts, Producer, done
 from tests.offline.recordings import recorded
 from tests.runtime.harness import Files, Killer, Saver
@@ -246,22 +247,26 @@ def test_log_of_a_killed_collector(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------- kills
-VICTIMS = ("updater-0", "replay_train-0", "log_reader-0", "replay_offline-0", "replay_online-0", "actor-0", "learner-0")
+OWN = {"updater-0": "relabelled", "replay_train-0": "replay_train_inserts", "log_reader-0": "log_episodes",
+       "replay_offline-0": "replay_offline_samples", "replay_online-0": "replay_online_inserts", "actor-0": "env_steps",
+       "learner-0": "learner_steps"}
+VICTIMS = tuple(OWN)
 
 
 @pytest.mark.parametrize("victims", [VICTIMS[:3], pytest.param(VICTIMS * 2, marks=pytest.mark.slow)], ids=["some", "all"])
 def test_training_goes_on_after_kills(victims, logs, tmp_path):
-    """Training goes on after a kill and no counter runs backwards."""
+    """Training goes on after a kill, whoever was killed works again, and no counter runs backwards."""
     killer, save = Killer(victims, times=len(victims), progress="learner_steps", every=40), Saver(tmp_path, every=50)
+    again = WorksAgain(killer, OWN)
     counts = NeverBackwards("env_steps", "learner_steps", "relabelled", "log_episodes", "replay_train_inserts",
                             "replay_online_inserts", "replay_offline_samples")
 
     def act(control):
         counts(control)
         save(control)
-        killer(control)
+        again(control)
 
-    watch = go(drawn(logs, updaters=2), "local", tmp_path, Weights(killer.done, act, seconds=240))
+    watch = go(drawn(logs, updaters=2), "local", tmp_path, Weights(again.done, act, seconds=240))
     assert watch.reason == "until" and killer.kills == len(victims), (watch.reason, killer.kills, counts.highest)
     assert not [event for event in watch.events if event["kind"] == "error"]
     assert sum(page["restarts"] for page in watch.final.values()) >= len(victims)
@@ -317,5 +322,29 @@ def test_what_does_not_fit(words, sentence, tmp_path, monkeypatch, capsys):
     if "cue" in words:
         recorded(tmp_path / "cue", "shoal/CueLure-v0", 4)
     assert cli.main([*words, *(["--console.mode", "none"] if words[0] == "train" else [])]) == 2
-    assert sentence in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert sentence in err and err.count("\n") == 1
     assert not os.path.exists("runs"), "nothing was written"
+
+
+def torn(logs, name):
+    os.truncate(logs / name, 100)
+
+
+def foreign(logs, name):
+    """A file of another recording under its name."""
+    shutil.copy(recorded(logs.parent / "other", GRASP, 20, seed=5) / name, logs / name)
+
+
+@pytest.mark.parametrize(("spoil", "sentence"), [(torn, "has 100 of"), (foreign, "; copy the recording again")])
+def test_spoilt_shard(spoil, sentence, tmp_path, monkeypatch, capsys):
+    """A shard that is torn, or another recording's, is found before anything starts."""
+    monkeypatch.chdir(tmp_path)
+    logs = recorded(tmp_path / "logs", GRASP, 20, expert=explore_grasps)
+    with DemoWriter.create(logs, open_demos(logs).info, {"source": "more"}, append=True) as writer:
+        writer.add(next(open_demos(logs).episodes()))
+    words = ["train", "qtopt", GRASP, "--demos", "logs", "--offline", "--run-dir", "run", "--max-learner-steps", "5", *QUICK]
+    spoil(logs, "episodes-000000.safetensors")
+    assert cli.main(words) == 2
+    err = capsys.readouterr().err
+    assert sentence in err and err.count("\n") == 1 and not os.path.exists("run")

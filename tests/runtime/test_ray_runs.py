@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.algorithms import dqn, vtrace
+from shoal.algorithms import ddpg, dqn, sac, td3, vtrace
 from shoal.coordination import calibration
 from shoal.experiment.league_record import LeagueRecord
 from shoal.experiment.rundir import RunDir
+from shoal.nets import NetConfig
 from shoal.roles.learner import Learner
 from shoal.roles.parts import EvalPlan
 from shoal.roles.replay_config import ReplayConfig
@@ -59,6 +60,10 @@ def remembered(path, updates):
 def trained(folder, kind, updates=6, **options):
     """The parameters after this many updates in lock-step."""
     program, _ = draw(vtrace.Config(unroll=8, optimiser="sgd", lr=0.05), "actor_learner", "CartPole-v1", lockstep=True, **options)
+    return learned(program, folder, kind, updates)
+
+
+def learned(program, folder, kind, updates):
     path = folder / f"{kind}-{uuid.uuid4().hex}.npy"
     program.nodes["learner"].role = remembered(str(path), updates)
     watch = Watch(seconds=PATIENCE)
@@ -77,6 +82,24 @@ def test_two_learners_equal_one(tmp_path):
     np.testing.assert_allclose(double, inline, atol=1e-6)
     single = trained(tmp_path, "ray", actors=1, batch_slots=1)
     assert np.array_equal(single, trained(tmp_path, "inline", actors=1, batch_slots=1))
+
+
+CONTROL = {"synchronous": (sac.Config(random_steps=20), {}), "central_inference": (td3.Config(random_steps=20), {"actors": 2}),
+           "actor_learner": (ddpg.Config(n_step=3, random_steps=20), {"actors": 2, "learners": 2})}
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("architecture", CONTROL)
+def test_continuous_control(architecture, tmp_path):
+    """From replay between nodes; in turns with the numbers of the inline runtime."""
+    config, options = CONTROL[architecture]
+    table = ReplayConfig(capacity=500, min_size=40, batch_size=16, insert_batch=4, samples_per_insert=8.0, exponent=0.0)
+    start, inline, ray = (
+        learned(draw(config, architecture, "Pendulum-v1", net=NetConfig(hidden=(16,)), replay=table, **options)[0], tmp_path, kind,
+                updates) for kind, updates in (("inline", 0), ("inline", 20), ("ray", 20)))
+    assert np.isfinite(ray).all() and np.abs(ray - start).max() > 1e-4
+    if architecture == "synchronous":
+        np.testing.assert_allclose(ray, inline, rtol=1e-4, atol=1e-6)
 
 
 def test_demands_follow_from_the_graph():
