@@ -11,15 +11,16 @@ import numpy as np
 from evidence.cluster import TrainingProcess, cluster, on
 from evidence.league import finished
 from evidence.lines import Line
+from shoal.algorithms.vtrace import VTrace
 from shoal.experiment.league_record import LeagueRecord
+from shoal.experiment.loaded_run import Run
 from shoal.experiment.run import load
 from shoal.experiment.rundir import RunDir
 
 __all__ = ["LINES"]
 
 QUIET = ("--no-tensorboard", "--console.mode", "none")
-BOARDS = ("--algorithm.entropy", "0.01", "--algorithm.unroll", "8", "--net.hidden", "128", "128", "--algorithm.lr", "0.001",
-          "--architecture.envs-per-actor", "64", "--league.league-exploiters", "0", "--eval.every-env-steps", "50000", *QUIET)
+BOARDS = ("--league.league-exploiters", "0", "--runtime", "inline", *QUIET)
 LINE_UP = "shoal/ConnectFour-v0", "--envs.kwargs", "rows=4", "columns=5"
 SPREAD, SPEAKER = "pettingzoo:mpe2.simple_spread_v3", "pettingzoo:mpe2.simple_speaker_listener_v4"
 CLASSICS = tuple(f"pettingzoo.classic.{name}"
@@ -30,21 +31,20 @@ MPE = ("mpe2.simple_spread_v3", "mpe2.simple_tag_v3", "mpe2.simple_speaker_liste
 
 def tic_tac_toe(seed: int) -> dict[str, Any]:
     """Losses of the main agent, played greedily, to random play and to each of its snapshots."""
-    with finished("league", "shoal/TicTacToe-v0", *BOARDS, "--league.least-steps", "100000", "--league.most-steps", "200000",
-                  "--max-seconds", "600", "--until", "loss_rate(random) <= 0", seed=seed) as (command, run, summary):
-        loaded, record = load(run), LeagueRecord(RunDir.open(run))
+    with finished("league", "shoal/TicTacToe-v0", *BOARDS, "--max-seconds", "600", "--until", "loss_rate(random) <= 0",
+                  seed=seed) as (command, run, summary):
+        loaded, record = _without_random_moves(load(run)), LeagueRecord(RunDir.open(run))
         lost = {"random": float(np.mean(loaded.evaluate(1000).returns < 0))}
         for name in record.players["main"][2]:
-            lost[name] = float(np.mean(loaded.evaluate(200, against=loaded.as_opponent(loaded, name)).returns < 0))
+            lost[name] = float(np.mean(loaded.evaluate(400, against=loaded.as_opponent(loaded, name)).returns < 0))
     return {"met": max(lost.values()) <= 0.02, "command": command, "losses": lost, "seconds": summary["seconds"],
             "env_steps": summary["env_steps"]}
 
 
 def connect_four(seed: int) -> dict[str, Any]:
     """Against random play on each side, and against the snapshot nearest to a tenth of training."""
-    with finished("league", *LINE_UP, *BOARDS, "--league.least-steps", "50000", "--league.most-steps", "50000",
-                  "--max-seconds", "1200", seed=seed) as (command, run, summary):
-        loaded, record = load(run), LeagueRecord(RunDir.open(run))
+    with finished("league", *LINE_UP, *BOARDS, "--max-seconds", "1200", seed=seed) as (command, run, summary):
+        loaded, record = _without_random_moves(load(run)), LeagueRecord(RunDir.open(run))
         returns = loaded.evaluate(1000).returns  # sides in turn
         steps = record.players["main"][0]
         early = min(record.players["main"][2], key=lambda name: abs(record.vault.about(name)["steps"] - steps / 10))
@@ -54,6 +54,14 @@ def connect_four(seed: int) -> dict[str, Any]:
     return {"met": min(sides) >= 0.95 and score >= 0.55, "command": command, "wins_against_random_by_side": sides,
             "snapshot": early, "snapshot_steps": record.vault.about(early)["steps"], "main_steps": steps, "score_against_it": score,
             "seconds": summary["seconds"], "env_steps": summary["env_steps"]}
+
+
+def _without_random_moves(run: Run) -> Run:
+    """Let its snapshots sample from their policies alone, without the random moves of training."""
+    algorithm = run.prepared.algorithm
+    assert isinstance(algorithm, VTrace)
+    algorithm.mix = 0.0
+    return run
 
 
 def above_random(env: str, policies: str, margin: float) -> Line:
