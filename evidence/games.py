@@ -122,7 +122,7 @@ def speeds(seed: int) -> dict[str, Any]:
 
 
 def soak(seed: int) -> dict[str, Any]:
-    """Two minutes each; no restart, no failure."""
+    """Two minutes each; no restart, no failure. Two of the classics need `pip install chess rlcard`."""
     runs = {}
     for module in (*CLASSICS, *MPE):
         words = ("ppo", f"pettingzoo:{module}", "--policies", "independent" if "speaker" in module or "tag" in module else "shared")
