@@ -11,15 +11,18 @@ import numpy as np
 from evidence.cluster import TrainingProcess, cluster, on
 from evidence.league import finished
 from evidence.lines import Line
+from shoal.algorithms.vtrace import VTrace
+from shoal.envs import make_multi_agent
+from shoal.envs.opponent_env import random_opponent
 from shoal.experiment.league_record import LeagueRecord
+from shoal.experiment.loaded_run import Run
 from shoal.experiment.run import load
 from shoal.experiment.rundir import RunDir
 
 __all__ = ["LINES"]
 
 QUIET = ("--no-tensorboard", "--console.mode", "none")
-BOARDS = ("--algorithm.entropy", "0.01", "--algorithm.unroll", "8", "--net.hidden", "128", "128", "--algorithm.lr", "0.001",
-          "--architecture.envs-per-actor", "64", "--league.league-exploiters", "0", "--eval.every-env-steps", "50000", *QUIET)
+BOARDS = ("--league.league-exploiters", "0", "--runtime", "inline", *QUIET)
 LINE_UP = "shoal/ConnectFour-v0", "--envs.kwargs", "rows=4", "columns=5"
 SPREAD, SPEAKER = "pettingzoo:mpe2.simple_spread_v3", "pettingzoo:mpe2.simple_speaker_listener_v4"
 CLASSICS = tuple(f"pettingzoo.classic.{name}"
@@ -30,30 +33,55 @@ MPE = ("mpe2.simple_spread_v3", "mpe2.simple_tag_v3", "mpe2.simple_speaker_liste
 
 def tic_tac_toe(seed: int) -> dict[str, Any]:
     """Losses of the main agent, played greedily, to random play and to each of its snapshots."""
-    with finished("league", "shoal/TicTacToe-v0", *BOARDS, "--league.least-steps", "100000", "--league.most-steps", "200000",
-                  "--max-seconds", "600", "--until", "loss_rate(random) <= 0", seed=seed) as (command, run, summary):
-        loaded, record = load(run), LeagueRecord(RunDir.open(run))
+    with finished("league", "shoal/TicTacToe-v0", *BOARDS, "--max-seconds", "600", "--until", "loss_rate(random) <= 0",
+                  seed=seed) as (command, run, summary):
+        loaded, record = _without_random_moves(load(run)), LeagueRecord(RunDir.open(run))
         lost = {"random": float(np.mean(loaded.evaluate(1000).returns < 0))}
         for name in record.players["main"][2]:
-            lost[name] = float(np.mean(loaded.evaluate(200, against=loaded.as_opponent(loaded, name)).returns < 0))
+            lost[name] = float(np.mean(loaded.evaluate(400, against=loaded.as_opponent(loaded, name)).returns < 0))
     return {"met": max(lost.values()) <= 0.02, "command": command, "losses": lost, "seconds": summary["seconds"],
             "env_steps": summary["env_steps"]}
 
 
 def connect_four(seed: int) -> dict[str, Any]:
     """Against random play on each side, and against the snapshot nearest to a tenth of training."""
-    with finished("league", *LINE_UP, *BOARDS, "--league.least-steps", "50000", "--league.most-steps", "50000",
-                  "--max-seconds", "1200", seed=seed) as (command, run, summary):
-        loaded, record = load(run), LeagueRecord(RunDir.open(run))
-        returns = loaded.evaluate(1000).returns  # sides in turn
+    with finished("league", *LINE_UP, *BOARDS, "--max-seconds", "1200", seed=seed) as (command, run, summary):
+        loaded, record = _without_random_moves(load(run)), LeagueRecord(RunDir.open(run))
+        sides = [_wins(loaded, side, 500) for side in range(2)]
         steps = record.players["main"][0]
         early = min(record.players["main"][2], key=lambda name: abs(record.vault.about(name)["steps"] - steps / 10))
         against = loaded.evaluate(1000, against=loaded.as_opponent(loaded, early)).returns
-    sides = [float(np.mean(returns[side::2] > 0)) for side in range(2)]
     score = float(np.mean(against > 0) + np.mean(against == 0) / 2)
     return {"met": min(sides) >= 0.95 and score >= 0.55, "command": command, "wins_against_random_by_side": sides,
             "snapshot": early, "snapshot_steps": record.vault.about(early)["steps"], "main_steps": steps, "score_against_it": score,
             "seconds": summary["seconds"], "env_steps": summary["env_steps"]}
+
+
+def _without_random_moves(run: Run) -> Run:
+    """Let its snapshots sample from their policies alone, without the random moves of training."""
+    algorithm = run.prepared.algorithm
+    assert isinstance(algorithm, VTrace)
+    algorithm.mix = 0.0
+    return run
+
+
+def _wins(run: Run, side: int, games: int) -> float:
+    """Share of its games on this side of the board that a run's policy, played greedily, wins against random play."""
+    env = make_multi_agent(LINE_UP[0], games, rows=4, columns=5)
+    (group,), step = env.groups, env.reset(seed=side)
+    random, own = random_opponent(group, side), np.arange(games) * 2 + side
+    won = np.full(games, np.nan)  # of every environment its first game
+    while np.isnan(won).any():
+        (now,) = step.groups
+        assert now.acts is not None and now.action_mask is not None
+        actions = np.array(random(now, now.acts))
+        mine = own[now.acts[own]]
+        if len(mine):
+            actions[mine] = run.policy.act(now.observation[mine], mask=now.action_mask[mine], first=np.ones(len(mine), bool))
+        step = env.step([actions])
+        new = np.isnan(won[step.ended])
+        won[step.ended[new]] = step.returns[new, side] > 0
+    return float(won.mean())
 
 
 def above_random(env: str, policies: str, margin: float) -> Line:
@@ -94,7 +122,7 @@ def speeds(seed: int) -> dict[str, Any]:
 
 
 def soak(seed: int) -> dict[str, Any]:
-    """Two minutes each; no restart, no failure."""
+    """Two minutes each; no restart, no failure. Two of the classics need `pip install chess rlcard`."""
     runs = {}
     for module in (*CLASSICS, *MPE):
         words = ("ppo", f"pettingzoo:{module}", "--policies", "independent" if "speaker" in module or "tag" in module else "shared")
@@ -113,7 +141,7 @@ def two_nodes(seed: int) -> dict[str, Any]:
         nodes = {name: running.where(f"{name}.learner-0")[0] for name in ("player_0", "player_1")}
         result = running.end()
         loaded = load(running.directory)
-        seen = np.zeros(loaded.prepared.spec.observation_space.shape, np.float32)
+        seen = np.zeros(loaded.prepared.spec.observation_space.shape or (), np.float32)
         actions = {name: int(policy.act(seen)) for name, policy in loaded.policies.items()}
     return {"met": len(set(nodes.values())) == 2 and set(actions.values()) == {DEFECT}, "nodes": nodes, "actions": actions,
             "policies": loaded.summary["policies"], **result}

@@ -32,12 +32,8 @@ RATES = ("--algorithm.entropy", "0", "--algorithm.optimiser", "sgd", "--algorith
 LEAGUE = ("--architecture.envs-per-actor", "512", "--league.league-exploiters", "0", "--league.least-steps", "40960",
           "--league.most-steps", "40960", "--league.hard-power", "6", "--league.snapshot-share", "0.65",
           "--league.verification-share", "0.3")
-# Small batches: an exploiter has 60 to 120 updates before it is saved; with 20 to 40 it exploits nothing. Without an entropy bonus
-# every snapshot is almost pure, so the mixture over them needs many.
-KUHN = ("--algorithm.entropy", "0", "--algorithm.unroll", "4", "--net.hidden", "32", "--architecture.envs-per-actor", "64",
-        "--architecture.batch-slots", "1", "--algorithm.lr", "0.005", "--league.league-exploiters", "0",
-        "--league.least-steps", "8000", "--league.most-steps", "16000", "--runtime", "inline", "--eval.every-env-steps",
-        "20000", "--eval.episodes", "2", "--eval.last-env-steps", "10", "--no-tensorboard", "--console.mode", "none")
+KUHN = ("--league.league-exploiters", "0", "--runtime", "inline", "--eval.episodes", "2", "--eval.last-env-steps", "10",
+        "--no-tensorboard", "--console.mode", "none")
 SELF_PLAY = ("--policies", "self-play", "--architecture.envs-per-actor", "128")
 
 
@@ -74,8 +70,8 @@ def cycle(seed: int) -> dict[str, Any]:
 
 
 def kuhn(seed: int) -> dict[str, Any]:
-    """The pool of a league on Kuhn poker: the exploitability of the Nash mixture over its newest snapshots."""
-    with finished("league", "shoal/Kuhn-v0", *KUHN, "--max-seconds", "300", seed=seed) as (command, run, summary):
+    """The pool of a league on Kuhn poker: the exploitability of the Nash mixture over its snapshots."""
+    with finished("league", "shoal/Kuhn-v0", *KUHN, "--max-seconds", "120", seed=seed) as (command, run, summary):
         record = LeagueRecord(RunDir.open(run))
         nash = record.pool_nash(load(run))
     assert nash is not None

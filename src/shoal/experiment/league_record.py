@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LeagueRecord", "PoolNash", "exploitability_over_time"]
 
-POOL = 60  # snapshots that an equilibrium is computed over, the newest ones
+POOL = 500  # snapshots that an equilibrium is computed over, the newest ones
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,53 @@
+"""What the learners of a league are given of tic-tac-toe: every decision, with what the game made of it, by the rules alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shoal.algorithms.vtrace import VTraceObjective
+from tests.league.test_league_run import league
+
+LINES = np.array([[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]])
+
+
+def has_line(cells):
+    return cells[LINES].all(1).any()
+
+
+def last_reward(own, other):
+    """Of the decision that a game ended with, after which the board has these pieces: what the other side must have done then."""
+    free = ~(own | other)
+    if has_line(own) or not free.any():
+        return 1.0 if has_line(own) else 0.0
+    return -1.0 if free.sum() > 1 or has_line(other | free) else 0.0
+
+
+@pytest.mark.parametrize("mix", [0.0, 0.3])
+def test_rows_of_a_league(mix, tmp_path, monkeypatch):
+    batches, sums = [], VTraceObjective.sums
+
+    def keep(self, batch):
+        batches.append({name: np.array(batch[name]) for name in ("observation", "action", "reward", "discount", "last", "first")})
+        return sums(self, batch)
+
+    monkeypatch.setattr(VTraceObjective, "sums", keep)
+    league(tmp_path / "run", "shoal/TicTacToe-v0", max_env_steps=4000, architecture={"envs_per_actor": 8},
+           algorithm={"unroll": 4, "behaviour_mix": mix})
+    ends = []
+    for batch in batches:
+        for t, b in np.ndindex(batch["action"].shape):
+            own, other = batch["observation"][t, b].reshape(2, 9) > 0
+            after, action, reward = own.copy(), batch["action"][t, b], batch["reward"][t, b]
+            assert not (own | other)[action]
+            assert own.sum() - other.sum() in (0, -1) and batch["first"][t, b] == (own.sum() == 0)
+            after[action] = True
+            assert batch["discount"][t, b] == (not batch["last"][t, b])
+            if batch["last"][t, b]:
+                assert reward == last_reward(after, other)
+                ends.append(reward)
+            else:
+                assert reward == 0
+                following, reply = batch["observation"][t + 1, b].reshape(2, 9) > 0
+                assert (following == after).all() and (reply >= other).all() and reply.sum() == other.sum() + 1
+    assert len(batches) > 50 and min(ends.count(value) for value in (-1, 0, 1)) > 20
