@@ -25,6 +25,7 @@ class Episode:
     over: bool = False
     terminated: bool = False
     last: dict | None = None  # what is known of the last observation
+    last_mask: np.ndarray | None = None  # and what would be legal there
 
 
 class Script:
@@ -81,7 +82,7 @@ class Script:
         reward = np.where(valid, self.rng.normal(size=self.seats) * 2, 0).astype(np.float32)
         executed = np.where(self.rng.random(self.seats) < 0.5, 1, action) if self.replaces else None
         return Step(self.observe(), reward, (~terminated).astype(np.float32), first, over, over & ~terminated, valid, cut, final,
-                    self.mask(), executed)  # fmt: skip
+                    self.mask(), executed, final_action_mask=self.mask()[cut] if self.masks and len(cut) else None)  # fmt: skip
 
 
 def play(record, script, steps, take=4):
@@ -116,6 +117,7 @@ def play(record, script, steps, take=4):
                 where = np.flatnonzero(after.final_rows == b)
                 if len(where):
                     episode.last = map_tree(lambda x: x[where[0]].copy(), after.final_observation)  # noqa: B023
+                    episode.last_mask = None if after.final_action_mask is None else after.final_action_mask[where[0]].copy()
                 numbers[b] += 1
         while recorder.ready >= take:
             recorder.take(into, priority)

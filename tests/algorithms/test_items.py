@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from shoal.algorithms.records.first_priority import ValueEstimates
+from shoal.algorithms.records.first_priority import DistributionEstimates, ValueEstimates
 from shoal.algorithms.records.moments import moment_fields
 from shoal.algorithms.records.transitions import Transitions
 from shoal.algorithms.records.windows import Windows
@@ -47,7 +47,8 @@ def literal_transitions(record, episode):
             following, mask, bootstrap = rows[t + steps]["observation"], rows[t + steps]["mask"], best(record, rows[t + steps])
         else:
             following = zeros_like(rows[0]["observation"]) if episode.terminated else episode.last
-            mask, bootstrap = np.ones(A, bool), best(record, rows[-1])
+            mask = np.ones(A, bool) if episode.last_mask is None else episode.last_mask  # nothing depends on it where terminated
+            bootstrap = best(record, rows[-1])
         item = {"observation": rows[t]["observation"], "action": rows[t]["action"], "reward": total, "discount": product,
                 "next_observation": following, "weights_version": rows[t]["version"]}  # fmt: skip
         if record.mask_size:
@@ -227,6 +228,9 @@ def test_executed_action_behind_the_mask():
         assert (items["action"] == 0).all() and np.isfinite(found).all() and (found > 0).all()
     record = transitions(1, gamma=0.9, action_space=gym.spaces.Discrete(2))
     np.testing.assert_allclose(one_decision(record, [[3.0, -np.inf]], [1.0], True), [2.0], rtol=1e-6)  # |1 - 3|, not infinite
+    extras = {"q": np.array([[3.0, -np.inf]]), "logits": np.array([[[0, 0, 5.0], [5.0, 0, 0]]])}
+    taken, value = DistributionEstimates(3, 0.0, 2.0).of(extras, np.array([1]))
+    np.testing.assert_allclose(np.exp(taken), value)
 
 
 def test_moments_of_what_was_acted_on():

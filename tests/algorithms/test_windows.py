@@ -53,7 +53,8 @@ def literal_window(record, episode, begin, end):
         for name, one in zip(("prev_action", "prev_reward"), previous, strict=True):
             item[name].append(one)
         if place.mask_size:
-            item["action_mask"].append(row["mask"] if real else np.ones(A, bool))
+            ended = np.ones(A, bool) if episode.last_mask is None or not at_end else episode.last_mask
+            item["action_mask"].append(row["mask"] if real else ended)
         if s < begin + m:
             made = 0 <= s < end
             item["valid"].append(made)

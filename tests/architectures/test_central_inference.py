@@ -6,16 +6,19 @@ import numpy as np
 import pytest
 import torch
 
+from shoal import algorithms, envs
 from shoal.algorithms import vtrace
 from shoal.device.batched_inference import BatchedInference
 from shoal.device.placement import Hardware
 from shoal.errors import ConfigError
 from shoal.nets import NetConfig
+from shoal.roles.env_actor import read_step, step_layouts, write_step
 from shoal.roles.inference import InferenceServer
 from shoal.roles.learner import Learner
 from shoal.roles.parts import EnvSource
 from tests.architectures.echo import Collector, Echo
 from tests.architectures.graphs import Weights, draw, go, train
+from tests.envs.test_final_masks import ACTIONS, LENGTH, Masked, mask_at
 from tests.runtime.harness import Killer, kill
 
 NETS = {"mlp": NetConfig(hidden=(16,)), "lstm": NetConfig(hidden=(16,), recurrent="lstm", lstm_size=16, prev_action_reward=True)}
@@ -50,6 +53,26 @@ class Log:
 class LoggedSource(EnvSource):
     def make(self, num_envs):
         return Log(super().make(num_envs))
+
+
+def test_step_through_a_slot():
+    """Masks at true ends and executed actions reach the server as the environment reported them."""
+    env = envs.make(Masked, 2)
+    record = algorithms.make(vtrace.Config(unroll=T), envs.describe(Masked), NetConfig(hidden=(4,)), 2).record
+    slot, step, ends = step_layouts(record)[0].empty(), env.reset(seed=0), 0
+    for t in range(2 * LENGTH):
+        step = env.step(np.full(2, ACTIONS - 1))
+        step.executed_action = np.array([t % ACTIONS, 1])
+        write_step(slot, 0, 0, step)
+        read = read_step(slot)
+        np.testing.assert_array_equal(read.executed_action, step.executed_action)
+        np.testing.assert_array_equal(read.action_mask, step.action_mask)
+        np.testing.assert_array_equal(read.final_rows, step.final_rows)
+        if len(step.final_rows):
+            ends += 1
+            np.testing.assert_array_equal(read.final_action_mask, [mask_at(LENGTH)] * 2)
+            np.testing.assert_array_equal(read.final_observation, step.final_observation)
+    assert ends == 2
 
 
 def collect(tmp_path, kind, net, *, env=None, enough=40, watch=None, actors=2, gaps=False, **config):

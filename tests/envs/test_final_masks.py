@@ -9,6 +9,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from shoal import envs
+from shoal.envs.opponent_env import OpponentEnv, random_opponent
 from tests.envs.test_parallel import Party
 
 LENGTH, ACTIONS = 3, 5
@@ -100,16 +101,22 @@ def test_without_masks():
         assert env.step(np.ones(2, int)).final_action_mask is None
 
 
-def test_agents():
-    class MaskedParty(Party):
-        def step(self, actions):
-            *rest, infos = super().step(actions)
-            return *rest, {agent: {"action_mask": np.arange(4) >= min(self.t, 3)} for agent in infos}
+class MaskedParty(Party):
+    """Legal: actions from t on, the last one always."""
 
+    def step(self, actions):
+        *rest, infos = super().step(actions)
+        return *rest, {agent: {"action_mask": np.arange(4) >= min(self.t, 3)} for agent in infos}
+
+
+@pytest.mark.parametrize("opponent", [False, True])
+def test_agents(opponent):
+    """The second agent of each game is truncated after three steps; against an opponent, the second game has it alone."""
     env = envs.make(MaskedParty, 2)
+    env = OpponentEnv(env, random_opponent) if opponent else env
     env.reset(seed=0)
     for t in range(1, 6):
-        step = env.step(np.full(6, 3))
+        step = env.step(np.full(env.num_seats, 3))
         if t == 3:
-            assert step.final_rows.tolist() == [1, 4]
-            np.testing.assert_array_equal(step.final_action_mask, [[False, False, False, True]] * 2)
+            assert step.final_rows.tolist() == ([1] if opponent else [1, 4])
+            np.testing.assert_array_equal(step.final_action_mask, [[False, False, False, True]] * len(step.final_rows))

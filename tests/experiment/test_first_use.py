@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 import shoal
 from shoal import cli
@@ -145,6 +147,12 @@ def test_a_day_of_metrics_stays_small(tmp_path, monkeypatch):
     seconds = [row["seconds"] for row in read_lines(tmp_path / "metrics.jsonl")]
     assert seconds[:300] == list(range(300)) and seconds[-1] == 86_400
     assert max(b - a for a, b in itertools.pairwise(seconds)) <= 61
+
+
+@pytest.mark.parametrize("module", [torch.nn.Linear(4, 3), lambda space: torch.nn.Linear(4, 3), partial(torch.nn.Linear, 4, 3), 3])
+def test_network_that_is_no_class(module):
+    with pytest.raises(ConfigError, match=r"net.module is a \w+: give a class of torch.nn.Module, .* or its name as module:Class"):
+        plan_of("impala", "CartPole-v1", None, None, {"net": {"module": module}})
 
 
 def test_network_of_a_script(tmp_path):

@@ -176,6 +176,11 @@ def set_numbers(index: dict[str, Any], name: str, value: Any, kind: Any = np.int
     index["tables"][0][name] = values.tobytes()
 
 
+def in_pieces(groups: list[Any]) -> list[Any]:
+    """Every chunk in a group of its own, under the id that it had."""
+    return [[first + at, [member]] for first, members in groups for at, member in enumerate(members)]
+
+
 CRAFTED: dict[str, Any] = {
     "row too high": lambda index: set_records(index, 1, 10**8),
     "row negative": lambda index: set_records(index, 1, -5),
@@ -184,6 +189,8 @@ CRAFTED: dict[str, Any] = {
     "chunk unknown": lambda index: set_records(index, 0, 10**6),
     "chunk of another column": lambda index: set_records(index, 0, 1, at=1),
     "layout unknown": lambda index: set_numbers(index, "shapes", 99 << 32 | 1),
+    "layout negative": lambda index: set_numbers(index, "shapes", -1 << 32 | 2),
+    "group in pieces": lambda index: index.update(groups=in_pieces(index["groups"])),
     "records without end": lambda index: set_numbers(index, "shapes", 0xFFFFFFFF),
     "key negative": lambda index: set_numbers(index, "keys", -1),
     "key twice": lambda index: set_numbers(index, "keys", np.frombuffer(index["tables"][0]["keys"], np.int64)[0]),

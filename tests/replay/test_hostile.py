@@ -222,6 +222,78 @@ def test_client_that_never_reads(server: replay.Server, monkeypatch: pytest.Monk
     still_serves(server)
 
 
+def test_many_small_frames_that_nobody_reads(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No column of a batch is large, but a batch has many."""
+    monkeypatch.setattr(server_endpoint, "MOST_UNREAD_BYTES", 1 << 24)
+    server.client().insert({f"x{k}": np.zeros(1 << 12) for k in range(64)}, {"t": 1.0})  # 64 times 32 kB
+    dealer = bare_dealer(server)
+    for number in range(60):
+        dealer.send(sample_request(number, "t", 1))
+    with replay.Client(server.address, timeout=30) as client:
+        wait_until(lambda: client.info()["tables"]["t"]["samples"] + client.info()["refused_messages"] == 60)
+        assert client.info()["tables"]["t"]["samples"] <= 30
+        monkeypatch.setattr(server_endpoint, "MOST_UNREAD_BYTES", 1 << 20)
+        refused = client.info()["refused_messages"]
+        for number in range(60, 90):
+            dealer.send(msgpack.packb({"op": "info", "id": number}))
+        wait_until(lambda: client.info()["refused_messages"] == refused + 30)  # nothing is told to it any more
+    dealer.close()
+
+
+def test_errors_are_short(server: replay.Server) -> None:
+    """They may quote what a client has sent."""
+    writer = Writer(server)
+    with pytest.raises(replay.ReplayError) as told:
+        writer.ask({"op": "reset", "table": "x" * (1 << 20)})
+    assert len(str(told.value)) <= 1000
+    writer.connection.close()
+
+
+def test_batches_of_many_columns_are_bounded(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch counts as a whole: it is all in memory at once."""
+    monkeypatch.setattr(sample_requests, "MOST_MESSAGE_BYTES", 1 << 20)
+    with replay.Client(server.address, timeout=30) as client:
+        client.insert({f"x{k}": np.zeros(1 << 12) for k in range(8)}, {"t": 1.0})
+        assert len(client.sample("t", 4).info.keys) == 4
+        with pytest.raises(replay.Refused, match="ask for fewer"):
+            client.sample("t", 5)
+
+
+def test_readers_of_a_connection_are_bounded(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_service, "MOST_READERS", 4)
+    server.client().insert({"x": np.zeros(3)}, {"t": 1.0})
+    dealer = bare_dealer(server)
+    for owner in range(10):
+        asked = {"op": "sample", "id": owner, "table": "t", "n": 1, "timeout": None, "counted": False, "owner": owner}
+        dealer.send(msgpack.packb(asked))
+    with replay.Client(server.address, timeout=30) as client:
+        wait_until(lambda: client.info()["refused_messages"] == 6)
+    dealer.close()
+
+
+def test_a_message_of_many_chunks(server: replay.Server) -> None:
+    """A million items in 65,536 chunks are checked in one pass: nobody waits for minutes because of one message."""
+    writer = Writer(server)
+    opens = [[16 * group, [[f"x{k}", "|u1", []] for k in range(16)], 1] for group in range(4096)]
+    count, columns = 1 << 20, [["x", "|u1", [], 1, True]]
+    records = np.ones((count, 4), np.int32)
+    records[:, 0], records[:, 1] = np.arange(count) % (16 * len(opens)), 0
+    assert "error" not in writer.write([np.ones(count), records], opens=opens, items=[["t", columns, False, 1, count, 1]])
+    writer.connection.close()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_opened_ids_do_not_overlap(server: replay.Server, together: bool) -> None:
+    """Not even by their last columns."""
+    writer = Writer(server)
+    later, earlier = [[5, [["x", "<i8", []]] * 2, 4]], [[4, [["y", "<i8", []]] * 2, 4]]
+    if not together:
+        writer.write(opens=later)
+    with pytest.raises(replay.Refused, match="ids in use"):
+        writer.write(opens=later + earlier if together else earlier)
+    writer.connection.close()
+
+
 def test_requests_that_wait_are_bounded(server: replay.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_requests, "MOST_WAITING", 20)
     dealer = bare_dealer(server)

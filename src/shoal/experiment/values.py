@@ -66,8 +66,12 @@ def _hint(config: Any, name: str) -> Any:
 
 def fit_type(hint: Any, value: Any, key: str, where: str = "") -> Any:
     """The value as its field wants it: 1 for a float becomes 1.0, a list becomes a tuple; anything else is an error."""
-    if isinstance(value, type) and key.rpartition(".")[2] == "module":
-        return value  # a class of the user's own stands for its import path
+    if key.rpartition(".")[2] == "module":
+        if isinstance(value, type):
+            return value  # a class of the user's own stands for its import path
+        if not isinstance(value, str | None):
+            raise ConfigError(f"{key} is a {type(value).__name__}: give a class of torch.nn.Module, of which each role makes its "
+                              "own, or its name as module:Class")
     if callable(value) and key == "policies":
         return value  # and so does a mapping
     ok, fitted = _fits(hint, value)

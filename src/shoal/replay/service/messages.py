@@ -26,6 +26,7 @@ MOST_MESSAGE_BYTES = 1 << 30
 MOST_FRAMES = 1 << 16
 MOST_GIVEN_UP = 1000  # ranges of items that a writer tells the server of
 MOST_PORT = 65535
+MOST_REASON = 1000  # characters of an error: it may quote what a client has sent
 
 
 def pack(header: dict[str, Any], buffers: Sequence[Any] = ()) -> list[Any]:
@@ -101,8 +102,8 @@ def error_fields(error: Exception) -> dict[str, str]:
     """An error as fields of a reply; one that clients do not know becomes a Refused."""
     for kind in type(error).__mro__:
         if kind.__name__ in BY_NAME:
-            return {"error": kind.__name__, "reason": str(error)}
-    return {"error": "Refused", "reason": f"{type(error).__name__}: {error}"}
+            return {"error": kind.__name__, "reason": str(error)[:MOST_REASON]}
+    return {"error": "Refused", "reason": f"{type(error).__name__}: {error}"[:MOST_REASON]}
 
 
 def error_from(name: Any, reason: str) -> ShoalError:

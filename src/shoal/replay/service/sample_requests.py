@@ -121,11 +121,11 @@ class SampleRequests:
             waiting.parts.append(part)
 
     def _check_size(self, waiting: SampleRequest) -> None:
-        """Refuse a batch whose columns could not be sent; in memory it would be as large."""
+        """Refuse a batch that could not be sent; in memory it would be as large."""
         state = self._locked.core.table(waiting.table).state
-        largest = int((state.lengths * state.sizes).max(initial=0)) * waiting.n
+        largest = int((state.lengths * state.sizes).max(1, initial=0).sum()) * waiting.n
         if largest > MOST_MESSAGE_BYTES:
-            raise Refused(f"a column of {waiting.n} items may have {largest} bytes, more than {MOST_MESSAGE_BYTES}: ask for fewer")
+            raise Refused(f"a batch of {waiting.n} items may have {largest} bytes, more than {MOST_MESSAGE_BYTES}: ask for fewer")
 
     def _memory_for(self, waiting: SampleRequest) -> Buffers:
         """The client's own shared block where it has one, else the service's buffers."""

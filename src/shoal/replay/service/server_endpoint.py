@@ -30,7 +30,7 @@ __all__ = ["ServerEndpoint"]
 MOST_UNREAD_MESSAGES = 1000
 MOST_UNREAD_BYTES = 1 << 28
 """Replies that a client has not read: further ones are dropped, and it gets no further batches. An honest client waits for one."""
-TRACKED_BYTES = 1 << 16  # pyzmq copies smaller frames
+TRACKED_BYTES = 1 << 16  # of smaller messages not even the most that zmq keeps are many
 
 
 class ServerEndpoint:
@@ -134,25 +134,24 @@ class ServerEndpoint:
         return descriptor
 
     def send(self, client: bytes, frames: list[Any]) -> None:
-        """Queue a message for a client. Large frames are followed until they have left, to know what a client does not read."""
-        tracked = []
-        for at, frame in enumerate(frames):
-            if not isinstance(frame, bytes) and frame.nbytes >= TRACKED_BYTES:
-                frames[at] = zmq.Frame(frame, track=True, copy=False)
-                tracked.append((frames[at].tracker, frame.nbytes))
-        if tracked:
-            self._unread.setdefault(client, deque()).extend(tracked)
+        """Queue a message for a client. The largest frame of a large one is followed until it has left, to know what a client does
+        not read."""
+        sizes = [len(frame) if isinstance(frame, bytes) else frame.nbytes for frame in frames]
+        if (nbytes := sum(sizes)) >= TRACKED_BYTES:
+            at = sizes.index(max(sizes))
+            frames[at] = zmq.Frame(frames[at], track=True, copy=False, copy_threshold=0)
+            self._unread.setdefault(client, deque()).append((frames[at].tracker, nbytes))
         self._socket.send_multipart([client, *frames], copy=False)
 
     def check_read(self, client: bytes) -> None:
-        """Refuse more batches to a client that does not read those it asked for."""
+        """Refuse more to a client that does not read what it asked for."""
         unread = self._unread.get(client)
         while unread and unread[0][0].done:
             unread.popleft()
         if unread:
             nbytes = sum(size for _, size in unread)
             if nbytes > MOST_UNREAD_BYTES:
-                raise Refused(f"{nbytes} bytes of batches wait for this client: read them before asking for more")
+                raise Refused(f"{nbytes} bytes of replies wait for this client: read them before asking for more")
         else:
             self._unread.pop(client, None)
 

@@ -46,6 +46,7 @@ SWEEP_SECONDS = 1.0
 MOST_WRITERS = 1 << 16
 """Writers whose last number is remembered although they are away; beyond that the oldest are forgotten."""
 MOST_SESSIONS = 64  # writers that use one connection
+MOST_READERS = 64   # and readers
 MOST_SAVES = 64  # checkpoints that were asked for and are not made yet, each by a thread of its own
 MOST_LOST = 1 << 62  # a client may claim anything; what is reported must stay a number that travels
 
@@ -166,6 +167,8 @@ class Service:
             if handler is None:
                 raise Refused(f"unknown operation {operation!r}"[:200])
             field(header, "id", int, 0)  # before anything is changed
+            if operation != "write" or header.get("keys"):
+                self._endpoint.check_read(client)
             if operation != "write" and self._deadline(header) < time.monotonic():
                 raise Timeout(f"{operation} came after its deadline and was not applied")
             reply = handler(self, client, header, buffers)
@@ -287,6 +290,9 @@ class Service:
     def _sample(self, client: bytes, header: dict[str, Any], buffers: list[Any]) -> None:
         if self._speaking is not None and isinstance(header.get("owner"), int):
             self._speaking.readers.add(header["owner"])
+            if len(self._speaking.readers) > MOST_READERS:
+                self._speaking.readers.discard(header["owner"])
+                raise Refused(f"a connection has at most {MOST_READERS} readers")
         self._samples.sample(client, header)
 
     def _consume(self, client: bytes, header: dict[str, Any], buffers: list[Any]) -> dict[str, Any]:

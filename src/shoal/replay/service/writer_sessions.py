@@ -88,6 +88,7 @@ class WriteRequest:
         self._buffers = iter(buffers)
         self._decoded = 0  # bytes of the rows that were compressed
         self._used: dict[int, int] = {}  # of groups: one past the last row that items of this message refer to
+        self._opened: dict[int, tuple[int, Spec, int]] = {}  # chunks that this message opens: first id of the group, cell, rows
         self.nbytes = 0  # of the items, which stay in memory while they wait
         self._opens = self._read_opens(field(header, "opens", list))
         self._rows = self._read_rows(field(header, "rows", list))
@@ -117,8 +118,10 @@ class WriteRequest:
             known = [read_spec(spec) for spec in specs]
             if sum(spec.cell_bytes for spec in known) * rows > MOST_MESSAGE_BYTES:
                 raise Refused("an opened group is too large")
-            if first in self.session.chunks or any(first < o + len(s) and o < first + len(known) for o, s, _ in opens):
-                raise Refused("an opened group has ids in use")
+            for chunk, spec in enumerate(known, first):
+                if chunk in self.session.chunks or chunk in self._opened:
+                    raise Refused("an opened group has ids in use")
+                self._opened[chunk] = first, spec, rows
             opens.append((first, known, rows))
         return opens
 
@@ -127,10 +130,9 @@ class WriteRequest:
         found = self.session.chunks.get(chunk)
         if found is not None:
             return found[0].specs[found[1]], found[0].rows
-        for first, specs, rows in self._opens:
-            if first <= chunk < first + len(specs):
-                return specs[chunk - first], rows
-        raise InvalidItem(f"chunk {chunk} is not open")
+        if chunk not in self._opened:
+            raise InvalidItem(f"chunk {chunk} is not open")
+        return self._opened[chunk][1:]
 
     def _read_rows(self, entries: list[Any]) -> list[tuple[int, int, npt.NDArray[Any]]]:
         rows = []
@@ -189,16 +191,18 @@ class WriteRequest:
         """Every record lies in rows of a chunk of the right column."""
         low, high = reach(records)
         owner = np.zeros_like(low) if grouped else columns_of(records, columns)
-        pairs = records[:, :, 0].astype(np.int64) * MOST_COLUMNS + owner
-        for chunk, at in (divmod(pair, MOST_COLUMNS) for pair in np.unique(pairs).tolist()):
+        pairs = (records[:, :, 0].astype(np.int64) * MOST_COLUMNS + owner).ravel()
+        order = np.argsort(pairs, kind="stable")
+        kinds, begins = np.unique(pairs[order], return_index=True)
+        lowest, highest = np.minimum.reduceat(low.ravel()[order], begins), np.maximum.reduceat(high.ravel()[order], begins)
+        for pair, least, last in zip(kinds.tolist(), lowest.tolist(), highest.tolist(), strict=True):
+            chunk, at = divmod(pair, MOST_COLUMNS)
             wanted = columns if grouped else (columns[at],)
             shapes = [self._shape(chunk + j) for j in range(len(wanted))]
             for (spec, _), column in zip(shapes, wanted, strict=True):
                 if spec.dtype != column.spec.dtype or spec.shape != column.spec.shape:
                     raise InvalidItem(f"column {column.spec.path!r} refers to a chunk of {spec.path!r}")
-            mine = pairs == chunk * MOST_COLUMNS + at
-            last = int(high[mine].max())
-            if low[mine].min() < 0 or last >= min(rows for _, rows in shapes):
+            if least < 0 or last >= min(rows for _, rows in shapes):
                 raise InvalidItem(f"column {wanted[0].spec.path!r} refers to rows outside its chunk")
             first = self._first(chunk)
             self._used[first] = max(self._used.get(first, 0), last + 1)
@@ -210,19 +214,22 @@ class WriteRequest:
         found = self.session.chunks.get(chunk)
         if found is not None:
             return chunk - found[1]
-        return next(first for first, specs, _ in self._opens if first <= chunk < first + len(specs))
+        return self._opened[chunk][0]
 
     def _read_closes(self, entries: list[Any]) -> list[tuple[int, int]]:
         closes: list[tuple[int, int]] = []
+        closed: set[int] = set()
         for entry in entries:
             if not (isinstance(entry, list) and len(entry) == 2 and all(type(n) is int for n in entry)):
                 raise Refused("a closed group is [first id, rows]")
             known = self.session.groups.get(entry[0])
-            rows = known.rows if known else next((r for f, _, r in self._opens if f == entry[0]), None)
-            if rows is None or not 0 <= entry[1] <= rows or any(entry[0] == first for first, _ in closes):
+            opened = self._opened.get(entry[0])
+            rows = known.rows if known else opened[2] if opened is not None and opened[0] == entry[0] else None
+            if rows is None or not 0 <= entry[1] <= rows or entry[0] in closed:
                 raise Refused("a closed group is not open, or has more rows than it was given")
             if entry[1] < max(self.session.used.get(entry[0], 0), self._used.get(entry[0], 0)):
                 raise Refused("a closed group has fewer rows than its items refer to")
+            closed.add(entry[0])
             closes.append((entry[0], entry[1]))
         return closes
 
