@@ -85,7 +85,7 @@ def test_replicas_stay_equal(tmp_path):
     least = min(role.iteration for role in roles)
     assert least >= 99 and all(role.iteration - least <= 1 for role in roles)
     assert len({role.checksum() for role in roles if role.iteration == least}) == 1
-    assert run.final["worker-1"]["replicas_resynchronised"] == 0
+    assert all(run.final[name]["replicas_resynchronised"] == 0 for name in ("worker-0", "worker-1", "worker-2"))
 
 
 def test_traffic_is_free_of_parameters(tmp_path):

@@ -58,11 +58,26 @@ def test_bounds_of_drawn_values():
     assert uniform(0, 1).grid(3) == [0, 1] and uniform(0.0, 1.0).grid(3) == [0.0, 0.5, 1.0] and choice(1, 2).grid(5) == [1, 2]
 
 
+def test_small_whole_numbers_are_perturbed():
+    """Rounding does not bring them back; at a bound they stay within it."""
+    rng = np.random.default_rng(0)
+    moved = {value: {uniform(1, 8).perturb(value, rng) for _ in range(50)} for value in (1, 2, 3, 8)}
+    assert moved == {1: {1, 2}, 2: {1, 3}, 3: {2, 4}, 8: {6, 8}}
+    assert {type(value) for found in moved.values() for value in found} == {int}
+
+
+def test_choice_of_tuples():
+    """They are lists in a study's files, and are found again there."""
+    sizes = choice((16,), (32, 32))
+    assert sizes == parse_prior(str(sizes)) and all(sizes.holds(one) for one in ([16], [32, 32])) and not sizes.holds([8])
+    assert sizes.perturb([16], np.random.default_rng(0)) in sizes.options
+
+
 def test_ranges_on_the_command_line():
     assert parse_prior("loguniform(1e-4,1e-2)") == loguniform(1e-4, 1e-2) and parse_prior("choice(8, 16)") == choice(8, 16)
     for text, words in (("loguniform(1, 0.1)", "below the second"), ("loguniform(0, 1)", "above 0"),
                         ("normal(0, 1)", "not a range"), ("uniform(1)", "not a range"), ("choice(1)", "at least two"),
-                        ("uniform(0, 1", "not a range")):
+                        ("uniform(0, 1", "not a range"), (f"uniform(0, {10**400})", "finite"), ("uniform(0, 1e999)", "finite")):
         with pytest.raises(ConfigError, match=words):
             parse_prior(text)
 

@@ -201,7 +201,9 @@ def test_letters(tmp_path):
     names = [box.post({"command": "set", "number": n}) for n in range(5)]
     (box.folder / "0-broken.letter").write_text("{")
     assert box.withdraw(names[0]) and not box.withdraw(names[0])
+    (box.folder / ".9-begun.letter").write_text('{"number": 9}')  # its sender has not renamed it yet
     letters = box.take()
+    assert (box.folder / ".9-begun.letter").exists()
     assert [letter.content["number"] for letter in letters] == [1, 2, 3, 4] and box.take() == []
     threading.Thread(target=box.reply, args=(names[1],), kwargs={"text": "done"}).start()
     assert eventually(lambda: box.answer(names[1])) == {"error": "", "text": "done"} and box.answer(names[1]) is None

@@ -7,14 +7,14 @@ import pytest
 
 import shoal
 from shoal import cli
-from shoal.experiment.checkpoints import TensorFiles
+from shoal.experiment.checkpoints import TensorFiles, read_meta
 from shoal.experiment.rundir import RunDir
 from shoal.tuning import study as study_module
-from shoal.tuning.checks import budget, member_options
+from shoal.tuning.checks import budget, checked, member_options
 from shoal.tuning.report import table
 from shoal.tuning.searches import until_env_steps
 from shoal.tuning.study import Member, Study, StudySettings
-from tests.experiment.toys import Gift
+from tests.experiment.toys import Fatal, Gift
 
 SMALL = {"runtime": "inline", "console.mode": "none", "tensorboard": False, "eval.episodes": 5, "algorithm.unroll": 8}
 SETTINGS = StudySettings("a2c", "shoal/Catch-v0", {"algorithm.lr": "loguniform(0.0001, 0.01)"}, 2, 300, 600)
@@ -92,6 +92,19 @@ def test_a_population_of_one_is_a_plain_run(tmp_path):
     assert member.stopped_by == "env_steps" and study.best.policy is not None
 
 
+def test_schedule_of_a_copy_in_the_middle_of_a_slice(study):
+    """What the parent had trained since its last interval is a part of the child's schedule, with the parent's values."""
+    shoal.resume(study.run(1).path, max_env_steps=450)  # its slice is under way
+    child, parent = study.members()
+    taken = study.run(1).checkpoints().newest()
+    study.finish_copy(study.begin_copy(child, parent, {"algorithm.lr": 6e-3}))
+    study.log("slice", 1, values=parent.values, env_steps=700, fitness=1.0)  # later: not a part of it
+    study.log("slice", 0, values={"algorithm.lr": 6e-3}, env_steps=900, fitness=1.0)
+    schedule = [(row["member"], row["env_steps"], row["values"]["algorithm.lr"]) for row in study.schedule(0)]
+    steps = read_meta(taken)["env_steps"]
+    assert 450 <= steps < 700 and schedule == [(1, parent.env_steps, 5e-3), (1, steps, 5e-3), (0, 900, 6e-3)]
+
+
 @pytest.mark.parametrize(("words", "reason"), [
     (["--vary", "algorithm.lr=loguniform(1,0.1)"], "below the second"), (["--vary", "algorithm.speed=uniform(0,1)"], "speed"),
     (["--vary", "algorithm.lr=uniform(-1.0,1.0)"], "lr is -1.0"), ([], "nothing is varied"),
@@ -132,6 +145,20 @@ def test_tables_outlive_an_interval():
     assert options("dqn", intervals=False) == ("--runtime", "inline")  # there is no second interval
 
 
+def test_ranges_of_options():
+    """A range has the kind of numbers that its option takes; names are those of config.json."""
+    def varied(search, **vary):
+        given = dict.fromkeys(("every_env_steps", "max_env_steps", "until_return", "population", "exploit", "resample", "points",
+                               "reduction", "workers", "cluster"))
+        names = {name.replace("__", "."): text for name, text in vary.items()}
+        return checked("ppo", "shoal/Catch-v0", names, (), search=search, seed=0, **given).vary
+
+    found = varied("population", algorithm__entropy="uniform(0, 1)", algorithm__epochs="uniform(1, 8)")
+    assert found == {"algorithm.entropy": "uniform(0.0, 1.0)", "algorithm.epochs": "uniform(1, 8)"}
+    assert varied("random", net__hidden="uniform(8, 16)") == {"net.hidden": "uniform(8, 16)"}
+    assert list(varied("population", **{"algorithm.lr-final": "loguniform(1e-5, 1e-4)"})) == ["algorithm.lr_final"]
+
+
 def test_an_environment_that_is_not_there(tmp_path, capsys):
     words = ["--vary", "algorithm.lr=uniform(0.1,1.0)", "--every-env-steps", "10", "--max-env-steps", "20"]
     assert cli.main(["tune", "a2c", "Nosuch-v0", "--study", str(tmp_path / "study"), *words]) == 2
@@ -168,6 +195,8 @@ def test_a_class_of_a_module(tmp_path, capsys):
     study = shoal.tune("a2c", Gift, vary={"algorithm.lr": shoal.loguniform(1e-4, 1e-2)}, population=2, every_env_steps=64,
                        max_env_steps=128, workers=2, study=tmp_path / "study", **SMALL)
     assert study.settings.env == "tests.experiment.toys:Gift"
+    assert repr(study) == (f"<Study {study.path}: a2c on tests.experiment.toys:Gift, population search, 2 members, "
+                           "best fitness 2>")
     assert all(member.env_steps >= 128 and not member.failures for member in study.members())
     assert study.best.policy.act(np.zeros(study.best.prepared.raw_spaces()[0].shape, np.float32)) in (5, 6)
     assert cli.main(["tune", "resume", str(study.path)]) == 2 and "add --trust if you trust it" in capsys.readouterr().err
@@ -211,6 +240,14 @@ def test_nobody_is_left(tmp_path, capsys):
     given = ["tune", "a2c", "shoal/Catch-v0", "--study", str(tmp_path / "study"), "--no-tensorboard", *words]
     assert cli.main(given) == 3 and "and so did all others" in capsys.readouterr().err
     assert cli.main(["tune", "show", str(tmp_path / "study")]) == 0 and "failed" in capsys.readouterr().out
+
+
+def test_a_member_that_ends_its_own_process(tmp_path):
+    """It is not begun again for ever."""
+    with pytest.raises(shoal.RoleFailed, match=r"so did all others: its process died 5 times after 0 env steps \(exit code 9\)"):
+        shoal.tune("a2c", Fatal, vary={"algorithm.lr": shoal.loguniform(1e-4, 1e-2)}, population=2, every_env_steps=64,
+                   max_env_steps=128, workers=2, study=tmp_path / "study", **SMALL)
+    assert all(member.failed for member in Study.open(tmp_path / "study").members())
 
 
 def test_member_killed_before_its_record(study):

@@ -22,6 +22,7 @@ __all__ = ["Letter", "Mailbox"]
 
 FOLDER = "mailbox"
 LETTER, ANSWER = ".letter", ".answer"
+PART = "."  # before the name of a file that is being written
 MOST_BYTES = 1 << 20
 
 
@@ -66,7 +67,7 @@ class Mailbox:
     def take(self) -> list[Letter]:
         """All letters, oldest first; one that cannot be read is thrown away, and what cannot be thrown away is passed over."""
         try:
-            names = sorted(entry for entry in os.listdir(self.folder) if entry.endswith(LETTER))
+            names = sorted(entry for entry in os.listdir(self.folder) if entry.endswith(LETTER) and not entry.startswith(PART))
         except OSError:  # there is none
             return []
         letters = []
@@ -89,7 +90,7 @@ class Mailbox:
                 entry.unlink()
 
     def _put(self, name: str, content: Mapping[str, Any]) -> None:
-        part = self.folder / f".{name}"
+        part = self.folder / f"{PART}{name}"
         part.write_text(json.dumps(content), encoding="utf-8")
         os.replace(part, self.folder / name)
 

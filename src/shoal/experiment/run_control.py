@@ -17,6 +17,7 @@ from shoal.experiment.live_values import changed_plan
 from shoal.experiment.mailbox import Letter, Mailbox
 from shoal.experiment.prepare import plan_to_json
 from shoal.experiment.rundir import RunDir
+from shoal.experiment.values import value_of
 
 if TYPE_CHECKING:
     from shoal.experiment.session import RunSession
@@ -92,8 +93,8 @@ class RunControl:
         if "actors" in given:
             self._check_actors(given["actors"], control)
         before, self.plan = self.plan, plan
-        text = ", ".join(f"{key} {_value(before, key)} -> {_value(plan, key)}" for key in given)
-        return _Change(letter, text, {key: _value(plan, key) for key in given})
+        text = ", ".join(f"{key} {value_of(before.experiment, key)} -> {value_of(plan.experiment, key)}" for key in given)
+        return _Change(letter, text, {key: value_of(plan.experiment, key) for key in given})
 
     def _change(self, before: Plan, changes: Sequence[_Change], control: Supervisor, session: RunSession) -> list[tuple[str, str]]:
         """Make these changes; returns the answers to their letters."""
@@ -140,11 +141,3 @@ class RunControl:
             (control.pause if wanted else control.resume)(role)
         session.note_change("paused" if wanted else "unpaused", {})
         return "no other step begins; --max-seconds keeps counting" if wanted else "it continues"
-
-
-def _value(plan: Plan, key: str) -> Any:
-    found: Any = plan.experiment
-    for part in key.split("."):
-        found = getattr(found, part)
-    return found
-

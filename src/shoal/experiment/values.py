@@ -12,7 +12,7 @@ from shoal.errors import ConfigError
 from shoal.experiment.references import import_path
 from shoal.experiment.suggestions import closest, translated
 
-__all__ = ["json_values", "keys", "with_values"]
+__all__ = ["json_values", "keys", "value_of", "with_values"]
 
 T = TypeVar("T")
 MANY = 30  # more names than these are not listed in a sentence
@@ -135,6 +135,13 @@ def keys(config: Any, prefix: str = "") -> Iterator[str]:
             yield from keys(value, f"{prefix}{entry.name}.")
         else:
             yield f"{prefix}{entry.name}"
+
+
+def value_of(config: Any, key: str) -> Any:
+    """The value of a dotted key."""
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config
 
 
 def json_values(config: Any) -> Any:

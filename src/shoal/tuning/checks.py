@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from shoal.coordination.population.exploit import EXPLOIT_RULES, ExploitRule
+from shoal.coordination.population.priors import Range
 from shoal.errors import ConfigError
 from shoal.experiment.parse import parse_train
 from shoal.experiment.prepare import Prepared, prepare
 from shoal.experiment.references import import_path
+from shoal.experiment.values import value_of, with_values
 from shoal.tuning.member_run import value_words
 from shoal.tuning.searches import SEARCH_RULES, SearchRule
 from shoal.tuning.study import MOST_MEMBERS, StudySettings, check_bounds
@@ -41,10 +44,12 @@ def checked(preset: str, env: str, vary: Mapping[str, str], options: Sequence[st
                   "seed": seed})
     interval, most = budget(search, every_env_steps, max_env_steps, until_return)
     words = member_options(preset, env, options, interval < most)
-    settings = StudySettings(preset, env, dict(vary), population or MEMBERS, interval, most, until_return, search,
+    ranges = {name.replace("-", "_"): text for name, text in vary.items()}  # as config.json names them
+    settings = StudySettings(preset, env, ranges, population or MEMBERS, interval, most, until_return, search,
                              exploit or "truncation", resample or 0.0, points or 3, reduction or 3, seed, workers, cluster, words)
-    for name in vary:
-        _check_varied(name.replace("-", "_"), settings)
+    for name in settings.vary:
+        _check_varied(name, settings)
+    settings = replace(settings, vary=_as_options_want(settings))
     if search == "grid":
         settings = _on_a_grid(settings, population)
     for end in (0, -1):  # both ends of every range
@@ -127,6 +132,18 @@ def _check_varied(name: str, settings: StudySettings) -> None:
     if name.startswith("net.") and settings.search == "population":
         raise ConfigError(f"--vary {name} is not possible with --search population: a member cannot take over the weights of "
                           "another network; use --search random, grid or halving, or vary something else")
+
+
+def _as_options_want(settings: StudySettings) -> dict[str, str]:
+    """The ranges, of numbers with a fraction where the option takes them: uniform(0, 1) of an entropy is not 0 or 1."""
+    experiment = parse_train([settings.preset, settings.env, *settings.options]).experiment
+    ranges = dict(settings.vary)
+    for name, prior in settings.priors.items():
+        if isinstance(prior, Range) and prior.whole:
+            with contextlib.suppress(ConfigError):  # it takes no single number, or is not there: `_prepared` says so
+                low, high = (value_of(with_values(experiment, {name: bound}, ""), name) for bound in (prior.low, prior.high))
+                ranges[name] = str(replace(prior, low=low, high=high))
+    return ranges
 
 
 def _on_a_grid(settings: StudySettings, population: int | None) -> StudySettings:

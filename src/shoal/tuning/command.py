@@ -48,7 +48,7 @@ def tune_command(arguments: list[str]) -> int:
             say(line)
         return _go(study)
     known, rest = _parser().parse_known_args(arguments)
-    pairs = [word.partition("=") for word in known.vary]
+    pairs = [(name.replace("-", "_"), equals, text) for name, equals, text in (word.partition("=") for word in known.vary)]
     for name, equals, _ in pairs:
         if not equals:
             raise ConfigError(f"--vary {name} has no range; write for instance {name}=loguniform(1e-4,1e-2)")

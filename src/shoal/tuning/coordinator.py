@@ -34,6 +34,7 @@ __all__ = ["StudyCoordinator"]
 LOOK_SECONDS = 0.1
 END_SECONDS = 60.0  # for the last checkpoints of members
 RESCUES = 3  # copies that a member makes because it has failed
+DEATHS = 5  # of a member in a row from the same checkpoint: it ends itself, and would do so for ever
 
 
 @dataclass
@@ -43,6 +44,8 @@ class Slice:
     member: Member
     process: RunningSlice
     values: dict[str, Any]
+    begun_at: int
+    """Env steps of the checkpoint that it began from."""
 
 
 class StudyCoordinator:
@@ -52,6 +55,7 @@ class StudyCoordinator:
         self.study, self.settings, self.say = study, study.settings, say
         self.priors = self.settings.priors
         self.training: dict[int, Slice] = {}
+        self.deaths: dict[int, list[int]] = {}  # by member: where its slices began that were ended from outside, in a row
         self.reached: int | None = None  # the member that has reached the return
 
     def run(self) -> None:
@@ -106,16 +110,18 @@ class StudyCoordinator:
         words = partial(slice_words, (settings.preset, settings.env, *settings.options), member.values,
                         settings.seed + member.number, until=until_env_steps(settings, member, done), goal=settings.until_return)
         process = slices.start(words, run.path, self.study.log_file(member.number))
-        self.training[member.number] = Slice(member, process, member.values)
+        self.training[member.number] = Slice(member, process, member.values, done)
 
     def _ended(self, done: Slice, code: int) -> None:
         number = done.member.number
         if code in (1, 2, 3):
-            self._failed(done.member)
+            log = self.study.log_file(number).read_text(encoding="utf-8", errors="replace")
+            self._failed(done.member, " ".join(log.strip().splitlines()[-1:]))
             return
         if code != 0:  # killed from outside: it continues from its newest checkpoint
-            self.say(f"member {number} was ended from outside (exit code {code}); it continues from its newest checkpoint")
+            self._killed(done, code)
             return
+        self.deaths.pop(number, None)
         member = self.study.measured(done.member)
         if self.settings.search == "halving":
             member = replace(member, rungs=[*member.rungs, member.fitness])
@@ -130,15 +136,23 @@ class StudyCoordinator:
             self._rescue()
         write_report(self.study)
 
-    def _failed(self, member: Member) -> None:
+    def _killed(self, lost: Slice, code: int) -> None:
+        number = lost.member.number
+        deaths = self.deaths[number] = [*(at for at in self.deaths.get(number, []) if at == lost.begun_at), lost.begun_at]
+        if len(deaths) == DEATHS:
+            del self.deaths[number]
+            self._failed(lost.member, f"its process died {DEATHS} times after {lost.begun_at:,} env steps (exit code {code})")
+        else:
+            self.say(f"member {number} was ended from outside (exit code {code}); it continues from its newest checkpoint")
+
+    def _failed(self, member: Member, why: str) -> None:
         """A member whose values make training fail costs no more than itself. The study ends when nobody else is left."""
         log = self.study.log_file(member.number)
-        tail = " ".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:])
-        self.study.save(replace(member, failed=True, failures=[*member.failures, tail], fitness=None, std=0.0, episodes=0,
+        self.study.save(replace(member, failed=True, failures=[*member.failures, why], fitness=None, std=0.0, episodes=0,
                                 rungs=[*member.rungs, None] if self.settings.search == "halving" else member.rungs))
         if all(one.failed for one in self.study.members()):
-            raise RoleFailed(f"member {member.number} of {self.study.path} failed, and so did all others: {tail}; see {log}")
-        self.say(f"member {member.number} failed ({_words(member.values)}), and the others continue: {tail}; see {log}")
+            raise RoleFailed(f"member {member.number} of {self.study.path} failed, and so did all others: {why}; see {log}")
+        self.say(f"member {member.number} failed ({_words(member.values)}), and the others continue: {why}; see {log}")
         if self.settings.search == "population":
             self._rescue()
 

@@ -41,8 +41,8 @@ def slice_words(start: Sequence[str], values: Mapping[str, Any], seed: int, path
     return [*words, "--max-env-steps", str(until), "--console.mode", "none"]
 
 
-def copy_checkpoint(parent: RunDir, child: RunDir) -> None:
-    """Give a run all that is in another one's newest checkpoint, optimiser state too."""
+def copy_checkpoint(parent: RunDir, child: RunDir) -> int:
+    """Give a run all that is in another one's newest checkpoint, optimiser state too; returns its env steps."""
     source, target = parent.checkpoints(), child.checkpoints()
     target.clear_torn()
     for left in reversed(range(TRIES)):
@@ -57,11 +57,12 @@ def copy_checkpoint(parent: RunDir, child: RunDir) -> None:
                 if name in meta["sha256"]:
                     (folder / f"{name}{DIGEST}").write_text(meta["sha256"][name], encoding="ascii")
             target.commit(folder, {key: value for key, value in meta.items() if key not in ("files", "sha256", "seal")})
-            return
+            return int(meta.get("env_steps", 0))
         except (FileNotFoundError, CheckpointError):  # the parent continues, and has dropped it
             target.abandon(folder)
             if not left:
                 raise
+    raise AssertionError("the last try returns or raises")
 
 
 def set_values(run: RunDir, values: Mapping[str, Any]) -> None:

@@ -154,6 +154,12 @@ class Study:
             raise ConfigError(f"{path} has no study in it (no study.json); start one with `shoal tune PRESET ENV ...`")
         return cls(path, trust)
 
+    def __repr__(self) -> str:
+        settings, known = self.settings, [member.fitness for member in self.members() if member.fitness is not None]
+        best = f", best fitness {max(known):,.6g}" if known else ""
+        what = f"{settings.preset} on {settings.env}, {settings.search} search, {settings.population} members"
+        return f"<Study {self.path}: {what}{best}>"
+
     @property
     def settings(self) -> StudySettings:
         path = self.path / "study.json"
@@ -181,7 +187,8 @@ class Study:
     def members(self) -> list[Member]:
         """Those that have begun, by number."""
         names = set(self.settings.vary)
-        return [_checked(typed(Member, path), names, path) for path in sorted((self.path / "members").glob("[0-9]*.json"))]
+        paths = (self.path / "members").glob("[0-9]*.json")
+        return sorted((_checked(typed(Member, path), names, path) for path in paths), key=lambda member: member.number)
 
     def save(self, member: Member) -> Member:
         write_json(self.path / "members" / f"{member.number:02d}.json", asdict(member))
@@ -220,10 +227,11 @@ class Study:
     def finish_copy(self, member: Member) -> Member:
         """Do what `begin_copy` has written down: take over all that is in the parent's newest checkpoint, optimiser state too."""
         parent, values = int(member.copying["parent"]), dict(member.copying["values"])
-        copy_checkpoint(self.run(parent), self.run(member.number))
+        taken = copy_checkpoint(self.run(parent), self.run(member.number))
         set_values(self.run(member.number), values)
+        of_parent = next(one.values for one in self.members() if one.number == parent)
         self.log("copy", member.number, parent=parent, before=member.values, after=values, fitness=member.fitness,
-                 env_steps=member.env_steps)
+                 env_steps=member.env_steps, parent_env_steps=taken, parent_values=of_parent)
         return self.save(replace(member, values=values, copying={}, failed=False, fitness=None, std=0.0, episodes=0,
                                  ancestor=int(member.copying["ancestor"])))
 
@@ -239,13 +247,19 @@ class Study:
 
     def schedule(self, number: int) -> list[dict[str, Any]]:
         """What this member's parameters were trained with, from the first step on: its own slices since its last copy, before them
-        its parent's until then, and so on."""
-        rows, found, who = self.lineage(), [], number
-        for row in reversed(rows):
+        its parent's until then, and so on. A parent goes on training: what it had made of a slice when it was copied counts too."""
+        found: list[dict[str, Any]] = []
+        who, taken = number, None
+        for row in reversed(self.lineage()):
             if row["member"] != who:
                 continue
+            if taken is not None and not (row["event"] == "slice" and row["env_steps"] >= taken["env_steps"]):
+                found.append(taken)
+            taken = None
             if row["event"] == "copy":
                 who = int(row["parent"])
+                if "parent_env_steps" in row:
+                    taken = {"member": who, "env_steps": row["parent_env_steps"], "values": row["parent_values"]}
             elif row["event"] == "slice":
                 found.append({"member": who, "env_steps": row["env_steps"], "values": row["values"]})
         return list(reversed(found))
@@ -277,16 +291,23 @@ def _usable(row: Mapping[str, Any], settings: StudySettings) -> bool:
     """Whether a line of lineage.jsonl is one."""
     who = range(settings.population)
     if row.get("event") == "copy":
-        return row.get("member") in who and row.get("parent") in who and isinstance(row.get("env_steps"), int)
-    values = row.get("values")
-    if row.get("member") not in who or not isinstance(values, dict) or set(values) != set(settings.vary):
+        known = "parent_env_steps" not in row or (isinstance(row["parent_env_steps"], int)
+                                                  and _within(row.get("parent_values"), settings))
+        return row.get("member") in who and row.get("parent") in who and isinstance(row.get("env_steps"), int) and known
+    if row.get("member") not in who or not _within(row.get("values"), settings):
+        return False
+    return row.get("event") == "start" or (row.get("event") == "slice" and isinstance(row.get("env_steps"), int)
+                                           and "fitness" in row and _known(row["fitness"]))
+
+
+def _within(values: object, settings: StudySettings) -> bool:
+    """Whether these are values of a member, within their ranges."""
+    if not isinstance(values, dict) or set(values) != set(settings.vary):
         return False
     try:
-        fitted = all(prior.holds(values[name]) for name, prior in settings.priors.items())
+        return all(prior.holds(values[name]) for name, prior in settings.priors.items())
     except ConfigError:  # a range of study.json is damaged
         return False
-    return fitted and (row.get("event") == "start" or (row.get("event") == "slice" and isinstance(row.get("env_steps"), int)
-                                                       and "fitness" in row and _known(row["fitness"])))
 
 
 def _known(fitness: object) -> bool:

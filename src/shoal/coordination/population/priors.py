@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -38,7 +39,9 @@ class Range:
     log: bool = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+        if not all(-sys.float_info.max <= bound <= sys.float_info.max for bound in (self.low, self.high)):
+            raise ConfigError(f"{'loguniform' if self.log else 'uniform'}: both bounds must be finite numbers")
+        if self.low >= self.high:
             raise ConfigError(f"{self}: the first bound must be below the second one; give them in this order")
         if self.log and self.low <= 0:
             raise ConfigError(f"{self}: its bounds must be above 0; use uniform({self.low!r}, {self.high!r})")
@@ -54,8 +57,10 @@ class Range:
         return self._at(rng.random())
 
     def perturb(self, value: float, rng: np.random.Generator) -> float:
-        """Times 1.2 or 0.8, within the bounds."""
-        return self._kept(float(value) * FACTORS[int(rng.integers(2))])
+        """Times 1.2 or 0.8, within the bounds; a whole number that rounding would bring back moves by one."""
+        factor = FACTORS[int(rng.integers(2))]
+        moved = self._kept(float(value) * factor)
+        return moved if moved != value or not self.whole else self._kept(value + math.copysign(1, factor - 1))
 
     def holds(self, value: Any) -> bool:
         return isinstance(value, int | float) and self.low <= value <= self.high
@@ -111,8 +116,8 @@ def uniform(low: float, high: float) -> Range:
 
 
 def choice(*options: Any) -> Choice:
-    """One of these."""
-    return Choice(options)
+    """One of these. Tuples become lists, as they are in a study's files."""
+    return Choice(tuple(list(one) if isinstance(one, tuple) else one for one in options))
 
 
 def explored(values: dict[str, Any], priors: dict[str, Prior], resample: float, rng: np.random.Generator) -> dict[str, Any]:
