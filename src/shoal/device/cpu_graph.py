@@ -138,6 +138,8 @@ class Recorder(TorchDispatchMode):
         if effect == "write":
             self.kernels.append(Kernel(func, args, kwargs))
             return
+        if func is torch.ops.aten.relu.default:  # which is this, and has no kernel that writes to given memory without a copy
+            func, args = torch.ops.aten.clamp_min.default, (*args, 0)
         results = [self._held(one) for one in results_of(result)]
         self._bytes += sum(one.untyped_storage().nbytes() for one in results)
         self.faithful &= self._bytes <= MAX_BYTES
