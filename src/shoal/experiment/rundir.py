@@ -231,7 +231,9 @@ def run_or_best_seed(path: Path, say: Callable[[str], None]) -> RunDir:
         raise ConfigError(f"{path} holds runs of several seeds, and none of them was evaluated; give one of them, such as "
                           f"{path / 'seed-0'}")
     value, best = max(known, key=lambda pair: float(pair[0]))
-    say(f"{path}: {best.path.name} is used, the best of {len(known)} seeds, evaluated {value:,.2f}")
+    episodes = numbers(best.summary()).get("eval_episodes")
+    over = f" over {episodes:,} episode{'s' * (episodes != 1)}" if episodes else ""
+    say(f"{path}: {best.path.name} is used, the best of {len(known)} seeds, evaluated {value:,.2f}{over}")
     return best
 
 
