@@ -9,11 +9,12 @@ import pytest
 
 from shoal import cli
 from shoal.algorithms.common.normaliser import Normaliser
-from shoal.algorithms.records.moments import MOMENTS
+from shoal.algorithms.records.moments import MOMENTS, MomentRelay, observation_moment_fields
 from shoal.experiment.checkpoints import TensorFiles
 from shoal.offline import open_shards
 from shoal.roles.learner import Learner
-from shoal.roles.recorded_moments import COLUMNS, CountedWindows, next_window
+from shoal.roles.recorded_moments import COLUMNS, CountedWindows, WindowSums, next_window, reply_fields
+from shoal.slots import Layout
 from tests.architectures.test_dataset_reader import BATCH, SMALL, TOTAL, a_question, an_answer, drawn, numbered, reader_of
 from tests.architectures.test_hard_to_kill import die, go
 from tests.runtime.harness import Killer
@@ -106,15 +107,15 @@ class Learning:
 
 @pytest.mark.parametrize("readers", [1, 2, 3])
 @pytest.mark.parametrize("memory", [1024.0, SMALL])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(8))
 def test_random_deaths(tmp_path, readers, memory, seed):
     """However many learners and readers have died, at any moment and from any checkpoint."""
     path, rng = numbered(tmp_path / "x"), np.random.default_rng(seed)
     run = Learning(lambda index: reader_of(path, [], readers * memory, normalised=True, index=index, replicas=readers), readers)
-    for _ in range(20):
-        for _ in range(int(rng.integers(1, 60))):
+    for _ in range(40):
+        for _ in range(int(rng.integers(1, rng.choice([20, 100])))):
             run.work(rng)
-        run.kill_learner() if rng.random() < 0.5 else run.kill_reader(int(rng.integers(readers)))
+        run.kill_learner() if rng.random() < 0.2 else run.kill_reader(int(rng.integers(readers)))
     for _ in range(100_000):
         if run.done:
             break
@@ -131,6 +132,36 @@ def test_next_window():
     assert next_window((3, 4, 90), 4, 90) == 3
     assert next_window((4, 4, 90), 6, 90) == 6, "all of it is counted, in whatever windows it is read now"
     assert next_window((3, 4, 90), 6, 90) == 0 and next_window((4, 4, 90), 4, 91) == 0
+
+
+def told(*numbers):
+    return {"counted": np.array(numbers)}
+
+
+def test_sums_that_came_already():
+    """A new reader sends the first window again, and with it the second: neither counts here, and the second is asked for anew."""
+    counted, question = CountedWindows(1, True, 0), told(0, 0, 0, 0)
+    counted.begin(np.zeros((1, COLUMNS), np.int64))
+    for first, end, left in ((0, 1, 5.0), (0, 2, 0.0)):
+        moments = {"count": np.full((1, 1), 5.0)}
+        counted.receive([told(1, first, end, 3, 90)], moments)
+        assert moments["count"].item() == left
+    counted.ask(question, 0)
+    assert question["counted"].tolist() == [2, 1, 3, 90]
+
+
+def test_question_of_an_earlier_session():
+    """It is answered without sums, and the later session goes on as if nothing had come."""
+    sums, moments, answer = WindowSums(1, 2, 90), MomentRelay(1), Layout(observation_moment_fields(1) | reply_fields()).empty()
+    found = []
+    for session in (2, 1, 2):
+        question = told(session, 0, 0, 0)
+        sums.heed(question)
+        moments.count[:] = 7.0
+        sums.add(moments)
+        sums.answer(question, answer)
+        found.append((answer[MOMENTS]["count"].item(), answer["counted"][:3].tolist()))
+    assert found == [(7.0, [2, 0, 1]), (0.0, [1, 1, 1]), (14.0, [2, 1, 3])]
 
 
 # ---------------------------------------------------------------------------------------------- real runs
