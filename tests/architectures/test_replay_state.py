@@ -218,6 +218,25 @@ def test_what_a_full_table_forgets(exponent):
         assert gone.max() > 3000 and 1.4 < low / high < 2.1
 
 
+def test_T21_evictions():
+    """Of two classes with priorities 1 and 4 that are kept equally large, the first leaves 4^0.4 times as often."""
+    size, evictions = 400, 60_000
+    table = Table(capacity=size, min_size=1, batch_size=4, insert_batch=1, samples_per_insert=4.0, evict_exponent=-0.4)
+    data, kinds, gone, left = done(table.actor.slot()).data, [], [0, 0], 0
+    before, first = set(), 0
+    for number in range(size + evictions):
+        kinds.append(number % 2 if number <= size else left)  # as the item that left last
+        data["items"]["id"][:], data["priority"][:] = number, 4.0 if kinds[-1] else 1.0
+        table.role._store(data)
+        now = set(table.role.table.keys())
+        first = min(now) if number == 0 else first  # keys are numbered in the order of inserting
+        for key in (before | {first + number}) - now:
+            left = kinds[key - first]
+            gone[left] += 1
+        before = now
+    assert sum(gone) == evictions and gone[0] / gone[1] == pytest.approx(1.741, abs=0.05)
+
+
 def test_insert_is_counted_once_after_a_kill():
     """In turns an insert is answered late, so the successor of a killed table is asked to put it in once more."""
     table, seen = Table(**TEN), []
