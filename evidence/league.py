@@ -73,10 +73,10 @@ def kuhn(seed: int) -> dict[str, Any]:
     """The pool of a league on Kuhn poker: the exploitability of the Nash mixture over its snapshots."""
     with finished("league", "shoal/Kuhn-v0", *KUHN, "--max-seconds", "120", seed=seed) as (command, run, summary):
         record = LeagueRecord(RunDir.open(run))
-        nash = record.pool_nash(load(run))
+        nash, current = record.pool_nash(load(run)), record.exploitability
     assert nash is not None
     return {"met": nash.exploitability <= 0.1, "command": command, "pool_nash": round(nash.exploitability, 4),
-            "snapshots": len(record.snapshots), "current": [round(value, 3) for _, value in record.exploitability][-20:],
+            "snapshots": len(record.snapshots), "current": [round(value, 3) for _, value in current][-20:],
             "seconds": summary["seconds"], "env_steps": summary["env_steps"]}
 
 
