@@ -8,9 +8,11 @@ import pytest
 import shoal
 from shoal import cli
 from shoal.experiment.checkpoints import TensorFiles, read_meta
+from shoal.experiment.parse import parse_train
 from shoal.experiment.rundir import RunDir
 from shoal.tuning import study as study_module
 from shoal.tuning.checks import budget, checked, member_options
+from shoal.tuning.member_run import value_words
 from shoal.tuning.report import table
 from shoal.tuning.searches import until_env_steps
 from shoal.tuning.study import Member, Study, StudySettings
@@ -120,6 +122,11 @@ def test_schedule_of_a_copy_in_the_middle_of_a_slice(study):
     (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--search", "grid", "--population", "5"], "the grid has 3 points"),
     (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--search", "halving", "--reduction", "1"], "from 2 to 1,000"),
     (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--search", "luck"], "invalid choice"),
+    (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--max-seconds", "5"], "give --max-env-steps"),
+    (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--max-learner-steps=5"], "give --max-env-steps"),
+    (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--until", "eval_return>1"], "give --until-return"),
+    (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--no-eval.enabled"], "nothing to compare members by"),
+    (["--vary", "algorithm.lr=uniform(0.1,1.0)", "--seed", str(2**53 - 1)], "--seed 9.0072e+15 is not possible"),
 ])
 def test_what_makes_no_sense_is_refused(words, reason, tmp_path, capsys):
     given = ["tune", "a2c", "shoal/Catch-v0", "--study", str(tmp_path / "study"), "--every-env-steps", "100"]
@@ -157,6 +164,17 @@ def test_ranges_of_options():
     assert found == {"algorithm.entropy": "uniform(0.0, 1.0)", "algorithm.epochs": "uniform(1, 8)"}
     assert varied("random", net__hidden="uniform(8, 16)") == {"net.hidden": "uniform(8, 16)"}
     assert list(varied("population", **{"algorithm.lr-final": "loguniform(1e-5, 1e-4)"})) == ["algorithm.lr_final"]
+
+
+def test_values_in_sections():
+    """As `shoal.train` takes them."""
+    words = value_words({"algorithm": {"gamma": 0.9, "lr_final": None}, "envs": {"kwargs": {"observation": "pixels"}},
+                         "actors": 2})
+    assert words == ["--algorithm.gamma", "0.9", "--algorithm.lr-final", "None", "--envs.kwargs", "observation='pixels'",
+                     "--actors", "2"]
+    experiment = parse_train(["ppo", "shoal/Catch-v0", *words]).experiment
+    assert (experiment.algorithm.gamma, experiment.algorithm.lr_final, experiment.actors) == (0.9, None, 2)
+    assert experiment.envs.arguments() == {"observation": "pixels"}
 
 
 def test_an_environment_that_is_not_there(tmp_path, capsys):

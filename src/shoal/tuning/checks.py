@@ -25,6 +25,8 @@ UNLIMITED = 10**9
 INTERVAL, INTERVALS = 20_000, 10  # env steps of an interval, and intervals, where nothing is given
 MEMBERS = 8
 OF_MEMBERS = ("run_dir", "policy")
+OTHER_GOALS = {"max_learner_steps": "max-env-steps", "max_seconds": "max-env-steps", "until": "until-return"}
+"""Of a run, by what a study has in their place: they would hold for a member's first interval only."""
 FIXED = ("seed", "runtime", "run_dir", "max_env_steps", "max_learner_steps", "max_seconds", "until_return", "until", "env",
          "preset")
 KEEP_TABLE = {"--replay.checkpoint", "--replay.no-checkpoint", "--no-replay.checkpoint"}
@@ -117,9 +119,14 @@ def member_options(preset: str, env: str, given: Sequence[str], intervals: bool)
         if (name := word.removeprefix("--").split("=")[0].replace("-", "_")) in OF_MEMBERS and word.startswith("--"):
             raise ConfigError(f"--{name.replace('_', '-')} is set for every member by the study; leave it out"
                               + (", or give --study FOLDER" if name == "run_dir" else ""))
+        if name in OTHER_GOALS and word.startswith("--"):
+            raise ConfigError(f"--{name.replace('_', '-')} does not end the members of a study; give --{OTHER_GOALS[name]}")
     names = {word.split("=")[0] for word in given}
     words = list(given) if "--runtime" in names else [*given, "--runtime", "inline"]
-    if intervals and not names & KEEP_TABLE and parse_train([preset, env, *words]).algorithm.from_replay:
+    plan = parse_train([preset, env, *words])
+    if not plan.experiment.eval.enabled:
+        raise ConfigError("--no-eval.enabled leaves nothing to compare members by; leave it out")
+    if intervals and not names & KEEP_TABLE and plan.algorithm.from_replay:
         words.append("--replay.checkpoint")
     return tuple(words)
 

@@ -60,7 +60,8 @@ def tune_command(arguments: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="shoal tune", usage=USAGE, description="Train many runs of one preset, and search for its values.")
+    parser = Parser(prog="shoal tune", usage=USAGE, description="Train many runs of one preset, and search for its values.",
+                    allow_abbrev=False)  # --until is an option of shoal train
     parser.add_argument("preset")
     parser.add_argument("env")
     parser.add_argument("--vary", action="append", default=[], metavar="NAME=RANGE",

@@ -17,11 +17,15 @@ TRIES = 5  # to copy a checkpoint whose run continues and may drop it meanwhile
 
 
 def value_words(values: Mapping[str, Any]) -> list[str]:
-    """As options of `shoal train`."""
+    """As options of `shoal train`. A section of values may be a dictionary, and so may name=value pairs."""
     words: list[str] = []
     for name, value in values.items():
         *section, last = name.replace("_", "-").split(".")
-        if isinstance(value, bool):
+        if isinstance(value, Mapping) and not section:
+            words += value_words({f"{name}.{key}": one for key, one in value.items()})
+        elif isinstance(value, Mapping):
+            words += ["--" + ".".join([*section, last]), *(f"{key}={one!r}" for key, one in value.items())]
+        elif isinstance(value, bool):
             words.append("--" + ".".join([*section, last if value else f"no-{last}"]))
         else:
             words += ["--" + ".".join([*section, last]), *map(str, value if isinstance(value, list | tuple) else [value])]

@@ -36,7 +36,8 @@ __all__ = ["MOST_MEMBERS", "Member", "Study", "StudySettings", "check_bounds"]
 
 MOST_MEMBERS = 10_000
 BOUNDS = {"population": (1, MOST_MEMBERS), "workers": (1, MOST_MEMBERS), "resample": (0, 1), "points": (1, 1000),
-          "reduction": (2, 1000), "seed": (0, 2**53), "every_env_steps": (1, 10**15), "max_env_steps": (1, 10**15)}
+          "reduction": (2, 1000), "seed": (0, 2**53 - 1 - MOST_MEMBERS), "every_env_steps": (1, 10**15),
+          "max_env_steps": (1, 10**15)}
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 START_AGAIN = "restore it, or start the study again"
 
