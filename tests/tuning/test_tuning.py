@@ -65,7 +65,7 @@ def test_copy_keeps_the_values(study):
 
 def test_a_study_in_words(study):
     best = max(member.fitness for member in study.members())
-    assert repr(study) == f"<Study {study.path}: a2c on shoal/Catch-v0, 2 members, best fitness {best:,.6g}>"
+    assert repr(study) == f"<Study {study.path}: a2c on shoal/Catch-v0, population search, 2 members, best fitness {best:,.6g}>"
     (study.path / "study.json").write_text("{")
     assert repr(study) == f"<Study {study.path}, which cannot be read>"
 

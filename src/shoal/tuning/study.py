@@ -123,7 +123,8 @@ class Study:
         except (CheckpointError, ConfigError):
             return f"<Study {self.path}, which cannot be read>"
         best = f"best fitness {max(known):,.6g}" if known else "none evaluated yet"
-        return f"<Study {self.path}: {settings.preset} on {settings.env}, {settings.population} members, {best}>"
+        what = f"{settings.preset} on {settings.env}, {settings.search} search, {settings.population} members"
+        return f"<Study {self.path}: {what}, {best}>"
 
     @classmethod
     def create(cls, path: Path, settings: StudySettings) -> Study:
@@ -154,12 +155,6 @@ class Study:
         if not (path / "study.json").is_file():
             raise ConfigError(f"{path} has no study in it (no study.json); start one with `shoal tune PRESET ENV ...`")
         return cls(path, trust)
-
-    def __repr__(self) -> str:
-        settings, known = self.settings, [member.fitness for member in self.members() if member.fitness is not None]
-        best = f", best fitness {max(known):,.6g}" if known else ""
-        what = f"{settings.preset} on {settings.env}, {settings.search} search, {settings.population} members"
-        return f"<Study {self.path}: {what}{best}>"
 
     @property
     def settings(self) -> StudySettings:
