@@ -274,3 +274,11 @@ def test_member_killed_before_its_record(study):
     for settings in (SETTINGS, replace(SETTINGS, search="halving"), replace(SETTINGS, population=1)):
         assert until_env_steps(settings, child, 600) == 601
     assert until_env_steps(SETTINGS, child, 200) == 500
+
+
+def test_resume_after_the_return(study, capsys):
+    """A study whose return was reached has ended: nobody trains on."""
+    study.save(replace(study.members()[1], stopped_by="return"))
+    before = [member.env_steps for member in study.members()]
+    assert cli.main(["tune", "resume", str(study.path)]) == 0
+    assert [member.env_steps for member in study.members()] == before and "2 members" in capsys.readouterr().out

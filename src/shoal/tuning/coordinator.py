@@ -96,6 +96,8 @@ class StudyCoordinator:
                 member = self.study.save(replace(known[number], failed=False, failures=[]))  # its cause may be gone
                 if member.copying:
                     self.study.finish_copy(member)
+                if member.stopped_by == "return":  # the study had ended
+                    self.reached = number
 
     def _next(self) -> Member | None:
         return next_member(self.settings, self.study.members(), self.training)
