@@ -142,6 +142,7 @@ def two_nodes(seed: int) -> dict[str, Any]:
         result = running.end()
         loaded = load(running.directory)
         seen = np.zeros(loaded.prepared.spec.observation_space.shape or (), np.float32)
+        seen[0] = 1  # the first round
         actions = {name: int(policy.act(seen)) for name, policy in loaded.policies.items()}
     return {"met": len(set(nodes.values())) == 2 and set(actions.values()) == {DEFECT}, "nodes": nodes, "actions": actions,
             "policies": loaded.summary["policies"], **result}
