@@ -133,10 +133,11 @@ def soak(seed: int) -> dict[str, Any]:
 
 
 def two_nodes(seed: int) -> dict[str, Any]:
-    """Both prisoners learn to defect, each by a learner on a node of its own."""
+    """Both prisoners learn to defect, each by a learner on a node of its own: beside an actor a node has room for one learner."""
     with cluster(2, cpus=4) as made, tempfile.TemporaryDirectory() as folder:
         running = TrainingProcess(Path(folder), "impala", "shoal/PrisonersDilemma-v0", "--policies", "independent", "--actors",
-                                  "2", "--envs.kwargs", "rounds=1", "--max-env-steps", "100000", "--seed", str(seed), *on(made))
+                                  "2", "--learner-threads", "2", "--envs.kwargs", "rounds=1", "--max-env-steps", "100000",
+                                  "--seed", str(seed), *on(made))
         running.further(5)
         nodes = {name: running.where(f"{name}.learner-0")[0] for name in ("player_0", "player_1")}
         result = running.end()
