@@ -224,6 +224,43 @@ def test_seeds_without_a_common_stretch(trained, tmp_path, monkeypatch, capsys):
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ppo (2 seeds)"]
 
 
+def at(run: RunDir, *points: tuple[int, float]) -> str:
+    """The run, evaluated at these env steps with these returns."""
+    rows = [{"kind": "snapshot", "env_steps": steps, "train_return": value, "eval_return": value, "eval_version": version,
+             "eval_episodes": 5} for version, (steps, value) in enumerate(points)]
+    run.metrics_file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(run.path)
+
+
+def test_a_seed_that_has_just_begun(trained, tmp_path, monkeypatch, capsys):
+    """It is left out of its line, and that is said; a run that is a line of its own is refused."""
+    pytest.importorskip("matplotlib")
+    old, new = (changed(trained / "longer", tmp_path / name, seed=seed) for name, seed in (("old", 1), ("new", 2)))
+    words = at(old, (0, 1.0), (100, 2.0)), at(new), "--out", str(tmp_path / "a.png")
+    axes, told = drawn(monkeypatch, capsys, *words)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ppo"] and axes.get_ylabel() == "eval return"
+    assert f"eval_return of 1 run in 1 line\n  ppo\n  without {new.path}, which has no eval_return yet\n" in told
+    code, told = say(capsys, "plot", *words, "--each")
+    assert code == 2 and f"{new.path} has no train_return" in told
+
+
+def test_one_step_in_common(trained, tmp_path, monkeypatch, capsys):
+    """Two evaluations of a seed at the same step are one; the mean at a single step is a dot, with what lies around it."""
+    pytest.importorskip("matplotlib")
+    runs = [changed(trained / "longer", tmp_path / f"run-{seed}", seed=seed) for seed in (1, 2)]
+    words = at(runs[0], (3072, -500.0), (3072, -100.0)), at(runs[1], (3072, -200.0))
+    axes, told = drawn(monkeypatch, capsys, *words, "--out", str(tmp_path / "a.png"))
+    assert "ppo: mean of 2 seeds\n" in told
+    (bar,) = axes.containers
+    assert bar.lines[0].get_xdata().tolist() == [3072] and bar.lines[0].get_ydata().tolist() == [-250.0]
+    assert bar.lines[2][0].get_segments()[0].tolist() == [[3072, -300.0], [3072, -200.0]]
+
+
+def test_a_value_that_is_not_given(trained, tmp_path):
+    begun = changed(trained / "longer", tmp_path / "begun", init_from="runs/a")
+    assert list(lines(trained / "longer", begun)) == ["ppo, init_from=None", "ppo, init_from=runs/a"]
+
+
 def test_plotting_without_matplotlib(trained, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, told = say(capsys, "plot", str(trained / "two"), "--out", str(tmp_path / "curves.png"))

@@ -66,8 +66,15 @@ def test_load_takes_the_best(folder, capsys):
     assert run.policy.act(np.zeros(4, np.float32)) in (0, 1)
     for seed in range(3):
         (folder / f"seed-{seed}" / "summary.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"several seeds, and none of them was evaluated; give one of them, such as .*seed-0"):
+    with pytest.raises(ConfigError, match=r"none of them has kept an evaluated policy yet; give one of them, such as .*seed-0"):
         shoal.load(folder)
+
+
+def test_the_only_one_that_was_evaluated(folder, capsys):
+    for seed in (0, 2):
+        (folder / f"seed-{seed}" / "summary.json").write_text("{}")
+    assert shoal.load(folder).directory == folder / "seed-1"
+    assert "seed-1 is used, the only seed with an evaluated policy, evaluated 90.00 over 7 episodes\n" in capsys.readouterr().out
 
 
 def test_beginning_with_the_best(folder, tmp_path, capsys):

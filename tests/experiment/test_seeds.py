@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -29,6 +30,21 @@ class Pressed(gym.Wrapper):
         Pressed.steps += 1
         if Pressed.steps == Pressed.press_at:
             os.kill(os.getpid(), signal.SIGINT)
+        return super().step(action)
+
+
+class Breaks(gym.Wrapper):
+    """CartPole that raises at a step of all its instances, if `break_at` says so."""
+
+    break_at = steps = 0
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+
+    def step(self, action):
+        Breaks.steps += 1
+        if Breaks.steps == Breaks.break_at:
+            raise RuntimeError("the simulator is gone")
         return super().step(action)
 
 
@@ -116,6 +132,24 @@ def test_the_command_says_how(tmp_path, capsys):
     assert code == 2 and f"continue them with `shoal resume {folder}`" in told
     code, told = say(capsys, "resume", str(folder), "--trust", "--max-env-steps", "200")
     assert code == 0 and ended(folder) == {"seed-0": "env_steps", "seed-1": "env_steps"}, told
+
+
+def test_a_seed_that_fails(tmp_path, capsys):
+    """The command that continues is told; the seed that is done keeps its return, with its episodes."""
+    loud = ["plain" if word == "none" else word for word in WORDS]
+    words = ["train", "a2c", "tests.experiment.test_seeds:Breaks", *loud, "--max-env-steps", "200"]
+    Breaks.break_at, Breaks.steps = 0, 0
+    code, told = say(capsys, *words, "--seeds", "1", "--run-dir", str(tmp_path / "one"))
+    assert code == 0 and "over 1 seed: " in told, told
+    Breaks.break_at, Breaks.steps = Breaks.steps + 60, 0
+    code, told = say(capsys, *words, "--seeds", "2", "--run-dir", str(tmp_path / "two"))
+    assert code == 3 and "the simulator is gone" in told, told
+    assert f"`shoal resume {tmp_path / 'two'} --trust` continues with the seeds that are not done\n" in told
+    code, told = say(capsys, "watch", str(tmp_path / "two"))
+    assert code == 0 and "seed 1  ended by failure" in told
+    assert re.search(r"over 1 seed: \S+, of \d+ episodes?\n", told), told
+    code, told = say(capsys, "resume", str(tmp_path / "two"), "--trust")
+    assert code == 0 and ended(tmp_path / "two") == {"seed-0": "env_steps", "seed-1": "env_steps"}, told
 
 
 def test_how_one_run_continues(tmp_path, capsys):

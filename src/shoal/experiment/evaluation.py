@@ -22,6 +22,7 @@ from shoal.learning import Algorithm
 from shoal.roles.episodes import EpisodePlay
 from shoal.roles.matches import match_rates, rate_interval
 from shoal.slots import leaves
+from shoal.telemetry.console import counted
 
 __all__ = ["Evaluation", "evaluate", "frames", "learned_arrays", "published_of"]
 
@@ -91,7 +92,7 @@ class Evaluation:
             rates = match_rates(self.returns)
             low, high = rate_interval(rates["win_rate"], len(self.returns))
             cut += f"; win rate {rates['win_rate']:.3f} ({low:.3f} to {high:.3f}), losses {rates['loss_rate']:.3f}"
-        return (f"return {self.returns.mean():.2f} ± {self.returns.std():.2f} over {len(self.returns)} episodes "
+        return (f"return {self.returns.mean():.2f} ± {self.returns.std():.2f} over {counted(len(self.returns), 'episode')} "
                 f"(min {self.returns.min():.2f}, max {self.returns.max():.2f}), length {self.lengths.mean():.1f}{cut}")
 
 

@@ -88,7 +88,7 @@ def _lines_of(title: str, units: Sequence[_Unit]) -> list[PlotLine]:
     lines, told = [], _told(differing, list(groups))
     for key, group in groups.items():
         values = dict(zip(differing, key, strict=True))
-        name = title + "".join(f", {name}={values[name].strip(chr(34))}" for name in told) + ", ..." * (len(told) < len(differing))
+        name = title + "".join(f", {name}={_told_value(values[name])}" for name in told) + ", ..." * (len(told) < len(differing))
         runs = [run for unit in group for run in unit.runs]
         if len({run.config().get("seed") for run in runs}) == len(runs):
             lines.append(PlotLine(name, tuple(runs)))
@@ -104,6 +104,11 @@ def _told(differing: list[str], keys: Sequence[tuple[str, ...]]) -> list[str]:
         if len({key[:count] for key in keys}) == len(keys):
             return differing[:count]
     return differing
+
+
+def _told_value(value: str) -> str:
+    """As it is given on the command line."""
+    return "None" if value == "null" else value.strip('"')
 
 
 def _ordered(names: Mapping[str, str]) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 from shoal.errors import ConfigError
 from shoal.experiment.parse import parse_options, split_positionals
 from shoal.experiment.plot_lines import PlotLine, plot_lines
-from shoal.experiment.rundir import RunDir, runs_at
+from shoal.experiment.rundir import runs_at
 from shoal.options import Options
 from shoal.telemetry.console import counted
 from shoal.telemetry.curves import Curve, band_of, joined, read_curve
@@ -43,8 +43,7 @@ class Plot(Options):
     over: Literal["steps", "seconds", "updates"] = "steps"
     """What runs from left to right: env steps, wall-clock seconds, or updates."""
     band: Literal["range", "std", "interval"] = "range"
-    """What lies around the mean of several seeds: from the lowest to the highest, the standard deviation, or the 95 % interval of
-    the mean."""
+    """Around the mean of several seeds: from the lowest to the highest, the standard deviation, or the mean's 95 % interval."""
     each: bool = False
     """Draw every run for itself, named by its folder."""
     title: str | None = None
@@ -57,6 +56,8 @@ class Line:
 
     name: str
     curves: tuple[Curve, ...]
+    left_out: tuple[Path, ...] = ()
+    """Runs that have no value yet."""
 
     @property
     def begin(self) -> float:
@@ -69,7 +70,7 @@ class Line:
 
     @property
     def has_mean(self) -> bool:
-        return len(self.curves) > 1 and self.begin < self.end
+        return len(self.curves) > 1 and self.begin <= self.end
 
 
 def plot_command(arguments: list[str]) -> int:
@@ -82,8 +83,9 @@ def plot_command(arguments: list[str]) -> int:
     if Path(options.out).suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--out is {options.out}; it must end in .png, .svg or .pdf")
     runs = [run for word in words for run in runs_at(Path(word))]
-    metric = options.metric or _metric_of(runs)
-    lines = [_line(line, metric, OVER[options.over][0]) for line in plot_lines(runs, options.each)]
+    together = plot_lines(runs, options.each)
+    metric = options.metric or _metric_of(together)
+    lines = [_line(line, metric, OVER[options.over][0]) for line in together]
     draw(lines, metric, options, {run.config().get("env", {}).get("name", "") for run in runs})
     count = sum(len(line.curves) for line in lines)
     sys.stdout.write(f"wrote {options.out}: {metric} of {counted(count, 'run')} in {counted(len(lines), 'line')}\n")
@@ -91,25 +93,24 @@ def plot_command(arguments: list[str]) -> int:
         what = "" if len(line.curves) == 1 else f": mean of {len(line.curves)} seeds" if line.has_mean else \
             f": {len(line.curves)} seeds without a mean, because they have no {OVER[options.over][1]} in common"
         sys.stdout.write(f"  {line.name}{what}\n")
+        sys.stdout.writelines(f"  without {path}, which has no {metric} yet\n" for path in line.left_out)
     return 0
 
 
-def _metric_of(runs: Sequence[RunDir]) -> str:
-    """eval_return, or train_return where a run was never evaluated."""
-    evaluated = all(len(read_curve(run.metrics_file, "eval_return").x) for run in runs)
+def _metric_of(lines: Sequence[PlotLine]) -> str:
+    """eval_return, or train_return where no run of a line was evaluated."""
+    evaluated = all(any(len(read_curve(run.metrics_file, "eval_return").x) for run in line.runs) for line in lines)
     return "eval_return" if evaluated else "train_return"
 
 
 def _line(line: PlotLine, metric: str, over: str) -> Line:
-    return Line(line.name, tuple(_curve(run, metric, over) for run in line.runs))
-
-
-def _curve(run: RunDir, metric: str, over: str) -> Curve:
-    curve = read_curve(run.metrics_file, metric, over)
-    if not len(curve.x):
-        raise ConfigError(f"{run.path} has no {metric} in its metrics.jsonl; give another --metric (docs/metrics.md), or leave "
-                          "this run out")
-    return joined(curve)
+    """Without seeds that have no value yet: they have just begun, or have failed early."""
+    curves = {run.path: read_curve(run.metrics_file, metric, over) for run in line.runs}
+    known = tuple(joined(curve) for curve in curves.values() if len(curve.x))
+    if not known:
+        raise ConfigError(f"{line.runs[0].path} has no {metric} in its metrics.jsonl; give another --metric (docs/metrics.md), or "
+                          "leave this run out")
+    return Line(line.name, known, tuple(path for path, curve in curves.items() if not len(curve.x)))
 
 
 def draw(lines: Sequence[Line], metric: str, options: Plot, envs: set[str]) -> None:
@@ -122,7 +123,7 @@ def draw(lines: Sequence[Line], metric: str, options: Plot, envs: set[str]) -> N
     axes.set_title(options.title if options.title is not None else ", ".join(sorted(filter(None, envs))))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.12g}")
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
+    axes.legend(frameon=any(len(curve.x) == 1 for line in lines for curve in line.curves))  # its dots are no evaluations
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.tight_layout()
@@ -132,18 +133,23 @@ def draw(lines: Sequence[Line], metric: str, options: Plot, envs: set[str]) -> N
 
 
 def _draw_line(axes: Any, line: Line, colour: str, kind: str) -> None:
-    """The mean with its band as far as all runs go; each run as a thin line."""
+    """The mean with its band as far as all runs go, or at the one point that all have; each run as a thin line."""
     if len(line.curves) == 1:
         (curve,) = line.curves
         axes.plot(curve.x, curve.y, _style(curve), color=colour, label=line.name)
         return
     name = f"{line.name} ({len(line.curves)} seeds)"
+    alpha, width = (0.3, 0.7) if line.has_mean else (0.7, 1.0)
     for number, curve in enumerate(line.curves):
         label = name if not number and not line.has_mean else None
-        axes.plot(curve.x, curve.y, _style(curve), color=colour, alpha=0.3, linewidth=0.7, label=label)
+        axes.plot(curve.x, curve.y, _style(curve), color=colour, alpha=alpha, linewidth=width, label=label)
     if not line.has_mean:
         return
     band = band_of(line.curves, kind)
+    if line.begin == line.end:
+        around = band.mean[:1] - band.low[:1], band.high[:1] - band.mean[:1]
+        axes.errorbar(band.x[:1], band.mean[:1], around, fmt="o", color=colour, label=name)
+        return
     axes.plot(band.x, band.mean, color=colour, label=name)
     axes.fill_between(band.x, np.asarray(band.low), np.asarray(band.high), color=colour, alpha=0.2, linewidth=0)
 

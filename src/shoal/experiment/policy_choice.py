@@ -21,6 +21,7 @@ import numpy as np
 from shoal.errors import CheckpointError
 from shoal.experiment.checkpoints import read_meta
 from shoal.experiment.rundir import numbers
+from shoal.telemetry.console import counted
 
 __all__ = ["PolicyChoice", "PolicyName", "choose_policy", "policy_files"]
 
@@ -50,9 +51,9 @@ class PolicyChoice:
     def sentence(self) -> str:
         trained = [f"version {self.version:,}" if self.version is not None else "",
                    f"after {self.env_steps:,} env steps" if self.env_steps is not None else ""]
+        over = f" over {counted(self.eval_episodes, 'episode')}" if self.eval_episodes else ""
         known = [*(["as it was before training"] if self.version == 0 or self.trained == (0, 0) else trained),
-                 f"evaluated {self.eval_return:,.2f}" + (f" over {self.eval_episodes:,} episodes" if self.eval_episodes else "")
-                 if self.eval_return is not None else "not evaluated"]
+                 f"evaluated {self.eval_return:,.2f}{over}" if self.eval_return is not None else "not evaluated"]
         return f"policy {self.name}: {', '.join(word for word in known if word)}"
 
 

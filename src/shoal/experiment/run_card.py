@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal.telemetry.console import counted
 from shoal.telemetry.curves import Curve, joined, read_curve
 
 __all__ = ["card", "run_card", "seeds_card"]
@@ -58,7 +59,7 @@ def _returns(summary: Mapping[str, Any]) -> str:
     value, episodes = summary.get("eval_return"), summary.get("eval_episodes")
     if value is None:
         return ""
-    return f"{value:,.2f} over {episodes:,} episodes" if episodes else f"{value:,.2f}"
+    return f"{value:,.2f} over {counted(episodes, 'episode')}" if episodes else f"{value:,.2f}"
 
 
 def _number(value: float | None) -> str:

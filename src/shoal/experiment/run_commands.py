@@ -24,7 +24,7 @@ from shoal.experiment.references import EnvRef, check_trust, find, modules_of, o
 from shoal.experiment.resuming import FINISHED, resume_plan
 from shoal.experiment.run import Run, launch, load
 from shoal.experiment.rundir import SEEDS, RunDir, run_or_best_seed, seed_runs
-from shoal.experiment.seeds import SeedGroup, SeedOptions, SeedRuns, resume_seeds, sentence, summary_of, train_seeds
+from shoal.experiment.seeds import SeedGroup, SeedOptions, SeedRuns, resume_seeds, resume_words, sentence, summary_of, train_seeds
 from shoal.experiment.values import with_values
 from shoal.options import Options, number
 from shoal.roles.policy_opponent import script_opponent
@@ -51,8 +51,7 @@ def _go_with_seeds(start: Callable[[], SeedRuns]) -> int:
     sys.stdout.write(f"\n{sentence(found.summary)}\n  runs    {found.directory}\n  best    {found.best.directory}\n"
                      f"  plot    shoal plot {where} --out curves.png\n")
     if found.interrupted:
-        trusted = " --trust" if outside(modules_of(RunDir(found.best.directory).config())) else ""
-        sys.stdout.write(f"  resume  shoal resume {where}{trusted}\n")
+        sys.stdout.write(f"  resume  {resume_words(found.directory)}\n")
     return 130 if found.interrupted else 0
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment.checkpoints import Checkpoints, read_json, write_json
 from shoal.experiment.lock import alone, holder
+from shoal.telemetry.console import counted
 from shoal.telemetry.outputs import jsonable, read_lines
 
 __all__ = ["RUNS", "SEEDS", "RunDir", "default_directory", "find_runs", "list_runs", "numbers", "run_or_best_seed",
@@ -228,12 +229,13 @@ def run_or_best_seed(path: Path, say: Callable[[str], None]) -> RunDir:
         return RunDir.open(path)
     known = [(value, run) for run in seed_runs(path) if (value := numbers(run.summary()).get("eval_return")) is not None]
     if not known:
-        raise ConfigError(f"{path} holds runs of several seeds, and none of them was evaluated; give one of them, such as "
-                          f"{path / 'seed-0'}")
+        raise ConfigError(f"{path} holds runs of several seeds, and none of them has kept an evaluated policy yet; give one "
+                          f"of them, such as {path / 'seed-0'}")
     value, best = max(known, key=lambda pair: float(pair[0]))
     episodes = numbers(best.summary()).get("eval_episodes")
-    over = f" over {episodes:,} episode{'s' * (episodes != 1)}" if episodes else ""
-    say(f"{path}: {best.path.name} is used, the best of {len(known)} seeds, evaluated {value:,.2f}{over}")
+    over = f" over {counted(episodes, 'episode')}" if episodes else ""
+    among = f"the best of {len(known)} seeds" if len(known) > 1 else "the only seed with an evaluated policy"
+    say(f"{path}: {best.path.name} is used, {among}, evaluated {value:,.2f}{over}")
     return best
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -32,11 +33,12 @@ from shoal.experiment.loaded_run import Run
 from shoal.experiment.lock import alone
 from shoal.experiment.parse import take_option
 from shoal.experiment.prepare import plan_from_json, plan_to_json, prepare
-from shoal.experiment.references import check_trust, modules_of
+from shoal.experiment.references import check_trust, modules_of, outside
 from shoal.experiment.resuming import FINISHED, GOALS, NothingLeft, resume_plan, with_new_values
 from shoal.experiment.run_card import seeds_card
 from shoal.experiment.rundir import SEEDS, RunDir, default_directory, seed_runs
 from shoal.telemetry.callbacks import Callback
+from shoal.telemetry.console import counted
 from shoal.telemetry.curves import student_t
 from shoal.telemetry.outputs import jsonable
 
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
     from shoal.experiment.trained_policy import TrainedPolicy
 
-__all__ = ["SeedGroup", "SeedOptions", "SeedRuns", "resume_seeds", "train_seeds"]
+__all__ = ["SeedGroup", "SeedOptions", "SeedRuns", "resume_seeds", "resume_words", "train_seeds"]
 
 Launch = Callable[..., Run]
 MEASURED = ("eval_return", "eval_episodes", "train_return", "env_steps", "learner_steps", "seconds", "env_steps_per_second")
@@ -176,12 +178,12 @@ class SeedRuns:
         return len(self.runs)
 
     def __repr__(self) -> str:
-        return f"<{len(self.runs)} runs in {self.directory}: {sentence(self.summary)}>"
+        return f"<{counted(len(self.runs), 'run')} in {self.directory}: {sentence(self.summary)}>"
 
     def _repr_html_(self) -> str:
         """A card for notebooks."""
         plan = self.runs[0].prepared.plan if self.runs else None
-        title = f"{plan.title} on {plan.env.name}, {len(self.runs)} seeds" if plan is not None else "no run has finished"
+        title = f"{plan.title} on {plan.env.name}, {counted(len(self.runs), 'seed')}" if plan is not None else "no run has finished"
         return seeds_card(title, self.directory, self.summary, [run.directory for run in self.runs])
 
     @property
@@ -243,6 +245,12 @@ def resume_seeds(launch: Launch, group: SeedGroup, overrides: Mapping[str, Any],
     return _train_all(launch, group, todo, stream, callbacks)
 
 
+def resume_words(folder: Path) -> str:
+    """What continues with the seeds of a folder."""
+    trusted = " --trust" if outside(modules_of(SeedGroup.config(folder))) else ""
+    return f"shoal resume {shlex.quote(str(folder))}{trusted}"
+
+
 def _check_callbacks(group: SeedGroup, callbacks: Sequence[Callback]) -> None:
     if group.at_once > 1 and any(not callback.own_process for callback in callbacks):
         raise ConfigError("callbacks follow runs of this process, and seeds that train at the same time have processes of their "
@@ -253,10 +261,16 @@ def _train_all(launch: Launch, group: SeedGroup, todo: Mapping[int, SeedPart], s
                callbacks: Sequence[Callback]) -> SeedRuns:
     """Train these seeds, and write down what came out of all of them."""
     with alone(group.folder):
-        if group.at_once > 1:
-            trained, interrupted = _side_by_side(group, todo, callbacks, stream)
-        else:
-            trained, interrupted = _one_by_one(launch, group, todo, callbacks, stream)
+        try:
+            if group.at_once > 1:
+                trained, interrupted = _side_by_side(group, todo, callbacks, stream)
+            else:
+                trained, interrupted = _one_by_one(launch, group, todo, callbacks, stream)
+        except Exception:
+            if group.begun and group.plan.experiment.console.mode != "none":
+                stream.write(f"`{resume_words(group.folder)}` continues with the seeds that are not done\n")
+                stream.flush()
+            raise
         runs = [trained.get(seed) or Run(group.rundir(seed).path, group.summary(seed), prepare(group.plan_of(seed)))
                 for seed in group.seeds if seed in trained or group.summary(seed)]
         found = SeedRuns(group.folder, runs, summary_of([run.summary for run in runs]), interrupted)
@@ -288,7 +302,8 @@ def summary_of(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """By metric the mean over seeds, its 95 % interval by Student's t (none for one seed), and every seed's value."""
     found: dict[str, Any] = {"finished": sum(summary.get("stopped_by") in FINISHED for summary in summaries)}
     for name in MEASURED:
-        values = [float(summary[name]) for summary in summaries if summary.get(name) is not None]
+        of = "eval_return" if name == "eval_episodes" else name  # episodes are those of an evaluated policy
+        values = [float(summary[name]) for summary in summaries if None not in (summary.get(name), summary.get(of))]
         if values:
             found[name] = {"mean": float(np.mean(values)), **_interval(values), "values": values}
     return found
@@ -310,8 +325,9 @@ def sentence(summary: Mapping[str, Any]) -> str:
     around = "" if found["low"] is None else f" (95 % interval {found['low']:,.2f} to {found['high']:,.2f})"
     each = ", ".join(f"{value:,.1f}" for value in found["values"])
     count, episodes = len(found["values"]), summary.get("eval_episodes", {}).get("values", ())
-    rest = f", of {', '.join(f'{number:,.0f}' for number in episodes)} episodes" if len(episodes) == count else ""
-    return f"return {found['mean']:,.2f}{around} over {count} {'seed' if count == 1 else 'seeds'}: {each}{rest}"
+    plural = "s" * (list(episodes) != [1])
+    rest = f", of {', '.join(f'{number:,.0f}' for number in episodes)} episode{plural}" if len(episodes) == count else ""
+    return f"return {found['mean']:,.2f}{around} over {counted(count, 'seed')}: {each}{rest}"
 
 
 # ---------------------------------------------------------------------------------------------- side by side

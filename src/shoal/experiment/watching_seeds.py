@@ -12,6 +12,7 @@ from shoal.experiment.lock import holder
 from shoal.experiment.resuming import FINISHED
 from shoal.experiment.rundir import SEEDS, RunDir, numbers, run_row, seed_runs
 from shoal.experiment.seeds import sentence, summary_of
+from shoal.telemetry.console import counted
 
 __all__ = ["watch_seeds"]
 
@@ -27,7 +28,7 @@ def watch_seeds(folder: Path, live: bool, every_seconds: float, out: IO[str]) ->
     """A line for each seed: drawn again and again in place (`live`), or written whenever it has changed, at most every so often."""
     about = read_json(folder / SEEDS)
     pair = f"{about.get('algorithm')} x {about.get('architecture')}"
-    title = f"{about.get('preset') or pair} on {about.get('env')}, {len(_seeds(folder))} seeds"
+    title = f"{about.get('preset') or pair} on {about.get('env')}, {counted(len(_seeds(folder)), 'seed')}"
     (_watch_live if live else _watch_plain)(folder, title, every_seconds, out)
     summaries = [run.summary() for run in seed_runs(folder)]
     done = sum(summary.get("stopped_by") in FINISHED for summary in summaries)

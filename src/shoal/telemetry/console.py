@@ -52,7 +52,7 @@ def number(value: float | None, digits: int = 1) -> str:
 
 def counted(number: Any, what: str) -> str:
     """1 actor, 2 actors."""
-    return f"{number} {what}{'s' * (number != 1)}"
+    return f"{f'{number:,}' if isinstance(number, int) else number} {what}{'s' * (number != 1)}"
 
 
 def percent(value: float | None) -> str:

@@ -58,11 +58,11 @@ def read_curve(path: Path, metric: str, over: str = "env_steps") -> Curve:
 
 def joined(curve: Curve) -> Curve:
     """With evaluations at nearly the same step as one, their mean by episodes: what ends a run and what begins its resumed part
-    would draw a vertical line. Nearly: less than a quarter of the usual (median) distance apart."""
-    if curve.weight is None or len(curve.x) < 3:
+    would draw a vertical line. Nearly: at the same step, or less than a quarter of the usual (median) distance apart."""
+    if curve.weight is None or len(curve.x) < 2:
         return curve
     gaps = np.diff(curve.x)
-    cuts = np.flatnonzero(gaps >= NEAR * np.median(gaps)) + 1
+    cuts = np.flatnonzero((gaps > 0) & (gaps >= NEAR * np.median(gaps))) + 1
     parts = np.split(np.arange(len(curve.x)), cuts)
     x, y = (np.array([np.average(values[part], weights=curve.weight[part]) for part in parts]) for values in (curve.x, curve.y))
     return Curve(x, y, np.array([curve.weight[part].sum() for part in parts]))
