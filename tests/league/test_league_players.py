@@ -105,10 +105,10 @@ def test_kills(tmp_path):
 
     watch = Watch(lambda control: killer.done(control) and watch.folder is not None and seen == {True, False}
                   and "main_exploiter.learner-0" not in control.running, act)
-    program = drawn(tmp_path, periods=("main_exploiter=200:600",))
+    program = drawn(tmp_path, periods=("main_exploiter=200:2000",))  # long enough for a process to start on a busy machine
     assert run(program, watch, "local", tmp_path / "logs", fork_server=Farm.get()) == "until"
     league = league_of(watch.folder)
-    assert league["players"]["main"][0] > 400 and 0 < league["players"]["main_exploiter"][0] < 1200
+    assert league["players"]["main"][0] > 400 and 0 < league["players"]["main_exploiter"][0] < 5400
     assert (watch.folder / "main_exploiter.learner-0.safetensors").exists()  # its last state is kept
 
 
