@@ -29,7 +29,7 @@ from shoal.bench.rates import snapshots
 __all__ = ["LINES"]
 
 ENV, HIDDEN, BATCH, STEPS = "Hopper-v5", (256, 256), 256, 80_000
-TURNS, SECONDS, WARM_SECONDS = 3, 5.0, 1.5
+TURNS, SECONDS, WARM_SECONDS = 5, 5.0, 1.5
 FASTER, SHARE, IDLE = 1.3, 0.85, 0.02
 PYTHON = "SHOAL_D3RLPY"  # the environment variable
 QUIET = ("--console.mode", "none", "--no-tensorboard", "--console.every-seconds", "0.5")
