@@ -45,6 +45,7 @@ from shoal.bench import machine
 from shoal.bench.rates import snapshots, tail
 from shoal.core import Tree
 from shoal.device.placement import GpuConfig, Hardware
+from shoal.learning import phases_due
 from shoal.nets import NetConfig
 from shoal.roles.replay_config import LAUNCH_UPDATES
 from shoal.runtime.fork_server import PR_SET_PDEATHSIG, prctl
@@ -75,7 +76,7 @@ class BareUpdates:
 
     def __init__(self, algorithm: Any, hardware: Hardware, batch: int, graphs: bool, whole: int) -> None:
         """`whole` updates at once; 0 goes phase by phase."""
-        self.learn, self.hardware, self.whole = algorithm.learn(0), hardware, whole
+        self.learn, self.hardware, self.whole, self.done = algorithm.learn(0), hardware, whole, 0
         if hardware.on_gpu:
             self.learn.to(hardware)
         tree = noise(algorithm, batch)
@@ -84,10 +85,14 @@ class BareUpdates:
             self.learn.capture()
 
     def update(self) -> int:
+        """Phases that are due less often (td3's actor) are left out in between, as a learner does."""
+        count = self.whole or 1
+        dues = [phases_due(self.learn, Progress(learner_steps=self.done + k)) for k in range(count)]
+        self.done += count
         if self.whole:
-            self.learn.update((self.minibatch,) * self.whole, (self.learn.phases,) * self.whole)
-            return self.whole
-        for phase in self.learn.phases:
+            self.learn.update((self.minibatch,) * count, tuple(dues))
+            return count
+        for phase in dues[0]:
             gradient, _ = self.learn.gradients(self.minibatch, phase)
             self.learn.apply(gradient, phase)
         return 1

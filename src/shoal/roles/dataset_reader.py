@@ -3,8 +3,8 @@
     files of the recording ──in a new order every epoch──▶ windows of whole files ──items in random order──▶ samples ──▶ learners
                                                            one is drawn from while the next is being cut
 
-A recording that fits into the memory is one window and is cut only once. Of a larger one two windows are in memory: each batch
-that is drawn from the one also cuts its share of the other, so nobody waits at a window's end. What comes when depends on the
+A recording that fits into the memory is one window and is cut only once. Of a larger one two windows are in memory: after each
+batch that is drawn from the one, its share of the other is cut, so nobody waits at a window's end. What comes when depends on the
 seed, the epoch and the window alone. A checkpoint holds a few numbers, and a resumed run continues with the very next item.
 
 Several readers (--data.readers) share the files: each has its own, and is to a learner what a shard of a replay table is. Every
@@ -33,7 +33,8 @@ from shoal.slots import map_tree
 
 __all__ = ["DatasetReader", "windows_of"]
 
-SOME = 1024  # items that are cut at once
+SOME = 256  # items that are cut at once
+MANY = 1024  # whose bytes tell those of one
 ORDER, WITHIN = 0xDA7A, 0x17E5  # salts of what is random
 
 
@@ -99,7 +100,7 @@ class DatasetReader:
 
     def _window_items(self) -> int:
         """Items in a window: all of them, or half of what the memory holds beside one file."""
-        each, largest = self.record.layout.joined(SOME).nbytes / SOME, max(self.sizes)
+        each, largest = self.record.layout.joined(MANY).nbytes / MANY, max(self.sizes)
         readers = self.me.replicas
         held = int(self.parts.data.memory_mb * 1e6 / each / readers)
         if self.total <= held:
@@ -159,6 +160,8 @@ class DatasetReader:
                 with self.me.stats.phase("gather"):
                     self._answer(request.data, request.answer)
                 request.reply(request.answer)
+                with self.me.stats.phase("gather"):  # after the reply: a learner does not wait for what it needs later
+                    self._prepare_next()
         except ConfigError as error:  # a file is gone or is another one: nobody else can read it either
             self.me.fail(str(error))
 
@@ -167,6 +170,8 @@ class DatasetReader:
         views, done, count = self.layout.views(answer["items"]), 0, int(question["wanted"][0])
         self.sums.heed(question)
         while done < count:
+            if self.current.drawn == self.current.size:
+                self._prepare_next()
             window = self.current
             window.fill(window.size)
             rows = window.order[window.drawn : window.drawn + count - done]
@@ -174,7 +179,6 @@ class DatasetReader:
             map_tree(lambda into, items: into.__setitem__(here, items[rows]), views, window.items)  # noqa: B023
             window.drawn += len(rows)
             done += len(rows)
-            self._prepare_next()
         self.me.stats.add("demo_samples", count)
         self.me.stats.set("epochs", self.epoch + self._done() / self.total)
         answer["key"][:], answer["probability"][:], answer["table_size"][:] = 0, 1 / self.total, self.total
