@@ -130,10 +130,10 @@ def test_keys_of_relabelled_items(logs, tmp_path):
     kept = {}
 
     class Keeper(Replay):
-        def _store(self, data):
+        def _store(self, data, *given):
             for key, reward in zip(data["items"]["key"].tolist(), data["items"]["action"].tolist(), strict=True):
                 assert kept.setdefault(key, reward) == reward, "a key stands for two items"
-            return super()._store(data)
+            return super()._store(data, *given)
 
     program = stopped_after(drawn(logs, offline=True), 30)
     program.nodes["replay_train"].role = Keeper

@@ -80,8 +80,8 @@ def test_table_that_is_not_saved(tmp_path):
 class Table:
     """A Replay on real wires, driven by hand, and a successor for it at any moment."""
 
-    def __init__(self, **config):
-        self.program = program_of(ReplayConfig(checkpoint=True, **config), producers=1, turns=True)
+    def __init__(self, actors=1, turns=True, **config):
+        self.program = program_of(ReplayConfig(checkpoint=True, **config), producers=actors, turns=turns)
         self.program.build(InlineAllocator())
         self.node = self.program.nodes["replay"]
         self.parts = self.node.arguments["parts"]
@@ -100,8 +100,11 @@ class Table:
         with pytest.raises(StopIteration):
             self.role.step().send(None)
 
-    def insert(self, first):
-        draft = done(self.actor.slot())
+    def another_actor(self, number, life=0):
+        return self.program.wires["inserts"].attach("client", number, life)
+
+    def insert(self, first, actor=None):
+        draft = done((actor or self.actor).slot())
         ids = np.arange(first, first + len(draft.data["priority"]))
         draft.data["items"]["id"][:], draft.data["priority"][:] = ids, ids + FIRST
         return draft.send()
@@ -139,6 +142,34 @@ def test_unanswered_insert_is_not_repeated():
     table.insert(11)
     table.serve()
     assert table.role.table.size == 20
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_successor_of_an_actor_writes_early(behind):
+    """A killed actor's insert is read, or lies behind another one, while its successor writes the next one in its place."""
+    table = Table(actors=2, turns=False, **TEN)
+    store, others = table.role.core.store, 10 * behind
+    opened = store.open
+
+    def open_late(*given):
+        store.open = opened
+        table.insert(2001, table.another_actor(0, life=1))
+        return opened(*given)
+
+    store.open = open_late
+    if behind:
+        table.insert(1, table.another_actor(1))
+    table.insert(1001)
+    table.serve()
+    assert table.role.table.size == others, "what was read in part is not in"
+    table.serve()
+    assert table.role.table.size == others + 10
+    seen = set()
+    for _ in range(10):
+        batch = table.ask()
+        table.serve()
+        seen |= set(table.role.layout.views(done(batch.result())["items"])["id"].ravel().tolist())
+    assert seen <= {*range(1, 1 + others), *range(2001, 2011)} and seen & set(range(2001, 2011))
 
 
 @pytest.mark.parametrize(("compression", "count"), [("none", 10), ("lz4", 10), ("none", 1)])

@@ -52,9 +52,9 @@ def test_in_turns_newest_weights(tmp_path):
     seen = []
 
     class Looking(Replay):
-        def _store(self, data):
+        def _store(self, data, *given):
             seen.append((self.limiter.samples // TURNS.batch_size, data["items"]["weights_version"].copy()))
-            return super()._store(data)
+            return super()._store(data, *given)
 
     program, _ = draw(PLAIN, "synchronous", CATCH, replay=TURNS)
     program.nodes["replay"].role = Looking
@@ -84,9 +84,9 @@ def test_actor_and_learner_agree(kind, architecture, algorithm, tmp_path,
             self.me.stats.add("samples_masked", count)
             super()._heed(data)
 
-        def _store(self, data):
+        def _store(self, data, *given):
             before = set(self.table.keys().tolist())
-            items = super()._store(data)
+            items = super()._store(data, *given)
             new = [key for key in self.table.keys().tolist() if key not in before]
             self.first.update(zip(new, data["priority"].tolist(), strict=True))
             return items

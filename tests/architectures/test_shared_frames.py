@@ -83,6 +83,18 @@ def batch_of(core, layout):
     return {"/".join(path): leaf.copy() for path, leaf in leaves(layout.views(block.memory))}, info
 
 
+def test_torn_insert_leaves_nothing():
+    """Frames whose actor has a successor: no item, and their memory is free again."""
+    record, count = RECORDS["one step"], 7
+    (core, _), _ = tables(record, count, "none")
+    shared = FrameTable(frame_stacks(record), stored_columns(record.layout), count)
+    items, table = Layout(insert_fields(record, count)).empty(), core.table("t")
+    items["frame_count"][0] = 11
+    assert not shared.put(core, table, items, np.ones(count), lambda: True)
+    assert table.size == 0 and table.nbytes == 0
+    assert shared.put(core, table, items, np.ones(count), lambda: False) and table.size == count and table.nbytes > 0
+
+
 @pytest.mark.parametrize("ends", ENDS)
 @pytest.mark.parametrize("name", RECORDS)
 def test_batches_have_the_bits_of_items(name, ends):

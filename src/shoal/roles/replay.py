@@ -29,6 +29,7 @@ import hashlib
 import io
 import math
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -138,59 +139,57 @@ class Replay:
         some, size, moved = self.config.insert_batch, self.config.batch_size, True
         while moved:
             moved = False
-            for queue in (self.adding, self.drawing, self.looking):
-                while queue and queue[0].void:
-                    queue.popleft()
-            while self.adding and self.limiter.can_insert(some):
+            while waiting(self.adding) and self.limiter.can_insert(some):
                 moved = True
                 with self.me.stats.phase("write"):
                     self._insert(self.adding.popleft())
-            while self.drawing and self.limiter.can_sample(size):
+            while waiting(self.drawing) and self.limiter.can_sample(size):
                 moved = True
                 with self.me.stats.phase("gather"):
                     self._sample(self.drawing.popleft())
-            while self.looking and self.table.size >= self.limiter.min_size:
+            while waiting(self.looking) and self.table.size >= self.limiter.min_size:
                 with self.me.stats.phase("gather"):
                     self._show(self.looking.popleft())
             if self.added and (self.drawing or self.table.size < self.limiter.min_size):
                 self._answer_added()
 
     def _insert(self, request: Request) -> None:
-        self.added.append(request)
-        items = 0
-        if self.saved and (known := digest(request.data)) in self.saved:
+        """Put it in, or nothing of it: the successor of an actor that was killed may be writing over what is being read."""
+        data, known = request.data, digest(request.data) if self.saved else b""
+        moments = {name: map_tree(np.copy, data[name]) for name in (MOMENTS,) if name in data}
+        number, decisions, before = int(data["number"][0]), int(data["decisions"][0]), self.limiter.inserts
+        if known in self.saved:
+            if request.void:
+                return
             self.saved.discard(known)  # it was in, and not answered, when the table was saved
+        elif not self._store(data, lambda: request.void):
+            return
         else:
-            items = self._store(request.data)
-        self._note(request.client, request.data, items)
+            self.counts[0] += decisions
+        self.added.append(request)  # the table may have refused items, as their priorities are not finite
+        self._note(Arrival(request.client, number, decisions, self.limiter.inserts - before, moments))
         if not self.turns:
             self._answer_added()
 
-    def _store(self, data: Tree) -> int:
-        """Put it into the table; returns how many items that were: the table refuses priorities that are not finite."""
-        before = self.limiter.inserts
+    def _store(self, data: Tree, torn: Callable[[], bool] | None = None) -> bool:
+        """Put the items of an insert into the table; false, and none of them is, if they are `torn`."""
         if self.frames is not None:
-            self.frames.put(self.core, self.table, data["items"], data["priority"])
-        else:
-            self.writer.put(data["items"], data["priority"])
-        self.counts[0] += data["decisions"][0]
-        return self.limiter.inserts - before
+            return self.frames.put(self.core, self.table, data["items"], data["priority"], torn)
+        return self.writer.put(data["items"], data["priority"], torn)
 
-    def _note(self, client: int, data: Tree, items: int) -> None:
+    def _note(self, arrival: Arrival) -> None:
         """Remember what to tell of an insert. In turns the first one of an actor may have been put in by a predecessor too."""
-        number, decisions = int(data["number"][0]), int(data["decisions"][0])
-        if self.turns and self.me.incarnation and not self.newest[client]:
-            moments = {name: map_tree(np.copy, data[name]) for name in (MOMENTS,) if name in data}
-            self.doubtful.append(Arrival(client, number, decisions, items, moments))
+        if self.turns and self.me.incarnation and not self.newest[arrival.client]:
+            self.doubtful.append(arrival)
         else:
-            self._add(decisions, items, data)
+            self._add(arrival)
         if self.turns:
-            self.newest[client] = number
+            self.newest[arrival.client] = arrival.number
 
-    def _add(self, decisions: int, items: int, moments: Tree) -> None:
-        self.fresh += decisions
-        self.items += items
-        self.moments.add(moments)
+    def _add(self, arrival: Arrival) -> None:
+        self.fresh += arrival.decisions
+        self.items += arrival.items
+        self.moments.add(arrival.moments)
 
     def _answer_added(self) -> None:
         for request in self.added:
@@ -260,7 +259,7 @@ class Replay:
         """Count those of the doubtful inserts that the learner was not told about."""
         for one in self.doubtful:
             if heard[one.client] != one.number:
-                self._add(one.decisions, one.items, one.moments)
+                self._add(one)
         self.doubtful.clear()
 
     def _count(self) -> None:
@@ -329,6 +328,13 @@ class Replay:
         self.core.close()
         if self.demos is not None:
             self.demos.close()
+
+
+def waiting(queue: deque[Request]) -> bool:
+    """Whether somebody waits for the first of them; those before it are dropped, as their clients were killed or restarted."""
+    while queue and queue[0].void:
+        queue.popleft()
+    return bool(queue)
 
 
 def make_limiter(parts: Parts, turns: bool) -> replay.RateLimiter:

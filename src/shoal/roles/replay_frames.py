@@ -10,6 +10,7 @@ those of different inserts do not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -80,8 +81,9 @@ class FrameTable:
         spec, shape = column.spec, self._stacks.shape
         return Column(Spec(spec.path, spec.dtype, shape), int(np.prod(spec.shape[: -len(shape)])), False)
 
-    def put(self, core: Core, table: TableCore, items: Tree, priority: np.ndarray) -> None:
-        """Put the items of an insert into a table."""
+    def put(self, core: Core, table: TableCore, items: Tree, priority: np.ndarray, torn: Callable[[], bool] | None = None) -> bool:
+        """Put all items of an insert into a table, or none, and say which: `torn` tells whether they have changed while they were
+        copied."""
         given, records, store = flatten(items), self._records, core.store
         filled = int(given[COUNT][0])
         group, frames = store.open(self._single, self._count), store.open([self._frame], filled)
@@ -98,6 +100,10 @@ class FrameTable:
             else:
                 records[:, at, 0] = chunk
                 at, chunk = at + 1, chunk + 1
-        PendingInserts(table, self.columns, False, priority.copy(), records).push()
+        insert = PendingInserts(table, self.columns, False, priority.copy(), records)
+        whole = torn is None or not torn()
+        if whole:
+            insert.push()
         store.close(group, self._count)
         store.close(frames, filled)
+        return whole

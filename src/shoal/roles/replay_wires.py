@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -128,7 +129,8 @@ class TableWriter:
         self._records = np.ones((count, 1, 4), np.int32)  # where items are that lie one behind the other
         self._first = np.arange(count)
 
-    def put(self, items: Tree, priority: np.ndarray) -> None:
+    def put(self, items: Tree, priority: np.ndarray, torn: Callable[[], bool] | None = None) -> bool:
+        """Put all of them into the table, or none, and say which: `torn` tells whether they have changed while they were copied."""
         group = self._group
         if group is None:
             group, self._used = self._core.store.open(self._specs, self._rows), 0
@@ -140,10 +142,14 @@ class TableWriter:
         for path, into in zip(self._paths, group.arrays, strict=True):
             into[begin : begin + self._count] = given[path]
         self._records[:, 0, 0], self._records[:, 0, 1] = group.first, self._first + begin
-        PendingInserts(self._table, self._columns, True, priority.copy(), self._records).push()
+        insert = PendingInserts(self._table, self._columns, True, priority.copy(), self._records)
+        if torn is not None and torn():
+            return False  # the next insert is written over it
+        insert.push()
         self._used += self._count
         if self._used == self._rows:
             self.close()
+        return True
 
     def close(self) -> None:
         """End the open group, if there is one: its memory does not change any more, so it can be saved from where it lies."""
