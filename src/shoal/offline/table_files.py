@@ -4,6 +4,9 @@
     file.columns                      by name: dtype and shape of a row
     file.read("rewards", 10, 20)      these rows; Parquet reads the row groups that they lie in
 
+A Parquet file with a column `steps` has an episode in each row, as RLDS has it (Ramos et al. 2021): a list of steps, or lists of
+their fields. Its columns here are those fields, one step behind the other. The last step of an episode has an observation only.
+
 Nothing stays open between two reads, so a file that is gone or cut short is noticed when it is read, with a sentence that names it.
 A .npz is in memory as a whole.
 """
@@ -23,6 +26,8 @@ from shoal.errors import ConfigError
 __all__ = ["SUFFIXES", "Column", "Columns", "TableFile", "open_table", "write_columns"]
 
 SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz")
+STEPS, IS_FIRST, IS_LAST, IS_TERMINAL = "steps", "is_first", "is_last", "is_terminal"
+TERMINALS, TIMEOUTS, REWARDS = "terminals", "timeouts", ("reward", "rewards")
 META = "shoal"  # under this name a file has JSON about itself
 Columns = dict[str, np.ndarray]
 Column = tuple[np.dtype[Any], tuple[int, ...]]
@@ -43,7 +48,9 @@ class TableFile(Protocol):
 def open_table(path: Path) -> TableFile:
     with _readable(path):
         if path.suffix == ".parquet":
-            return _Parquet(path)
+            import pyarrow.parquet as pq
+
+            return _Nested(path) if STEPS in pq.read_schema(path).names else _Parquet(path)
         return _Npz(path) if path.suffix == ".npz" else _Hdf5(path)
 
 
@@ -134,19 +141,120 @@ class _Parquet:
             return self._array(name, column.slice(begin - int(self._ends[first]), end - begin))
 
     def _array(self, name: str, column: Any) -> np.ndarray:
-        import pyarrow as pa
+        return _as_numpy(self._path, name, column, self._shapes.get(name, ()))
 
+
+class _Nested:
+    """Parquet with an episode in each row. Row groups are read as a whole, and only the fields that are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow.parquet as pq
+
+        self._path = path
+        self.about: dict[str, Any] | None = None
+        with pq.ParquetFile(path) as file:
+            paths = (file.schema.column(number).path for number in range(len(file.schema)))
+            names = [name for field in file.schema_arrow for name in _fields(field.type, field.name)]
+            self._groups, episodes = file.metadata.num_row_groups, file.metadata.num_rows
+        self._paths: dict[str, list[str]] = {}  # of a step's fields, their columns in the file
+        for name, column in zip(names, paths, strict=True):
+            self._paths.setdefault(name.removeprefix(f"{STEPS}/"), []).append(column)
+        last = [self._field(number, number + 1, IS_LAST) for number in range(self._groups)]
+        if (ends := sum(int(group.sum()) for group in last)) != episodes:
+            raise ConfigError(f"{path} has {episodes:,} episodes, and is_last in {ends:,} of their steps; it must be true in the "
+                              "last one of each")
+        lengths = [len(group) for group in last]
+        self._ends = np.cumsum([0, *lengths])
+        self.chunk = max(lengths, default=1)
+        steps = [name.removeprefix(f"{STEPS}/") for name in names if name.startswith(f"{STEPS}/")]
+        first = {name: self._field(0, min(1, self._groups), name) for name in (*steps, TERMINALS, TIMEOUTS)
+                 if name not in (IS_FIRST, IS_LAST, IS_TERMINAL)}
+        self.columns = {name: (array.dtype, array.shape[1:]) for name, array in first.items()}
+        self.rows = dict.fromkeys(self.columns, int(self._ends[-1]))
+
+    def read(self, name: str, begin: int, end: int) -> np.ndarray:
+        first, last = (int(np.searchsorted(self._ends, row, side="right")) - 1 for row in (begin, max(begin, end - 1)))
+        skipped = int(self._ends[first])
+        with _readable(self._path):
+            return self._field(first, last + 1, name)[begin - skipped : end - skipped]
+
+    def _field(self, first: int, stop: int, name: str) -> np.ndarray:
+        """A field of all steps of some row groups."""
+        if name == TERMINALS:  # of the step before the one that has the last observation
+            over = np.append(self._field(first, stop, IS_TERMINAL)[1:], False)
+            ended: np.ndarray = over.astype(bool) & ~self._field(first, stop, IS_LAST).astype(bool)
+            return ended
+        if name == TIMEOUTS:
+            return self._field(first, stop, IS_LAST).astype(bool)
+        import pyarrow.parquet as pq
+
+        if name not in self._paths:
+            raise ConfigError(f"{self._path}: its steps have no field {name}; an episode has is_last and is_terminal of each step")
+        with pq.ParquetFile(self._path) as file:
+            column = file.read_row_groups(range(first, min(stop, self._groups)), columns=self._paths[name]).column(STEPS)
+        found = _as_numpy(self._path, f"{STEPS}/{name}", _of_steps(column, name.split("/")))
+        if name in REWARDS:  # whatever stands beside the last observation is none
+            found = np.where(self._field(first, stop, IS_LAST), np.zeros_like(found), found)
+        return found
+
+
+def _fields(kind: Any, name: str) -> Iterator[str]:
+    """The paths of all fields within a type of Parquet, lists left out."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        for field in kind:
+            yield from _fields(field.type, f"{name}/{field.name}")
+    elif _is_list(kind):
+        yield from _fields(kind.value_type, name)
+    else:
+        yield name
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _of_steps(column: Any, names: list[str]) -> Any:
+    """The values of a field, one step behind the other: of a list of steps, or of lists of their fields."""
+    import pyarrow as pa
+
+    found, listed = column.combine_chunks(), True  # whether the list of an episode is still around it
+    while listed or names:
+        if pa.types.is_struct(found.type):
+            found, names = found.field(names[0]), names[1:]
+        elif listed and _is_list(found.type):
+            found, listed = found.flatten(), False
+        else:
+            break
+    return found
+
+
+def _as_numpy(path: Path, name: str, column: Any, shape: tuple[int, ...] = ()) -> np.ndarray:
+    """Of lists of lists their numbers, in the shape of the lists or the one that is given."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
+    if isinstance(column, pa.ChunkedArray):  # without rows there are no chunks to combine
+        column = pa.concat_arrays(column.chunks) if column.chunks else pa.array([], column.type)
+    rows, sizes = len(column), []
+    while True:
         if column.null_count:
-            raise ConfigError(f"{self._path}: column {name} has {column.null_count:,} missing values; fill them in or leave them "
-                              "out")
-        if isinstance(column, pa.ChunkedArray):  # without rows there are no chunks to combine
-            column = pa.concat_arrays(column.chunks) if column.chunks else pa.array([], column.type)
-        if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
-            flat: np.ndarray = column.flatten().to_numpy(zero_copy_only=False)
-            return flat.reshape(len(column), *self._shapes.get(name, (-1,)))
-        plain: np.ndarray = column.to_numpy(zero_copy_only=False)
-        return plain
+            raise ConfigError(f"{path}: column {name} has {column.null_count:,} missing values; fill them in or leave them out")
+        if not _is_list(column.type):
+            break
+        lengths = pc.unique(pc.list_value_length(column)).to_pylist() or [0]
+        if len(lengths) > 1:
+            raise ConfigError(f"{path}: rows of column {name} have {min(lengths)} to {max(lengths)} numbers; each must have as "
+                              "many")
+        sizes.append(lengths[0])
+        column = column.flatten()
+    flat: np.ndarray = column.to_numpy(zero_copy_only=False)
+    return flat.reshape(rows, *(shape or sizes))
 
 
 # ---------------------------------------------------------------------------------------------- writing
