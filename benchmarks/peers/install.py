@@ -35,10 +35,16 @@ class PeerLibrary:
     """What is installed into its environment; with none it runs in shoal's own."""
     beside: tuple[str, ...] = ("torch", "gymnasium", "numpy", "ale-py")
     """Other distributions that it runs with, whose versions are shown too."""
+    shares: str = ""
+    """The peer whose environment it runs in; none: one of its own."""
+
+    @property
+    def folder(self) -> Path:
+        return FOLDER / (self.shares or self.name)
 
     @property
     def python(self) -> Path:
-        return FOLDER / self.name / "bin" / "python" if self.requirements else Path(sys.executable)
+        return self.folder / "bin" / "python" if self.requirements else Path(sys.executable)
 
     def command(self, order: Mapping[str, Any]) -> list[str]:
         """Its driver with an order, to be run in DRIVERS with `driver_environment`."""
@@ -49,9 +55,10 @@ PEERS = (
     PeerLibrary("sample_factory", "sample-factory", ("sample-factory==2.1.1", "ale-py==0.12.1")),
     PeerLibrary("rllib", "ray", ("ray[rllib]==2.60.*", "ale-py==0.12.1")),
     PeerLibrary("sb3", "stable-baselines3", ("stable-baselines3>=2.7", "ale-py==0.12.1")),
-    PeerLibrary("sb3_dqn", "stable-baselines3", ("stable-baselines3>=2.7", "ale-py==0.12.1")),
+    PeerLibrary("sb3_dqn", "stable-baselines3", ("stable-baselines3>=2.7", "ale-py==0.12.1"), shares="sb3"),
     PeerLibrary("torchrl", "torchrl", ("torchrl==0.14.*", "gymnasium==1.4.0", "ale-py==0.12.1")),
     PeerLibrary("cleanrl", "gymnasium", ("gymnasium==1.4.0", "ale-py==0.12.1")),
+    PeerLibrary("cleanrl_dqn", "gymnasium", ("gymnasium==1.4.0", "ale-py==0.12.1"), shares="cleanrl"),
     PeerLibrary("reference_loop", "gymnasium", beside=("torch", "numpy")),
 )
 
@@ -77,9 +84,9 @@ def install(peer: PeerLibrary, say: Callable[[str], None]) -> tuple[bool, str]:
     """Install what is missing. Returns whether the peer can be used, and its versions or the reason why not."""
     found, torch = versions(peer), (TORCH,) * ("torch" in peer.beside)
     if found is None and peer.requirements:
-        say(f"installing {peer.name} into {FOLDER / peer.name}")
+        say(f"installing {peer.name} into {peer.folder}")
         pip = [str(peer.python), "-m", "pip", "install", "--quiet"]
-        steps = [[sys.executable, "-m", "venv", str(FOLDER / peer.name)], *([*pip, one] for one in torch),
+        steps = [[sys.executable, "-m", "venv", str(peer.folder)], *([*pip, one] for one in torch),
                  [*pip, *torch, *peer.requirements]]
         for command in steps:
             done = _run(command)

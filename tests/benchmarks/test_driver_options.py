@@ -31,8 +31,10 @@ RLLIB = {"peer": "rllib", "order": {"algorithm": "impala"}}
     ({**PONG, "peer": "sb3", "until_return": 5.0, "order": {"race": "tuned"}}, "peers are judged on CartPole-v1 only"),
     ({"peer": "sample_factory", "until_return": 5.0}, "does not apply to sample_factory: its driver cannot train to a threshold"),
     ({**RLLIB, "until_return": 5.0}, "does not apply to rllib"),
-    ({"peer": "rllib"}, "rllib needs to know the algorithm; write order = { algorithm = \"...\" } with one of appo, impala, ppo"),
-    ({"peer": "rllib", "order": {"algorithm": "dqn"}}, "order.algorithm='dqn' is not possible"),
+    ({"peer": "rllib"}, "rllib needs to know the algorithm; write order = { algorithm = \"...\" } with one of appo, dqn, impala, "
+     "ppo"),
+    ({"peer": "rllib", "order": {"algorithm": "sac"}}, "order.algorithm='sac' is not possible"),
+    ({"peer": "rllib", "order": {"algorithm": "dqn", "epochs": 4}}, "order has 'epochs', which changes nothing"),
     ({"peer": "rllib", "order": {"algorithm": "impala", "epochs": 4}}, "order has 'epochs', which changes nothing"),
     ({"peer": "rllib", "order": {"algorithm": "impala", "settings": {"minibatch": 64}}}, "order.settings has 'minibatch'"),
     ({**PONG, "peer": "rllib", "order": {"algorithm": "impala", "settings": {"vector": True}}}, "vectorised CartPole-v1"),

@@ -1,4 +1,5 @@
-"""RLlib's PPO, IMPALA and APPO on its new API stack, timed."""
+"""RLlib's PPO, IMPALA, APPO and DQN on its new API stack, timed; DQN once its updates have begun, at the ratio, batch and network
+of drive_sb3_dqn.py."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ import ray
 import same_env
 import torch
 from ray.rllib.algorithms.appo import APPOConfig
+from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
@@ -28,7 +30,7 @@ NETS = {
     "pong": {"conv_filters": [[32, 8, 4], [64, 4, 2], [64, 3, 1]], "conv_activation": "relu", "head_fcnet_hiddens": [512],
              "vf_share_layers": True},
 }
-CONFIGS = {"ppo": PPOConfig, "impala": IMPALAConfig, "appo": APPOConfig}
+CONFIGS = {"ppo": PPOConfig, "impala": IMPALAConfig, "appo": APPOConfig, "dqn": DQNConfig}
 SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
     ("ppo", "cartpole"): {"runners": 2, "envs": 64, "batch": 8192, "minibatch": 4096, "fragment": "auto", "threads": 1},
     ("impala", "cartpole"): {"runners": 2, "envs": 64, "batch": 2048, "fragment": 32, "threads": 1, "broadcast": 1, "in_flight": 1,
@@ -40,10 +42,15 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
                          "learners": 0, "vector": False},
     ("appo", "pong"): {"runners": 2, "envs": 16, "batch": 512, "fragment": 32, "threads": 1, "broadcast": 1, "in_flight": 1,
                        "learners": 0, "vector": False, "passes": 1},
+    ("dqn", "cartpole"): {"runners": 0, "envs": 4, "batch": 64, "fragment": 1, "threads": 1, "intensity": 16, "begin": 1_000,
+                          "buffer": 50_000, "target": 200, "lr": 1e-3},
+    ("dqn", "pong"): {"runners": 0, "envs": 4, "batch": 32, "fragment": 1, "threads": 1, "intensity": 8, "begin": 1_000,
+                      "buffer": 10_000, "target": 1_000, "lr": 1e-4},
 }
 """`threads` are the learner's, in this process; one in a process of its own (`learners`: 1) has a single thread. `vector` is
 gymnasium's own vectorised CartPole in the place of single environments. `passes` is how often APPO learns from a batch, at
-most: RLlib's default of 2 would only cost speed. benchmarks/peer_settings.py tries others."""
+most: RLlib's default of 2 would only cost speed. `intensity` is how many items DQN learns from for each env step.
+benchmarks/peer_settings.py tries others."""
 
 PATIENCE = 90.0  # seconds beyond the run's own: the first steps may be late, a batch may take long
 LEAST_MARKS = 4
@@ -57,19 +64,24 @@ def environment(scene: str, config: dict[str, Any]) -> object:
 
 
 def config_of(order: dict[str, Any], settings: dict[str, Any]) -> Any:
-    ppo = order["algorithm"] == "ppo"
-    config = CONFIGS[order["algorithm"]]().environment("same").framework("torch")
+    own = order["algorithm"]
+    config = CONFIGS[own]().environment("same").framework("torch")
     config = config.env_runners(num_env_runners=settings["runners"], num_envs_per_env_runner=settings["envs"],
                                 rollout_fragment_length=settings["fragment"])
     config = config.learners(num_learners=settings.get("learners", 0))
     config = config.rl_module(model_config=DefaultModelConfig(**NETS[order["scene"]]))
-    training = {"train_batch_size_per_learner": settings["batch"], "lr": 5e-4, "grad_clip": 0.5}
-    if ppo:
+    training = {"train_batch_size_per_learner": settings["batch"], "lr": settings.get("lr", 5e-4), "grad_clip": 0.5}
+    if own == "ppo":
         training |= {"num_epochs": order.get("epochs", 1), "minibatch_size": settings["minibatch"]}
+    elif own == "dqn":
+        training |= {"grad_clip": 10.0, "training_intensity": settings["intensity"], "n_step": 1, "double_q": False,
+                     "dueling": False, "target_network_update_freq": settings["target"], "epsilon": [(0, 1.0), (10_000, 0.05)],
+                     "num_steps_sampled_before_learning_starts": settings["begin"],
+                     "replay_buffer_config": {"type": "EpisodeReplayBuffer", "capacity": settings["buffer"]}}
     else:
         training["broadcast_interval"] = settings["broadcast"]
         config = config.env_runners(max_requests_in_flight_per_env_runner=settings["in_flight"])
-    if order["algorithm"] == "appo":
+    if own == "appo":
         training["circular_buffer_iterations_per_batch"] = settings["passes"]
     if settings.get("vector"):
         config = config.env_runners(gym_env_vectorize_mode="vector_entry_point")
@@ -96,7 +108,7 @@ def main(order: dict[str, Any]) -> None:
         result = algorithm.train()
         steps = int(result["env_runners"].get("num_env_steps_sampled_lifetime", 0))
         now = time.perf_counter()
-        if first is None and steps:
+        if first is None and steps > settings.get("begin", 0):
             first, began_at = now, time.time()
         if first is not None and (not marks or steps > marks[-1][1]):
             marks.append((now - first, steps))
