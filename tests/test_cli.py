@@ -166,6 +166,8 @@ BAD = {
     "train impala tests.experiment.gyms:Unlearnable-v0": ["Unlearnable-v0", "action space"],
     "resume EMPTY": ["EMPTY", "no run in it", "shoal train"],
     "resume /no/such/folder": ["/no/such/folder", "does not exist"],
+    "resume RUN --eval.episodes 3": ["--eval.episodes stays as the run began with it (", "shoal set RUN eval.episodes=VALUE"],
+    "resume RUN --lr 3": ["there is no option --lr; see `shoal resume", "--help`"],
     "resume RUN": ["RUN has already done", "larger --max-env-steps"],
     "eval EMPTY": ["EMPTY", "no run in it"],
     "eval": ["give one run directory", "shoal runs"],

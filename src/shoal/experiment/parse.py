@@ -18,7 +18,7 @@ from shoal.experiment.suggestions import closest, translated
 from shoal.experiment.values import keys, words
 from shoal.options import Options, flag
 
-__all__ = ["parse_command", "parse_options", "parse_train", "split_positionals", "take_option"]
+__all__ = ["is_option", "parse_command", "parse_options", "parse_train", "split_positionals", "take_option"]
 
 T = TypeVar("T")
 Kind = TypeVar("Kind", bound=Options)
@@ -169,7 +169,7 @@ def parse_options(kind: Any, default: T, arguments: Sequence[str], usage: str) -
         tyro.cli(kind, default=default, args=["--help"], prog=usage)
     known = {_loose(option): option for option in _options(default)}
     known |= {_loose(_no_first(option)): option for option in known.values() if ".no_" in option}
-    tokens = [_spelled(token, known) if is_option(token) else token for token in arguments]
+    tokens = [_spelled(token, known, usage) if is_option(token) else token for token in arguments]
     if tokens and not is_option(tokens[0]):
         raise ConfigError(f"{tokens[0]!r} is one word too many; {usage} [--options]")
     result = _quietly(kind, default, tokens)
@@ -231,26 +231,26 @@ def _loose(option: str) -> str:
     return ".".join(part.strip("_-").replace("_", "-") for part in option.split("."))
 
 
-def _spelled(token: str, known: dict[str, str]) -> str:
+def _spelled(token: str, known: dict[str, str], usage: str) -> str:
     """The option as tyro spells it (any mixture of - and _ will do); a sentence where there is none."""
     name, equals, value = token.partition("=")
     option = known.get(_loose(name))
     if option is None:
         flags = [f"--{loose}" for loose in known]
-        raise ConfigError(f"there is no option {name}{_nearest(name, flags)}")
+        raise ConfigError(f"there is no option {name}{_nearest(name, flags) or f'; see `{usage} --help`'}")
     return option.replace("_", "-").rstrip("-") + ("_" if option.endswith("_") else "") + equals + value
 
 
 def _nearest(name: str, flags: list[str]) -> str:
-    """The nearest option; the last part counts where a section is missing or wrong: --lr for --algorithm.lr."""
+    """The nearest option, if one is near; the last part counts where a section is missing or wrong: --lr for --algorithm.lr."""
     last = _loose(name).removeprefix("--").rpartition(".")[2]
     if ours := translated(last, (known.removeprefix("--").replace("-", "_") for known in flags)):
         return f"; did you mean {flag(ours)}?"
     same = [known for known in flags if known.rpartition(".")[2] == f"--{last}".rpartition("--")[2]]
     if same:
         return f"; did you mean {same[0]}?"
-    hint = closest(f"--{_loose(name)}", flags, "")
-    return hint if hint.startswith("; did you mean") else "; see `shoal train PRESET ENV --help`"
+    hint = closest(_loose(name), [known.removeprefix("--") for known in flags], "", prefix="--")
+    return hint if hint.startswith("; did you mean") else ""
 
 
 def _groups(tokens: Sequence[str]) -> list[list[str]]:

@@ -18,20 +18,21 @@ from shoal.errors import ConfigError, EnvironmentError_, RoleFailed, ShoalError
 from shoal.experiment.best_response import best_response
 from shoal.experiment.config import ConsoleConfig, RayOptions
 from shoal.experiment.evaluation import Evaluation
-from shoal.experiment.parse import parse_command, parse_options, parse_train, split_positionals
+from shoal.experiment.parse import is_option, parse_command, parse_options, parse_train, split_positionals
 from shoal.experiment.policy_choice import PolicyChoice
 from shoal.experiment.references import EnvRef, check_trust, find, modules_of, outside
 from shoal.experiment.resuming import FINISHED, resume_plan
 from shoal.experiment.run import Run, launch, load
 from shoal.experiment.rundir import SEEDS, RunDir, run_or_best_seed, seed_runs
 from shoal.experiment.seeds import SeedGroup, SeedOptions, SeedRuns, resume_seeds, resume_words, sentence, summary_of, train_seeds
-from shoal.experiment.values import with_values
+from shoal.experiment.values import keys, with_values
 from shoal.options import Options, number
 from shoal.roles.policy_opponent import script_opponent
 from shoal.telemetry.outputs import say
 
 __all__ = ["eval_command", "play_command", "resume_command", "train_command"]
 
+UNKNOWN = object()
 Kind = TypeVar("Kind", bound=Options)
 Trained = TypeVar("Trained", Run, SeedRuns)
 
@@ -92,6 +93,19 @@ class Resume(Options):
         return with_values(cls(), {name: config[name] for name in ("ray", "console") if name in config}, where)
 
 
+def _check_changeable(words: list[str], kept: Resume, config: Mapping[str, Any], path: Path) -> None:
+    """Name a value that the run goes on with as it began."""
+    for word in filter(is_option, words):
+        name = word.partition("=")[0]
+        key = name.lstrip("-").replace("-", "_")
+        value: Any = config
+        for part in key.split("."):
+            value = value.get(part, UNKNOWN) if isinstance(value, Mapping) else UNKNOWN
+        if value is not UNKNOWN and key not in keys(kept):
+            raise ConfigError(f"{name} stays as the run began with it ({value}); `shoal set {path} {key}=VALUE` changes some values "
+                              f"while it runs, and `shoal train ... --init-from {path}` begins another run with its weights")
+
+
 def resume_command(arguments: list[str]) -> int:
     usage = "shoal resume RUN"
     if any(word in ("-h", "--help") for word in arguments):
@@ -100,7 +114,9 @@ def resume_command(arguments: list[str]) -> int:
     path = _one_run(words, usage)
     several = (path / SEEDS).is_file()
     config = SeedGroup.config(path) if several else RunDir.open(path).config()
-    options = parse_options(Resume, Resume.of(config, str(path)), rest, usage)
+    kept = Resume.of(config, str(path))
+    _check_changeable(rest, kept, config, path)
+    options = parse_options(Resume, kept, rest, usage)
     options.validate()
     _say_modules(config, options.trust)
     names = ("until_return", "until", "max_env_steps", "max_learner_steps", "max_seconds", "runtime", "actors", "learner_threads")

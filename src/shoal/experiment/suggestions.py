@@ -61,8 +61,8 @@ def translated(name: str, known: Iterable[str]) -> str | None:
     return next((key for key in OPTIONS.get(name.replace("-", "_"), ()) if key in keys), None)
 
 
-def closest(word: str, known: Iterable[str], what: str) -> str:
-    """`; did you mean X?` where something is near, else the list of what there is."""
+def closest(word: str, known: Iterable[str], what: str, prefix: str = "") -> str:
+    """`; did you mean X?` where something is near, else the list of what there is. All known words have the `prefix`."""
     known = sorted(known)
     if word.casefold() in OPTIONS_OF_DQN and word not in known and "ppo" in known:
         return f"; it is {OPTIONS_OF_DQN[word.casefold()]}"
@@ -72,4 +72,4 @@ def closest(word: str, known: Iterable[str], what: str) -> str:
     if not near:
         folded = {name.casefold(): name for name in known}
         near = [folded[name] for name in difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)]
-    return f"; did you mean {near[0]}?" if near else f"; {what}: {', '.join(known)}"
+    return f"; did you mean {prefix}{near[0]}?" if near else f"; {what}: {', '.join(known)}"
