@@ -102,8 +102,8 @@ def _check_changeable(words: list[str], kept: Resume, config: Mapping[str, Any],
         for part in key.split("."):
             value = value.get(part, UNKNOWN) if isinstance(value, Mapping) else UNKNOWN
         if value is not UNKNOWN and key not in keys(kept):
-            raise ConfigError(f"{name} stays as the run began with it ({value}); `shoal set {path} {key}=VALUE` changes some values "
-                              f"while it runs, and `shoal train ... --init-from {path}` begins another run with its weights")
+            raise ConfigError(f"{name} stays as the run began with it ({value}); `shoal set {path} {key}=VALUE` changes some "
+                              f"values while it runs, and `shoal train ... --init-from {path}` begins another run with its weights")
 
 
 def resume_command(arguments: list[str]) -> int:
