@@ -197,8 +197,9 @@ def _number(value: float | None, digits: int = 2) -> str:
 # ---------------------------------------------------------------------------------------------- acting
 @dataclass(frozen=True)
 class Eval(Options):
-    """Mean return of fresh episodes, played greedily with a policy of the newest checkpoint. Of a folder of --seeds every seed is
-    evaluated, and the last line is their mean with its 95 % interval."""
+    """Mean return of fresh episodes, played with a policy of the newest checkpoint: greedily, or with sampled actions where the
+    run's own evaluations are (--eval.no-greedy). Of a folder of --seeds every seed is evaluated, and the last line is their mean with
+    its 95 % interval."""
 
     env: str | None = None
     """The simulator, for a run that had none."""
