@@ -41,6 +41,8 @@ def digest(published):
     ({"policies": f"{HERE}:by_turns", "train": ("rival",), "fixed": ("rival=random",)}, "contradict each other"),
     ({"policies": f"{HERE}:by_turns", "each": ("rival.seed=3",)}, "algorithm.* and net.* values"),
     ({"policies": {"walker": None, "runner": None}, "policy_of": one, "train": ("runner",)}, "plays for no agent in the first"),
+    ({"policies": {"walker": None, "runner": None}, "policy_of": one}, "policy runner is to be trained, but plays for no agent"),
+    ({"policies": {"walker": None, "runner": "random"}, "policy_of": one}, "policy runner is given, but plays for no agent"),
     ({"policies": "independant"}, "give shared, self-play, league, independent or module:function"),
     ({"policies": "independent", "until": "win_rate >= 0.9"}, "give --policies self-play"),
     ({"policies": "self-play", "train": ("main",)}, "speaks of one policy among several"),
@@ -48,6 +50,7 @@ def digest(published):
     ({"policies": "independent", "preset": "dqn", "algorithm": {}}, "it learns from replay tables"),
     ({"policies": "independent", "preset": "gala", "algorithm": {}}, "has one learner for all agents"),
     ({"policies": f"{HERE}:one", "env": "pettingzoo:mpe2.simple_speaker_listener_v4"}, "which have different spaces"),
+    ({"policies": "shared", "env": "pettingzoo:mpe2.simple_speaker_listener_v4"}, "give each agent its own (--policies"),
 ])
 def test_refused(options, words, tmp_path):
     with pytest.raises(ConfigError, match=words.replace("(", r"\(").replace("*", r"\*")):
