@@ -56,6 +56,7 @@ def test_match_rates():
     ("shoal/Kuhn-v0", {"until": "win_rate >= 0.9"}, "give --policies self-play"),
     ("shoal/Kuhn-v0", {"until": "return >= 1", "until_return": 1.0}, "two goals"),
     ("shoal/Kuhn-v0", {"until": "return(perfect) >= 1", "policies": "self-play"}, "no perfect player of shoal/Kuhn-v0"),
+    ("shoal/ConnectFour-v0", {"until": "return(perfect) >= 1", "policies": "self-play"}, "no perfect player of shoal/Conn"),
     ("shoal/ConnectFour-v0", {"until": "exploitability <= 1", "policies": "self-play"}, "cannot be computed during a run"),
     ("shoal/Kuhn-v0", {"until": "exploitability <= 1", "policies": "self-play", "net": {"recurrent": "lstm"}}, "without memory"),
     ("shoal/Kuhn-v0", {"until": "return >= 1", "policies": "self-play", "eval": {"enabled": False}}, "needs evaluations"),
@@ -129,6 +130,8 @@ def test_run_against_run(tmp_path, capsys):
     assert f"against {two.directory}" in capsys.readouterr().out
     assert main(["eval", str(one.directory), "--against", "strong"]) == 2
     assert "--against strong is not an opponent; use one of random, perfect, or" in capsys.readouterr().err
+    assert main(["eval", str(one.directory), "--against", "random", "--best-response", "100"]) == 2
+    assert "--against random names one; give one of them" in capsys.readouterr().err
     policy = two.prepared.algorithm.policy()
     policy.load(two.published)
     exact = exploitability_of(policy, tree_of("shoal/Kuhn-v0"))
