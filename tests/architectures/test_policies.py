@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from shoal.roles.learner import Learner
 from shoal.roles.parts import EnvSource, EvalPlan, Parts
 from shoal.roles.policies import NamedPolicies, NamedPolicy
 from shoal.runtime import Program, run
-from tests.runtime.harness import Watch
+from tests.runtime.harness import Farm, Watch
 
 ENV = EnvSource("shoal/TicTacToe-v0")
 
@@ -70,6 +71,21 @@ def test_policies_learn_from_own_seats():
     assert updates["often.learner-0"] > updates["seldom.learner-0"] > 0
     consumed = sum(page["samples_consumed"] for page in watch.final.values())
     assert 0 < consumed <= watch.final["actor-0"]["env_steps"] + watch.final["actor-1"]["env_steps"]
+
+
+def test_policy_without_seats(tmp_path):
+    """In lock step all wait for a policy that plays no more: that is told."""
+    parts, program, architecture = parts_of(seats=2, actors=1), Program("test", seed=5), named("synchronous")
+    program.metrics = parts.algorithm.metrics
+    several = replace(parts, policies=NamedPolicies((NamedPolicy("always", 0, parts), NamedPolicy("early", 0, parts)), early))
+    architecture.draw(program, several, architecture.config_class(envs_per_actor=4))
+    watch = Watch(lambda control: watch.texts("note"))
+    assert run(program, watch, "local", tmp_path, fork_server=Farm.get()) == "until"
+    assert "all policies wait for early, which had too few decisions" in watch.texts("note")[0]
+
+
+def early(agent, episode):
+    return "early" if episode < 2 else "always"
 
 
 def _first_legal(seats, seed):

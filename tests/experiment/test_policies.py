@@ -7,6 +7,7 @@ import io
 import json
 import re
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -41,6 +42,8 @@ def digest(published):
     ({"policies": f"{HERE}:by_turns", "train": ("rival",), "fixed": ("rival=random",)}, "contradict each other"),
     ({"policies": f"{HERE}:by_turns", "each": ("rival.seed=3",)}, "algorithm.* and net.* values"),
     ({"policies": {"walker": None, "runner": None}, "policy_of": one, "train": ("runner",)}, "plays for no agent in the first"),
+    ({"policies": {"walker": None, "runner": None}, "policy_of": one}, "policy runner is to be trained, but plays for no agent"),
+    ({"policies": {"walker": None, "runner": "random"}, "policy_of": one}, "policy runner is given, but plays for no agent"),
     ({"policies": "independant"}, "give shared, self-play, league, independent or module:function"),
     ({"policies": "independent", "until": "win_rate >= 0.9"}, "give --policies self-play"),
     ({"policies": "self-play", "train": ("main",)}, "speaks of one policy among several"),
@@ -48,6 +51,7 @@ def digest(published):
     ({"policies": "independent", "preset": "dqn", "algorithm": {}}, "it learns from replay tables"),
     ({"policies": "independent", "preset": "gala", "algorithm": {}}, "has one learner for all agents"),
     ({"policies": f"{HERE}:one", "env": "pettingzoo:mpe2.simple_speaker_listener_v4"}, "which have different spaces"),
+    ({"policies": "shared", "env": "pettingzoo:mpe2.simple_speaker_listener_v4"}, "give each agent its own (--policies"),
 ])
 def test_refused(options, words, tmp_path):
     with pytest.raises(ConfigError, match=words.replace("(", r"\(").replace("*", r"\*")):
@@ -63,6 +67,54 @@ def test_one_policy_is_plain(options, tmp_path):
     assert digest(plain.published) == digest(named.published) and plain.summary["env_steps"] == named.summary["env_steps"]
     assert list(named.summary["policies"]) == list(named.policies) == ["walker"]
     assert named.summary["policies"]["walker"] | {"train_return": 0} == plain.summary["policies"]["main"] | {"train_return": 0}
+
+
+class Alone(gym.Env):
+    """Five decisions; it sees how many are over."""
+
+    observation_space, action_space = gym.spaces.Box(0, 1, (1,), np.float32), gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.full(1, self.t / 5, np.float32), float(action == self.t % 3), self.t == 5, False, {}
+
+
+class Together:
+    """Three of them, each an agent."""
+
+    possible_agents = ("a", "b", "c")
+
+    def observation_space(self, agent):
+        return Alone.observation_space
+
+    def action_space(self, agent):
+        return Alone.action_space
+
+    def reset(self, seed=None, options=None):
+        self.envs, self.agents = {agent: Alone() for agent in self.possible_agents}, list(self.possible_agents)
+        return {agent: env.reset()[0] for agent, env in self.envs.items()}, {}
+
+    def step(self, actions):
+        answers = {agent: self.envs[agent].step(action) for agent, action in actions.items()}
+        seen, rewards, over, cut, infos = ({agent: answer[k] for agent, answer in answers.items()} for k in range(5))
+        self.agents = [agent for agent in self.agents if not over[agent]]
+        return seen, rewards, over, cut, infos
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("preset", ["ppo", "impala"])
+def test_shared_is_one_agent(preset, tmp_path):
+    """A policy that three agents of two environments share learns what one of six environments with one agent does."""
+    shared = train(tmp_path / "shared", Together, preset, policies="shared", architecture={"envs_per_actor": 2})
+    alone = train(tmp_path / "alone", Alone, preset, architecture={"envs_per_actor": 6})
+    assert digest(shared.published) == digest(alone.published) and shared.summary["env_steps"] == alone.summary["env_steps"]
+    assert shared.summary["learner_steps"] == alone.summary["learner_steps"] > 0
 
 
 def test_independent(tmp_path, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from shoal.errors import ConfigError
 from shoal.experiment.config import Experiment
 from shoal.roles.goals import Goal
 from shoal.roles.matches import exploitability_of, match_rates, rate_interval
+from shoal.roles.policy_opponent import script_opponent
 
 QUIET = {"console": {"mode": "none"}, "tensorboard": False, "runtime": "inline", "actors": 1}
 
@@ -54,6 +56,7 @@ def test_match_rates():
     ("shoal/Kuhn-v0", {"until": "win_rate >= 0.9"}, "give --policies self-play"),
     ("shoal/Kuhn-v0", {"until": "return >= 1", "until_return": 1.0}, "two goals"),
     ("shoal/Kuhn-v0", {"until": "return(perfect) >= 1", "policies": "self-play"}, "no perfect player of shoal/Kuhn-v0"),
+    ("shoal/ConnectFour-v0", {"until": "return(perfect) >= 1", "policies": "self-play"}, "no perfect player of shoal/Conn"),
     ("shoal/ConnectFour-v0", {"until": "exploitability <= 1", "policies": "self-play"}, "cannot be computed during a run"),
     ("shoal/Kuhn-v0", {"until": "exploitability <= 1", "policies": "self-play", "net": {"recurrent": "lstm"}}, "without memory"),
     ("shoal/Kuhn-v0", {"until": "return >= 1", "policies": "self-play", "eval": {"enabled": False}}, "needs evaluations"),
@@ -127,6 +130,8 @@ def test_run_against_run(tmp_path, capsys):
     assert f"against {two.directory}" in capsys.readouterr().out
     assert main(["eval", str(one.directory), "--against", "strong"]) == 2
     assert "--against strong is not an opponent; use one of random, perfect, or" in capsys.readouterr().err
+    assert main(["eval", str(one.directory), "--against", "random", "--best-response", "100"]) == 2
+    assert "--against random names one; give one of them" in capsys.readouterr().err
     policy = two.prepared.algorithm.policy()
     policy.load(two.published)
     exact = exploitability_of(policy, tree_of("shoal/Kuhn-v0"))
@@ -137,6 +142,24 @@ def test_run_against_run(tmp_path, capsys):
     other = shoal.train("ppo", "shoal/TicTacToe-v0", max_env_steps=500, run_dir=str(tmp_path / "other"), **QUIET)
     with pytest.raises(ConfigError, match="give a run of the same game"):
         other.evaluate(10, against=one)
+
+
+def always_first(observation):
+    return 0
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_eval_plays_as_the_run_was_evaluated(greedy, tmp_path, capsys):
+    """With sampled actions where the run's evaluations had them, whoever has them: home, a run as opponent, and in `shoal play`."""
+    run = shoal.train("ppo", "shoal/RockPaperScissors-v0", policies="self-play", max_env_steps=100, run_dir=str(tmp_path / "run"),
+                      eval={"greedy": greedy}, **QUIET)
+    script = f"{__name__}:always_first"
+    assert len(set(run.evaluate(60, against=script_opponent(always_first, script)).returns)) == (1 if greedy else 3)
+    assert len(set(run.evaluate(60, against=run).returns)) == (1 if greedy else 3)
+    assert main(["play", str(run.directory), "--against", script, "--episodes", "30", "--trust"]) == 0
+    told = capsys.readouterr().out
+    acted = set(re.findall(r"player_[01]: (\d)", told))
+    assert len(acted) <= 2 if greedy else len(acted) == 3
 
 
 def test_rate_interval():

@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from shoal.algorithms.records.seat_columns import ColumnRecorder
 from shoal.algorithms.vtrace import VTraceObjective
+from shoal.roles.league_actor import MatchSeats
+from shoal.roles.policy_actor import LearningSeats
 from tests.league.test_league_run import league
 
 LINES = np.array([[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]])
@@ -51,3 +54,29 @@ def test_rows_of_a_league(mix, tmp_path, monkeypatch):
                 following, reply = batch["observation"][t + 1, b].reshape(2, 9) > 0
                 assert (following == after).all() and (reply >= other).all() and reply.sum() == other.sum() + 1
     assert len(batches) > 50 and min(ends.count(value) for value in (-1, 0, 1)) > 20
+
+
+def test_only_home_learns(tmp_path, monkeypatch):
+    """From the other side nobody does, also where a player that learns sits there; both sides do where a player meets itself."""
+    seat, act, write, now, kinds = MatchSeats._seat, LearningSeats.act, ColumnRecorder.act, [], set()
+
+    def seated(self, games, away):
+        seat(self, games, away)
+        for game in games:
+            acting, learns = (array[2 * game : 2 * game + 2] for array in (self._table.acting, self._table.learns))
+            side = self._played[game] % 2
+            assert acting[side] == self._home[game] and learns[side] and learns[1 - side] == (acting[0] == acting[1])
+            kinds.add("mirror" if learns.all() else "player" if acting[1 - side] < self._players else "snapshot")
+
+    def acted(self, step, rows, learns):
+        now[:] = [learns]
+        return act(self, step, rows, learns)
+
+    def written(self, rows, *others):
+        assert len(rows) and now[0][rows].all()
+        write(self, rows, *others)
+
+    for kind, name, function in ((MatchSeats, "_seat", seated), (LearningSeats, "act", acted), (ColumnRecorder, "act", written)):
+        monkeypatch.setattr(kind, name, function)
+    league(tmp_path / "run", "shoal/TicTacToe-v0")
+    assert kinds == {"mirror", "player", "snapshot"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -62,6 +63,9 @@ def test_league(tmp_path, capsys):
     assert "run:main-0000: return" in capsys.readouterr().out
     assert main(["eval", str(tmp_path / "run"), "--against", f"{tmp_path}/run:main-9999"]) == 2
     assert "has no policy main-9999" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert main(["league", str(tmp_path / "run")]) == 2
+    assert "has no checkpoint yet" in capsys.readouterr().err
 
 
 def test_fictitious_play_uses_the_same_vault(tmp_path):

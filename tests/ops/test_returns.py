@@ -120,6 +120,12 @@ def test_upgo_golden(reward, want, advantage):
     near(got - v, advantage)
 
 
+def test_upgo_tie():
+    """A step that does just as well as expected is followed."""
+    got = returns.upgo_returns(col([0, 0.25, 0, 1]), col([1, 1, 1, 0]), col([0.25, 0.5, 0.25, 0.5]), col([0.5, 0.25, 0.5, 9.0]))
+    near(got, [1.25, 1.25, 1, 1])
+
+
 def test_td_lambda_golden():
     v_next, d = col([0.5, 0.3, 0.6, 9.0]), col([1, 1, 1, 0])
     near(returns.lambda_returns(col([0, 0, 0, 1]), d, v_next, 0.8), [0.7368, 0.796, 0.92, 1])

@@ -292,8 +292,9 @@ def _one_group(env: AgentEnvs | CompiledGames) -> GroupEnv:
     if len(env.groups) > 1:
         one, other = (group.agents[0] for group in env.groups[:2])
         raise ConfigError(
-            f"{env.name}: agents {one!r} and {other!r} have different spaces; pad them to be equal "
-            "(supersuit.pad_observations_v0, pad_action_space_v0)"
+            f"{env.name}: agents {one!r} and {other!r} have different spaces, and one policy cannot play for both; give "
+            "each agent its own (--policies independent), or pad the spaces to be equal (supersuit.pad_observations_v0, "
+            "pad_action_space_v0)"
         )
     return GroupEnv(env)
 

@@ -119,9 +119,13 @@ def random_opponent(env: Seats, seed: int) -> Opponent:
 
 def perfect_opponent(name: str, options: Mapping[str, Any]) -> OpponentMaker:
     """The best moves, one of them at random; of games in which everything is seen and that are small enough."""
-    tree = tree_of(name, options)
+    try:
+        tree = tree_of(name, options)
+    except ConfigError:
+        raise ConfigError(f"there is no perfect player of {name}: there is one of shoal/TicTacToe-v0 and of shoal's other boards "
+                          "of at most 9 cells; play against random") from None
     if not isinstance(tree, BoardTree):
-        raise ConfigError(f"there is no perfect player of {name}: not everything is seen there; use --against random")
+        raise ConfigError(f"there is no perfect player of {name}: not everything is seen there; play against random")
     moves = perfect_moves(tree)
 
     def make(env: Seats, seed: int) -> Opponent:

@@ -97,13 +97,15 @@ class Evaluation:
 
 
 def evaluate(algorithm: Algorithm, published: Tree, env: BatchedEnv, episodes: int, seed: int,
-             max_episode_steps: int | None = None) -> Evaluation:
-    """Fresh greedy episodes; one of `max_episode_steps` decisions is cut off, unless the environment's own limit is higher."""
+             max_episode_steps: int | None = None, greedy: bool = True) -> Evaluation:
+    """Fresh episodes, greedy or explored as in training; one of `max_episode_steps` decisions is cut off, unless the
+    environment's own limit is higher."""
     policy = algorithm.policy()
     policy.load(published)
     longest = None if max_episode_steps is None else max(max_episode_steps, env.max_episode_steps or 0)
     rng = torch.Generator().manual_seed(seed)
-    play = EpisodePlay(policy, algorithm.record, env, episodes, seed, rng, max_episode_steps=longest).to_the_end()
+    explore = None if greedy else algorithm.explore(0, 1, env.num_seats, Progress.of(published["progress"]))
+    play = EpisodePlay(policy, algorithm.record, env, episodes, seed, rng, explore, max_episode_steps=longest).to_the_end()
     return Evaluation(play.returns, play.lengths, play.unfinished)
 
 

@@ -76,8 +76,8 @@ def _table(record: LeagueRecord, names: list[str]) -> Iterator[str]:
 def _lineage(record: LeagueRecord) -> Iterator[str]:
     yield f"\n{'snapshot':<28}{'env steps':>12}   after"
     for name in record.snapshots:
-        steps, before = record.origin(name)
-        yield f"{name:<28}{steps:>12,}   {before}"
+        origin = record.origin(name)
+        yield f"{name:<28}{origin[0]:>12,}   {origin[1]}" if origin is not None else f"{name:<28}{'?':>12}   it is damaged"
 
 
 def _exploitability(record: LeagueRecord) -> Iterator[str]:

@@ -35,7 +35,7 @@ def _lineage(record: LeagueRecord) -> str:
     """A row for each player; a dot is a snapshot, a line joins one to the snapshot that it went on from."""
     chart = []
     for row, (name, (steps, _, snapshots)) in enumerate(record.players.items(), 1):
-        saved = [(float(record.origin(snapshot)[0]), float(row)) for snapshot in snapshots]
+        saved = [(float(origin[0]), float(row)) for snapshot in snapshots if (origin := record.origin(snapshot)) is not None]
         colour = COLOURS[row % len(COLOURS)]
         chart += [Polyline(name, [(0.0, float(row)), (float(steps), float(row))], colour), Polyline(name, saved, colour, dots=True)]
     return f"<h2>Lineage</h2>{lines('Lineage', chart, 'env steps of the player', 'player; a dot is a snapshot')}"

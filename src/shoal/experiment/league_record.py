@@ -38,6 +38,9 @@ class LeagueRecord:
         self.rundir = rundir
         newest = rundir.checkpoints().sound(tables=False)
         path = None if newest is None else newest / "coordinator-0.safetensors"
+        if newest is None and rundir.config().get("policies") == "league":
+            raise ConfigError(f"{rundir.path} has no checkpoint yet; follow it with `shoal watch {rundir.path}`, and ask again "
+                              "later")
         if path is None or not path.is_file():
             raise ConfigError(f"{rundir.path} is not a league; train one with `shoal train league shoal/RockPaperScissors-v0`")
         self.vault = Vault(rundir.path / "vault")
@@ -59,14 +62,13 @@ class LeagueRecord:
         self.playing = frozenset(str(name) for name in state.get("playing", self.players))
         """Those that learn now; others have not begun, or have ended."""
 
-    def origin(self, snapshot: str) -> tuple[int, str]:
-        """Its player's env steps when it was saved, and the snapshot before it."""
-        about = self.vault.about(snapshot)
+    def origin(self, snapshot: str) -> tuple[int, str] | None:
+        """Its player's env steps when it was saved, and the snapshot before it; None where its record is damaged."""
         try:
+            about = self.vault.about(snapshot)
             return int(about["steps"]), str(about["parent"] or "the beginning")
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            why = f"{type(error).__name__}: {error}"
-            raise CheckpointError(f"snapshot {snapshot} in {self.vault.folder} is damaged: {why}") from None
+        except (CheckpointError, KeyError, TypeError, ValueError, OverflowError):
+            return None
 
     @cached_property
     def exploitability(self) -> list[tuple[int, float]]:
@@ -74,23 +76,29 @@ class LeagueRecord:
         return exploitability_over_time(self.rundir)
 
     def pool_nash(self, run: Run) -> PoolNash | None:
-        """Over the snapshots; None where the game is too large, or the policy has no probabilities."""
+        """Over the snapshots that can be read; None where there are none, the game is too large, or the policy has no
+        probabilities."""
         from shoal.envs.exploitability import exploitability, mixture, payoffs
         from shoal.roles.coordinator import stored_tree
         from shoal.roles.matches import probabilities_of, quick_tree
 
         algorithm, names = run.prepared.algorithm, self.snapshots[-POOL:]
         tree = quick_tree(algorithm.policy(), run.prepared.source)
-        if tree is None or not names:
+        if tree is None:
             return None
-        policies = []
+        policies = {}
         for name in names:
             policy = algorithm.policy()
-            policy.load(stored_tree(self.vault, name, algorithm.published_layout()))
-            policies.append(probabilities_of(policy, tree))
-        weights = nash_weights(payoffs(tree, policies))
-        found = exploitability(tree, mixture(tree, policies, weights)).exploitability
-        return PoolNash(float(found), {name: float(weight) for name, weight in zip(names, weights, strict=True)})
+            try:
+                policy.load(stored_tree(self.vault, name, algorithm.published_layout()))
+            except (CheckpointError, KeyError, ValueError):  # damaged: a league plays on without it too
+                continue
+            policies[name] = probabilities_of(policy, tree)
+        if not policies:
+            return None
+        weights = nash_weights(payoffs(tree, list(policies.values())))
+        found = exploitability(tree, mixture(tree, list(policies.values()), weights)).exploitability
+        return PoolNash(float(found), {name: float(weight) for name, weight in zip(policies, weights, strict=True)})
 
 
 def exploitability_over_time(rundir: RunDir) -> list[tuple[int, float]]:

@@ -106,9 +106,14 @@ class Run:
         return {name: TrainedPolicy(one.algorithm, self.published_by(name), one.raw_observation_space, one.raw_action_space)
                 for name, one in self.prepared.policies.items() if policy_files(self._checkpoint, one.scope)}
 
-    def as_opponent(self, home: Run, name: str | None = None, greedy: bool = True) -> OpponentMaker:
-        """This run's policy (one of its policies, or a snapshot of a league) as an opponent of another run's; not `greedy`: with
-        sampled actions, as it plays in training. Snapshots always do."""
+    @property
+    def greedy(self) -> bool:
+        """Whether its policies are evaluated with their likeliest actions; otherwise (--eval.no-greedy) with sampled ones."""
+        return self.prepared.plan.experiment.eval.greedy
+
+    def as_opponent(self, home: Run, name: str | None = None, greedy: bool | None = None) -> OpponentMaker:
+        """This run's policy (one of its policies, or a snapshot of a league) as an opponent of another run's, playing as in this
+        run's evaluations; not `greedy`: with sampled actions, as it plays in training. Snapshots always do."""
         from shoal.league.vault import Vault
         from shoal.roles.coordinator import stored_tree
         from shoal.roles.policy_opponent import policy_opponent
@@ -121,12 +126,13 @@ class Run:
                               f"has other spaces than {theirs.name}; give a run of the same game")
         if vault is not None and snapshot is not None:
             return policy_opponent(mine.algorithm, stored_tree(vault, snapshot, mine.algorithm.published_layout()), greedy=False)
-        return policy_opponent(mine.algorithm, self.published_by(name), greedy)
+        return policy_opponent(mine.algorithm, self.published_by(name), self.greedy if greedy is None else greedy)
 
     def evaluate(self, episodes: int = 100, seed: int = 1_000_000, against: str | Run | OpponentMaker | None = None,
                  policy: str | None = None) -> Evaluation:
-        """Fresh greedy episodes of a policy (the first one without a name); matches against an opponent (random, perfect, a run)
-        where one is given or the run had one. Other policies of the run play for the other agents."""
+        """Fresh episodes of a policy (the first one without a name), greedy where the run's evaluations are; matches against an
+        opponent (random, perfect, a run) where one is given or the run had one. Other policies of the run play for the other
+        agents."""
         from shoal.experiment.evaluation import evaluate
 
         opponent, chosen = against or self.prepared.plan.experiment.against, self._named(policy)
@@ -134,7 +140,7 @@ class Run:
         try:
             with compute_threads(1):
                 longest = self.prepared.plan.experiment.eval.max_episode_steps
-                found = evaluate(chosen.algorithm, self.published_by(policy), env, episodes, seed, longest)
+                found = evaluate(chosen.algorithm, self.published_by(policy), env, episodes, seed, longest, self.greedy)
                 return found if opponent is None else replace(found, matches=True)
         finally:
             env.close()
@@ -148,7 +154,8 @@ class Run:
         if seating is None or opponent is not None:
             return source.against(opponent).make(num_envs)
         named = self.prepared.named()
-        partners = {other.name: policy_opponent(other.algorithm, self.published_by(other.name)) for other in self.prepared.several}
+        partners = {other.name: policy_opponent(other.algorithm, self.published_by(other.name), self.greedy)
+                    for other in self.prepared.several}
         partners |= {other.name: other.fixed for other in named.policies if other.fixed is not None}
         return PolicySeats(source.make_multi_agent(num_envs), named, chosen.name, partners)
 

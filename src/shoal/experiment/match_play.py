@@ -44,7 +44,7 @@ class _GameTable:
                  out: IO[str]) -> None:
         self._env, self._out, self._picture = env, out, board_of(run)
         prepared = run.prepared
-        own = {name: policy_opponent(one.algorithm, run.published_by(name)) for name, one in prepared.policies.items()}
+        own = {name: policy_opponent(one.algorithm, run.published_by(name), run.greedy) for name, one in prepared.policies.items()}
         name = policy or next(iter(own))
         self._home = {k: own[name](group, seed) for k, group in enumerate(env.groups)} if against is not None else {}
         self._away = against(env.groups[0], seed + 1) if against is not None else None

@@ -169,10 +169,11 @@ def _learning(experiment: Experiment[Any, Any], seated: tuple[str, ...], fixed: 
     clash = [name for name in experiment.train if name in fixed]
     if clash:
         raise ConfigError(f"--train {clash[0]} and --fixed {clash[0]}=... contradict each other; give one of them")
-    idle = [name for name in experiment.train if name not in seated]
+    idle = [name for name in experiment.train or (*experiment.names, *fixed) if name not in seated]
     if idle:
-        raise ConfigError(f"policy {idle[0]} is to be trained, but plays for no agent in the first {EPISODES:,} episodes; let the "
-                          "mapping give it a seat, or leave it out of --train")
+        what = "is to be trained, but" if experiment.train or idle[0] not in fixed else "is given, but"
+        raise ConfigError(f"policy {idle[0]} {what} plays for no agent in the first {EPISODES:,} episodes; let the mapping "
+                          f"give it a seat, or leave it out{' of --train' if experiment.train else ''}")
     learning = tuple(name for name in seated if (name in experiment.train if experiment.train else name not in fixed))
     if not learning:
         raise ConfigError(f"no policy learns: {', '.join(seated)} are all fixed; leave one out of --fixed")

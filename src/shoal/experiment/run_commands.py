@@ -213,8 +213,9 @@ def _number(value: float | None, digits: int = 2) -> str:
 # ---------------------------------------------------------------------------------------------- acting
 @dataclass(frozen=True)
 class Eval(Options):
-    """Mean return of fresh episodes, played greedily with a policy of the newest checkpoint. Of a folder of --seeds every seed is
-    evaluated, and the last line is their mean with its 95 % interval."""
+    """Mean return of fresh episodes, played with a policy of the newest checkpoint: greedily, or with sampled actions where the
+    run's own evaluations are (--eval.no-greedy). Of a folder of --seeds every seed is evaluated, and the last line is their mean
+    with its 95 % interval."""
 
     env: str | None = None
     """The simulator, for a run that had none."""
@@ -240,6 +241,9 @@ class Eval(Options):
 
 def eval_command(arguments: list[str]) -> int:
     path, options = _run_and_options(arguments, Eval, "shoal eval RUN")
+    if options.best_response is not None and options.against is not None:
+        raise ConfigError(f"--best-response {options.best_response} learns an opponent, and --against {options.against} names one; "
+                          "give one of them")
     if (path / SEEDS).is_file():
         return _eval_seeds(path, options)
     run, name = _load_and_say(RunDir.open(path), options)

@@ -32,6 +32,8 @@ from shoal.roles.step_report import StepReport
 
 __all__ = ["LearningSeats", "PolicyActor", "episode_return_of"]
 
+LONG = 10  # a round that takes so many times its slots' decisions is told
+
 
 def episode_return_of(policy: str) -> str:
     """The metric with the training returns of one policy's seats."""
@@ -203,11 +205,16 @@ class PolicyActor:
         if not self.seated:
             await self.seating.begin(np.arange(self.env.num_envs), None)
             self.seated = True
-        decisions, enough = 0, all if self.per_version else any
+        decisions, enough, patience = 0, all if self.per_version else any, LONG * self.expected
         while not enough(one.full for one in learning):
             decisions += self._play()
             if len(self.now.ended):
                 await self.seating.begin(self.now.ended, self.now)
+            if decisions >= patience:
+                idle = ", ".join(one.name for one in learning if not one.full)
+                self.me.note(f"all policies wait for {idle}, which had too few decisions in the last {decisions:,} to fill a slot: "
+                             "the mapping seats it seldom, or never; use --architecture actor_learner, where nobody waits")
+                patience *= LONG
         self.me.stats.add("env_steps", decisions)
         self.me.stats.add("env_frames", decisions)
         for one in learning:
