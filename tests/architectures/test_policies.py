@@ -10,12 +10,13 @@ import pytest
 
 from shoal import algorithms
 from shoal.architectures import named
+from shoal.errors import RoleFailed
 from shoal.nets import NetConfig
 from shoal.roles.learner import Learner
 from shoal.roles.parts import EnvSource, EvalPlan, Parts
 from shoal.roles.policies import NamedPolicies, NamedPolicy
 from shoal.runtime import Program, run
-from tests.runtime.harness import Farm, Watch
+from tests.runtime.harness import RUNTIMES, Farm, Watch
 
 ENV = EnvSource("shoal/TicTacToe-v0")
 
@@ -73,15 +74,15 @@ def test_policies_learn_from_own_seats():
     assert 0 < consumed <= watch.final["actor-0"]["env_steps"] + watch.final["actor-1"]["env_steps"]
 
 
-def test_policy_without_seats(tmp_path):
-    """In lock step all wait for a policy that plays no more: that is told."""
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_policy_without_seats(kind, tmp_path):
+    """In lock step all would wait for ever for a policy that plays no more: the run ends with a sentence."""
     parts, program, architecture = parts_of(seats=2, actors=1), Program("test", seed=5), named("synchronous")
     program.metrics = parts.algorithm.metrics
     several = replace(parts, policies=NamedPolicies((NamedPolicy("always", 0, parts), NamedPolicy("early", 0, parts)), early))
     architecture.draw(program, several, architecture.config_class(envs_per_actor=4))
-    watch = Watch(lambda control: watch.texts("note"))
-    assert run(program, watch, "local", tmp_path, fork_server=Farm.get()) == "until"
-    assert "all policies wait for early, which had too few decisions" in watch.texts("note")[0]
+    with pytest.raises(RoleFailed, match=r"all policies wait for early with 0 of the last [0-9,]+ decisions: the mapping seats it"):
+        run(program, Watch(lambda control: False, seconds=60), kind, tmp_path, fork_server=Farm.get() if kind == "local" else None)
 
 
 def early(agent, episode):

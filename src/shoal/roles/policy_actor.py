@@ -32,7 +32,7 @@ from shoal.roles.step_report import StepReport
 
 __all__ = ["LearningSeats", "PolicyActor", "episode_return_of"]
 
-LONG = 10  # a round that takes so many times its slots' decisions is told
+LONG = 10  # a round is looked at each time that its slots' decisions were made so often
 
 
 def episode_return_of(policy: str) -> str:
@@ -205,20 +205,33 @@ class PolicyActor:
         if not self.seated:
             await self.seating.begin(np.arange(self.env.num_envs), None)
             self.seated = True
-        decisions, enough, patience = 0, all if self.per_version else any, LONG * self.expected
+        decisions, enough = 0, all if self.per_version else any
+        looked, before = 0, [one.decided for one in learning]
         while not enough(one.full for one in learning):
             decisions += self._play()
             if len(self.now.ended):
                 await self.seating.begin(self.now.ended, self.now)
-            if decisions >= patience:
-                idle = ", ".join(one.name for one in learning if not one.full)
-                self.me.note(f"all policies wait for {idle}, which had too few decisions in the last {decisions:,} to fill a slot: "
-                             "the mapping seats it seldom, or never; use --architecture actor_learner, where nobody waits")
-                patience *= LONG
+            if self.per_version and decisions - looked >= LONG * self.expected:
+                if not self._goes_on(learning, before, decisions - looked, first=not looked):
+                    return
+                looked, before = decisions, [one.decided for one in learning]
         self.me.stats.add("env_steps", decisions)
         self.me.stats.add("env_frames", decisions)
         for one in learning:
             one.send()
+
+    def _goes_on(self, learning: list[LearningSeats], before: list[int], decisions: int, first: bool) -> bool:
+        """Tell of a round that takes long. It would take for ever where the mapping seats a policy no more."""
+        idle = [(one.name, one.decided - known) for one, known in zip(learning, before, strict=True) if not one.full]
+        told = ", ".join(f"{name} with {made:,}" for name, made in idle)
+        text = f"all policies wait for {told} of the last {decisions:,} decisions: the mapping seats it seldom, or never; use " \
+               "--architecture actor_learner, where nobody waits"
+        if not all(made for _, made in idle):
+            self.me.fail(text)
+            return False
+        if first:
+            self.me.note(text)
+        return True
 
     async def _permit(self, version: int) -> None:
         """Wait for the rest of the env_steps budget, if there is any. In lock step a round is allowed to all actors or to none."""
