@@ -171,7 +171,8 @@ LINES = [
     Line("speed-games", 19, "env steps/s of rock-paper-scissors, tic-tac-toe and connect four in self-play and in a league, beside "
          "an environment with one agent (reported, no bound)", speeds, (1,)),
     Line("ray-two-policies", 19, "two named policies with learners on two Ray nodes: both learn", two_nodes, (1,)),
-    above_random(SPREAD, "shared", 15), above_random(SPREAD, "independent", 15), above_random(SPEAKER, "independent", 15),
+    above_random(SPREAD, "shared", 15, 300_000), above_random(SPREAD, "independent", 15, 300_000),
+    above_random(SPEAKER, "independent", 15, 300_000),
     Line("stress-pettingzoo", 19, "5 of PettingZoo's classics and 3 of mpe2's environments train for 2 minutes each without a "
          "fault", soak, (1,)),
 ]
