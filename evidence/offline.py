@@ -5,7 +5,10 @@
     Pendulum     what a sac run did in its first 20,000 decisions; bc, td3_bc, iql and cql
 
 Returns are those of the last version over fresh episodes, and so is the largest q-value over all recorded states. Everything runs
-inline, so results depend on the seed and not on the machine. Values of the presets were chosen on seed 11.
+inline, so results depend on the seed and not on the machine.
+
+Values of the presets were chosen on seeds 11 to 14. Of CartPole, seeds 1, 2 and 21 to 25 were seen with earlier values, so its
+line has others.
 """
 
 from __future__ import annotations
@@ -145,7 +148,8 @@ def line(name: str, words: str, run: Any, seeds: Sequence[int] = (1, 2, 3, 4, 5)
 
 LINES = [
     line("cartpole-mix", "CartPole-v1, half random and half medium data: iql and cql >= 300 and >= 1.5 times the data's mean "
-         f"after {2 * UPDATES:,} updates; the largest q-value of dqn is above {BOUND}, that of cql below", cartpole),
+         f"after {2 * UPDATES:,} updates; the largest q-value of dqn is above {BOUND}, that of cql below",
+         cartpole, seeds=range(31, 36)),
     line("pointgrasp", "PointGrasp, scripted logs: bc succeeds in 25 to 45 % (samples of its policy, whose mean never closes the "
          "hand), iql in >= 70 %", grasps),
     line("pendulum", f"Pendulum-v1, the first {SWINGS:,} decisions of sac: iql and cql >= -350", pendulum),

@@ -233,16 +233,18 @@ def test_executed_action_behind_the_mask():
     np.testing.assert_allclose(np.exp(taken), value)
 
 
-def test_moments_of_what_was_acted_on():
-    record = transitions(3, observation_moments=3)
-    recorder, script, into = record.recorder(), Script(3, 4, late=True), {}
+@pytest.mark.parametrize("seats", [1, 3])
+def test_moments_of_what_was_acted_on(seats):
+    """Of a single seat there are steps in which nobody acts: its next episode begins."""
+    record = transitions(seats, observation_moments=3)
+    recorder, script, into = record.recorder(), Script(seats, 4, late=True), {}
     step = script.reset()
     recorder.begin(step)
     seen, parts = [], []
     for t in range(60):
-        after = script.step(np.ones(3, int))
+        after = script.step(np.ones(seats, int))
         seen.append(step.observation[after.valid])
-        recorder.write(np.ones(3, int), {}, {"q": np.ones((3, A), np.float32)}, after, 0)
+        recorder.write(np.ones(seats, int), {}, {"q": np.ones((seats, A), np.float32)}, after, 0)
         step = after
         if t % 20 == 19:
             into = {name: np.zeros(field.shape) for name, field in moment_fields(3).items()}

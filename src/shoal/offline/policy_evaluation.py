@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 
 from shoal.offline.fitted_q import FittedQ, FittedQPlan
 from shoal.offline.logged_steps import LoggedSteps, PolicyChoices
 from shoal.ops.policy_value import doubly_robust, effective_size, importance
+from shoal.ops.student import student_quantile
 
 __all__ = ["Estimate", "PolicyValue", "evaluate_policy", "resamples"]
 
@@ -63,7 +63,7 @@ def evaluate_policy(steps: LoggedSteps, choices: PolicyChoices, plan: FittedQPla
         if (update + 1) % TELL == 0:
             tell(f"  {update + 1:,} of {plan.updates:,} updates, fitted Q {fitted.start_value()[0]:.4g}")
     each = fitted.start_value()
-    half = NormalDist().inv_cdf(0.5 + confidence / 2) * float(each[1:].std(ddof=1))
+    half = student_quantile(confidence, bootstraps - 1) * float(each[1:].std(ddof=1))  # of few nets it is not well known
     found = [Estimate("fitted Q", float(each[0]), float(each[0]) - half, float(each[0]) + half)]
     ratio, warnings = _log_ratio(steps, choices)
     effective = None

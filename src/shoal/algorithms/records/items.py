@@ -250,7 +250,7 @@ class EpisodeRecorder:
         def living(rows: Any) -> np.ndarray:
             return np.asarray(rows) if whole else np.asarray(rows)[alive]
 
-        if record.observation_moments:
+        if record.observation_moments and len(alive):
             self._measure(alive)
         reward = step.reward
         if (record.reward_scale, record.reward_shift) != (1.0, 0.0):
