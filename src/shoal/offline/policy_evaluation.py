@@ -1,7 +1,8 @@
 """Off-policy evaluation: what a policy is worth, from a recording of others, with intervals by resampling episodes.
 
     fitted Q             a regression (fitted_q.py); each resample has a net of its own
-    importance           weighted per-decision importance sampling; needs the logged probabilities of the actions
+    importance           weighted per-decision importance sampling; needs the logged probabilities of the actions. Few episodes
+                         have most of the weight, so it is biased and skewed, and its interval is corrected for both
     doubly robust        both: importance sampling of what the nets get wrong
 """
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from shoal.offline.fitted_q import FittedQ, FittedQPlan
 from shoal.offline.logged_steps import LoggedSteps, PolicyChoices
+from shoal.ops.bootstrap import corrected_interval, without_each
 from shoal.ops.policy_value import doubly_robust, effective_size, importance
 from shoal.ops.student import student_quantile
 
@@ -101,11 +103,7 @@ def _weighted(steps: LoggedSteps, ratio: np.ndarray, fitted: FittedQ, gamma: flo
     for net in range(nets):
         some = counts[1:][net::nets]
         robust.append(doubly_robust(ratio, reward, steps.padded(q[1 + net]), steps.padded(v[1 + net]), gamma, some))
-    both = {"importance sampling": plain, "doubly robust": np.concatenate(robust)}
-    return [_percentiles(name, each, confidence) for name, each in both.items()]
-
-
-def _percentiles(name: str, each: np.ndarray, confidence: float) -> Estimate:
-    """The first one is that of all episodes."""
-    low, high = np.quantile(each[1:], [0.5 - confidence / 2, 0.5 + confidence / 2])
-    return Estimate(name, float(each[0]), float(low), float(high))
+    without = importance(ratio, reward, gamma, without_each(len(steps.lengths), rng))
+    low, high = np.quantile(np.concatenate(robust)[1:], [0.5 - confidence / 2, 0.5 + confidence / 2])
+    return [Estimate("importance sampling", float(plain[0]), *corrected_interval(float(plain[0]), plain[1:], without, confidence)),
+            Estimate("doubly robust", float(robust[0][0]), float(low), float(high))]
