@@ -12,7 +12,9 @@ import shoal
 from shoal.cli import main
 from shoal.errors import ConfigError
 from shoal.experiment.league_record import LeagueRecord
+from shoal.experiment.parse import parse_train
 from shoal.experiment.rundir import RunDir
+from shoal.league.matchmaking import LeagueOptions
 from shoal.league.payoff import PayoffTable
 from shoal.league.vault import Vault
 
@@ -90,6 +92,17 @@ def test_refused(env, options, words, tmp_path):
         shoal.train("ppo", "shoal/Kuhn-v0", league={"main": 2}, run_dir=str(tmp_path / "run"), **QUIET)
     with pytest.raises(ConfigError, match="use --architecture actor_learner"):
         shoal.train("ppo", "shoal/Kuhn-v0", policies="league", run_dir=str(tmp_path / "run"), **QUIET)
+
+
+@pytest.mark.parametrize("way", ["self-play", "shared"])
+def test_its_preset_without_a_league(way, tmp_path):
+    """What the preset says of leagues concerns those alone."""
+    plan = parse_train(["league", "shoal/TicTacToe-v0", "--policies", way])
+    plan.validate()
+    assert plan.experiment.league == LeagueOptions() != parse_train(["league", "shoal/TicTacToe-v0"]).experiment.league
+    run = shoal.train("league", "shoal/TicTacToe-v0", policies=way, max_env_steps=2000, run_dir=str(tmp_path / "run"), **QUIET,
+                      architecture={"envs_per_actor": 4}, eval={"episodes": 4})
+    assert run.summary["env_steps"] >= 2000
 
 
 def test_elo():

@@ -461,8 +461,13 @@ def default_plan(names: Names | Components, env: EnvRef, preset: Preset | None, 
         experiment = with_values(plain, values, f"preset {preset.name}" if preset else "")
         return with_values(with_values(experiment, chosen.values, ""), overrides or {}, "")
 
-    sizing = None if preset is None else sized(preset, chosen, env.name, wished or made(preset.values(env.name)))
-    experiment = made({} if sizing is None else sizing.values)
+    if preset is None:
+        sizing, values = None, {}
+    else:
+        asked = wished or made(preset.values(env.name))
+        sizing = sized(preset, chosen, env.name, asked)
+        values = {key: value for key, value in sizing.values.items() if asked.policies == "league" or not key.startswith("league.")}
+    experiment = made(values)
     check_ray(experiment)
     check_cores(experiment)
     return Plan(chosen.names, env, experiment, chosen.algorithm, chosen.architecture, sizing=sizing)
