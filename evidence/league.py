@@ -95,17 +95,17 @@ def kills(seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         command = ["train", "league", "shoal/TicTacToe-v0", "--actors", "4", "--league.least-steps", "1000", "--league.most-steps",
-                   "2000", "--max-env-steps", "80000", "--checkpoint.every-seconds", "1", "--console.mode", "none", "--seed",
+                   "2000", "--max-env-steps", "800000", "--checkpoint.every-seconds", "1", "--console.mode", "none", "--seed",
                    str(seed)]
         process = subprocess.Popen([str(Path(sys.executable).parent / "shoal"), *command, "--run-dir", str(run)],
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        done = [kill for kill in (kill_when(process, victim, run / "metrics.jsonl", 10_000 * (k + 1))
+        done = [kill for kill in (kill_when(process, victim, run / "metrics.jsonl", 100_000 * (k + 1))
                                   for k, victim in enumerate(victims)) if kill]
         _, errors = process.communicate(timeout=1800)
         if process.returncode:
             raise RuntimeError(errors[-2000:])
         before, summary = _table(run), json.loads((run / "summary.json").read_text())
-        resumed = shoal("resume", str(run), "--max-env-steps", "100000", "--console.mode", "none", timeout=1800)
+        resumed = shoal("resume", str(run), "--max-env-steps", "900000", "--console.mode", "none", timeout=1800)
         after = _table(run)
     met = len(done) == len(victims) and not resumed.returncode and after["reports"] > before["reports"] \
         and all(table["reports"] == table["games"] and not table["missing"] for table in (before, after))
