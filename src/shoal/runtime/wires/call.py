@@ -275,12 +275,13 @@ class CallServer:
         self._seen = [0] * len(self._slots)  # per slot, the newest identity: identities only grow
         self._pending: deque[tuple[int, int]] = deque()
         for place, (words, _, _) in enumerate(self._slots):
+            identity = int(words[IDENTITY])  # first: if it is open after that, it is not one whose client is about to send it
+            fence()
             if words[OPEN] and words[SERVER] == member:
-                fence()
-                if words[REPLY] == words[IDENTITY]:  # answered, but perhaps the client was not told
-                    wire.answered[place // wire.depth].put(place % wire.depth, int(words[IDENTITY]))
+                if words[REPLY] == identity:  # answered, but perhaps the client was not told
+                    wire.answered[place // wire.depth].put(place % wire.depth, identity)
                 else:  # a predecessor left it unanswered
-                    self._hear(place, int(words[IDENTITY]))
+                    self._hear(place, identity)
 
     def _hear(self, place: int, identity: int) -> None:
         if identity > self._seen[place]:
