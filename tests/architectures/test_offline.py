@@ -12,6 +12,7 @@ import shoal
 from shoal import cli
 from shoal.envs.experts import balance
 from shoal.errors import ConfigError
+from shoal.experiment.parse import parse_train
 from tests.offline.recordings import cue, recorded
 
 QUICK = ["--runtime", "inline", "--console.mode", "none", "--no-tensorboard", "--seed", "3"]
@@ -50,6 +51,15 @@ def test_run_without_a_simulator(logs, capsys):
     assert "give the simulator with --env" in capsys.readouterr().err
     assert cli.main(["resume", "run", "--online", "--env", CARTPOLE, "--max-env-steps", "60", "--console.mode", "none"]) == 0
     assert summary()["env_steps"] == 60
+
+
+def test_batches_ahead(logs):
+    """On a GPU four updates are one launch, and as many batches are on their way."""
+    def ahead(*words):
+        return parse_train(["td3_bc", "logs", *words]).experiment.replay.prefetch
+
+    assert (ahead(), ahead("--device", "cpu"), ahead("--device", "cuda")) == (2, 2, 8)
+    assert ahead("--device", "cuda", "--replay.prefetch", "3") == 3
 
 
 def test_two_learners_in_processes(logs):

@@ -22,6 +22,7 @@ from shoal.errors import ConfigError
 from shoal.experiment.components import Components
 from shoal.experiment.presets import Preset
 from shoal.experiment.values import with_values
+from shoal.roles.replay_config import LAUNCH_UPDATES
 
 if TYPE_CHECKING:
     from shoal.experiment.config import Experiment, Plan
@@ -72,7 +73,7 @@ def machine_here() -> Machine:
 def sized(preset: Preset, chosen: Components, env: str, wished: Experiment[Any, Any]) -> Sizing:
     """The preset's values for this machine. `wished` has what the user gave, over the values for a small one."""
     paper = wished.values == "paper"
-    small = preset.values(env, paper=paper)
+    small = {**preset.values(env, paper=paper), **_asked_ahead(preset, wished)}
     if not _expensive(env) or wished.runtime == "inline" or (wished.runtime == "ray" and wished.ray.joined):
         return Sizing("small", None, small)
     found = machine_here()
@@ -82,6 +83,12 @@ def sized(preset: Preset, chosen: Components, env: str, wished: Experiment[Any, 
     large = preset.large_values(env) if machine.cores >= LARGE_CORES and machine.gpus and not paper else {}
     values = {**small, **large}
     return Sizing("large" if large else "small", machine, {**values, **_spread(chosen, wished, values, machine)})
+
+
+def _asked_ahead(preset: Preset, wished: Experiment[Any, Any]) -> dict[str, Any]:
+    """From a recording: on a GPU the batches of two launches, since nothing else decides how many are there. What is learned does
+    not depend on it."""
+    return {"replay.prefetch": 2 * LAUNCH_UPDATES} if preset.offline and wished.device == "cuda" else {}
 
 
 def _expensive(env: str) -> bool:
