@@ -5,10 +5,11 @@
 
 `record` trains sac until its policy has this return or the time is over, and writes medium-replay (all that the run did until
 then) and medium (as many decisions of that policy, with its noise). `train` makes a run of each preset, recording and seed, as
-many at a time as --jobs says; presets that --gpu names compute there, the others on one core each. Every run is evaluated ten
-times, over ten episodes; scores are those of the last evaluation, as a share of the way from a random policy to an expert: 100
-(return - RANDOM) / (EXPERT - RANDOM). Runs that had to stop after --seconds say how many updates they made. Progress goes to
-stderr; all runs with their curves to --out.
+many at a time as --jobs says; presets that --gpu names compute there, the others on one core each. Many small runs share a GPU well
+only through MPS (nvidia-cuda-mps-control -d), without which they take turns on it. Every run is evaluated ten times, over ten
+episodes; scores are those of the last evaluation, as a share of the way from a random policy to an expert: 100 (return - RANDOM) /
+(EXPERT - RANDOM). Runs that had to stop after --seconds say how many updates they made. Progress goes to stderr; all runs with
+their curves to --out.
 """
 
 from __future__ import annotations

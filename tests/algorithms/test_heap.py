@@ -17,10 +17,13 @@ def update():
 
 for _ in range(3):
     update()
-before = faults()
-for _ in range(20):
-    update()
-print(faults() - before)
+seen = []
+for _ in range(3):   # memory may come to lie elsewhere once
+    before = faults()
+    for _ in range(20):
+        update()
+    seen.append(faults() - before)
+print(min(seen))
 """
 
 
