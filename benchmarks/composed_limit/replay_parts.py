@@ -10,6 +10,7 @@ Rates are items per second. Items come from real steps of the environment, so th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -45,22 +46,28 @@ class _Table:
     def __init__(self, ready: Prepared) -> None:
         from shoal import replay
         from shoal.replay.table.replay_core import Core
-        from shoal.roles.replay_memory import codecs
-        from shoal.roles.replay_wires import stored_columns
+        from shoal.roles.replay_frames import FrameTable, frame_stacks, kept_columns
+        from shoal.roles.replay_memory import chosen_compression, codecs
+        from shoal.roles.replay_wires import TableWriter, stored_columns
+        from shoal.runtime.start_checks import free_memory
 
         self.config, self.algorithm = ready.plan.experiment.replay, _algorithm(ready)
-        self.columns = stored_columns(self.algorithm.record.layout)
+        record, count = self.algorithm.record, self.config.insert_batch
+        whole, stacks = stored_columns(record.layout), frame_stacks(record)
+        kept = kept_columns(record, whole, count)
+        compression = chosen_compression(kept, self.config, ready.plan.experiment.max_env_steps, free_memory())
         selector = replay.Prioritized(self.config.exponent) if self.config.exponent else replay.Uniform()
         self.core = Core([replay.Table("t", selector, replay.Fifo(), max_size=max(FILLED, self.config.batch_size),
-                                       limiter=replay.MinSize(1))], compression=codecs(self.columns, self.config.compression))
+                                       limiter=replay.MinSize(1))], compression=codecs(kept, compression))
         self.table = self.core.table("t")
-        self._items = _items(self.algorithm, ready, self.config.insert_batch)
-        self._priority = np.ones(self.config.insert_batch)
+        self._items, self._priority = _items(self.algorithm, ready, count), np.ones(count)
+        if stacks is None:
+            self._put = TableWriter(self.core, self.table, whole, count).put
+        else:
+            self._put = partial(FrameTable(stacks, whole, count).put, self.core, self.table)
 
     def insert(self) -> int:
-        from shoal.roles.replay_wires import store
-
-        store(self.core, self.table, self.columns, self._items, self._priority)
+        self._put(self._items, self._priority)
         return len(self._priority)
 
     def fill(self) -> None:
@@ -75,10 +82,12 @@ def _algorithm(ready: Prepared) -> Any:
 
 
 def _items(algorithm: Any, ready: Prepared, count: int) -> Any:
-    """Items of real steps, side by side."""
+    """Items of real steps, as an insert carries them."""
     import torch
 
     from shoal.acting import Progress
+    from shoal.roles.replay_frames import insert_fields
+    from shoal.slots import Layout
 
     env, policy, recorder = ready.source.make(SEATS), algorithm.policy(), algorithm.record.recorder(SEATS)
     rng, explore = torch.Generator().manual_seed(0), algorithm.explore(0, 1, SEATS, Progress())
@@ -90,7 +99,7 @@ def _items(algorithm: Any, ready: Prepared, count: int) -> Any:
         now = env.step(action)
         recorder.write(action, before, extras, now, 1)
     env.close()
-    items = algorithm.record.layout.joined(count).empty()
+    items = Layout(insert_fields(algorithm.record, count)).empty()
     recorder.take(items, np.zeros(count))
     return items
 

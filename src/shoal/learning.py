@@ -292,8 +292,8 @@ class Architecture(ABC):
     takes_scores: ClassVar[bool] = False    # runs algorithms that evolve
     takes_demos: ClassVar[bool] = False     # demonstrations may lie beside the replay table
     draws_offline: ClassVar[bool] = False   # draws the graph of an offline run itself; others get architectures/offline.py
-    runs_on_gpu: ClassVar[bool] = False     # its learners and inference servers may compute on a GPU
-    prefers_gpu: ClassVar[bool] = False     # a GPU is worth it whatever the observations are
+    runs_on_gpu: ClassVar[bool] = False     # its learners, workers and inference servers may compute on a GPU
+    prefers_gpu: ClassVar[bool | None] = None  # whether `--device auto` takes one; None: where observations are images
     has_actors: ClassVar[bool] = True       # roles other than the learner act: --actors
     one_place: ClassVar[bool] = False       # has the option one_place: actors in their learner's process
     reports_steps: ClassVar[bool] = True    # its actors report every step: --log.*

@@ -1,4 +1,5 @@
-"""A3C: one worker is the sequential algorithm; shared RMSProp; Hogwild; the parameter server's rules; real kills."""
+"""A3C: one worker is the sequential algorithm; shared RMSProp; Hogwild; the parameter server's rules; real kills. (tests/gpu has
+the workers on a GPU.)"""
 
 import numpy as np
 import pytest
@@ -6,12 +7,14 @@ import torch
 
 import shoal
 from shoal.algorithms import a2c, ppo, vtrace
+from shoal.algorithms.common.gradients import fetched
 from shoal.core import any_of
+from shoal.device.placement import GpuConfig, Hardware
 from shoal.errors import ConfigError
 from shoal.nets import NetConfig
 from shoal.roles.learner_state import SharedModel, model_layout
 from shoal.roles.parameter_server import ParameterServer
-from shoal.roles.parts import EvalPlan
+from shoal.roles.parts import EvalPlan, Parts
 from shoal.runtime import Program
 from shoal.slots import InlineAllocator
 from tests.architectures.graphs import Weights, draw, go, train
@@ -39,6 +42,61 @@ def test_one_worker_is_sequential(case, mode, tmp_path):
     if config.normalise_observations:
         np.testing.assert_array_equal(run.published["norm"]["mean"], plain.state["observations.used_mean"].numpy())
     assert np.abs(run.published["params"]).sum() > 0
+
+
+class OnADevice(Parts):
+    """Learns as on a GPU: gradients and metrics are tensors until somebody asks for a number."""
+
+    def learn(self):
+        learn = self.new_learn()
+        learn.to(Hardware())
+        learn.capture()
+        return learn
+
+
+@pytest.mark.parametrize("mode", ["hogwild", "master"])
+@pytest.mark.parametrize("case", CASES)
+def test_one_worker_on_a_device_is_sequential(case, mode, tmp_path, monkeypatch):
+    """A worker that computes elsewhere fetches each gradient; what is shared stays with arrays."""
+    config, net = CASES[case]
+    fetching = set()
+    monkeypatch.setattr("tests.architectures.graphs.Parts", OnADevice)
+    monkeypatch.setattr("shoal.roles.worker.fetched", lambda *found: (fetching.add(type(found[0])), fetched(*found))[1])
+    plain = sequential(config, "CartPole-v1", updates=12, net=net)
+    run = train(tmp_path, config, "async_gradients", "CartPole-v1", "inline", net=net, updates=12, mode=mode)
+    assert run.reason == "counted" and fetching == {torch.Tensor}
+    np.testing.assert_allclose(run.published["params"], plain.state["params"].numpy(), atol=1e-5)
+    assert run.final["worker-0"]["loss"] != 0 and run.final["worker-0"]["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("mode", ["hogwild", "master"])
+def test_a_gradient_that_is_not_finite_on_a_device(mode, tmp_path, monkeypatch):
+    """It is left out and counted, as on the CPU."""
+    class Broken(OnADevice):
+        def learn(self):
+            learn = super().learn()
+            compute, calls = learn.gradients, []
+
+            def gradients(minibatch, phase):
+                gradient, metrics = compute(minibatch, phase)
+                calls.append(phase)
+                return (gradient * np.nan if len(calls) == 3 else gradient), metrics
+
+            learn.gradients = gradients
+            return learn
+
+    monkeypatch.setattr("tests.architectures.graphs.Parts", Broken)
+    run = train(tmp_path, a2c.Config(unroll=5), "async_gradients", "CartPole-v1", "inline", updates=8, mode=mode)
+    assert sum(page["updates_skipped"] for page in run.final.values()) == 1 and np.isfinite(run.published["params"]).all()
+
+
+def test_workers_take_the_gpus_in_turns(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr("tests.architectures.graphs.Parts", lambda *a, **k: Parts(*a, **k, hardware=Hardware("cuda", GpuConfig())))
+    for mode in ("hogwild", "master"):
+        program, _ = draw(a2c.Config(), "async_gradients", "CartPole-v1", actors=3, mode=mode)
+        parts = program.nodes["worker"].arguments["parts"]
+        assert [str(parts.on(index).hardware.device) for index in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
 
 
 @pytest.mark.parametrize("mode", ["hogwild", "master"])

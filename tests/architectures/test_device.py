@@ -201,6 +201,9 @@ def test_clashes_are_named_at_once():
     (1, ("impala", "CartPole-v1"), False),          # small networks over vectors stay where their data are
     (1, ("anakin", "CartPole-v1"), True),           # environments on the device
     (1, ("gala", "shoal/PixelCatch-v0"), False),    # computes on the CPU only
+    (1, ("a3c", "shoal/PixelCatch-v0"), False),     # takes a GPU only when it is told to
+    (1, ("a3c", "CartPole-v1", "--device", "cuda"), True),
+    (1, ("a3c", "CartPole-v1", "--device", "cuda", "--architecture.mode", "master"), True),
     (1, ("gorila", "shoal/PixelCatch-v0"), False),
     (1, ("apex", "shoal/PixelCatch-v0"), True),
     (1, ("dqn", "shoal/PixelCatch-v0"), True),

@@ -10,9 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.composed_limit import limits, probe
+from benchmarks.composed_limit import limits, probe, replay_parts
 from benchmarks.composed_limit.limits import Cell, ComposedLimit, CoreLayout, Probes, composed, layouts
 from benchmarks.composed_limit.scenes import CARTPOLE, PONG, Grid, Workload
+from shoal.experiment.prepare import prepare
+from shoal.experiment.run import plan_of
 
 
 def test_times_of_a_frame_add_up():
@@ -47,6 +49,22 @@ def test_replay_s_parts_are_really_measured(preset, env, q, r, monkeypatch):
     assert all(0 < again.env_steps_per_second < cell.frames_per_second for cell in (again.e, again.i))
     read = ComposedLimit.read(json.loads(json.dumps(limit.record())))
     assert read == limit and "/n" in limit.formula and "/s" in limit.formula
+
+
+@pytest.mark.atari
+@pytest.mark.parametrize("preset", ["dqn", "apex"])
+def test_replay_s_parts_share_frames(preset, monkeypatch):
+    """As a run's own table does, where observations are stacks."""
+    pytest.importorskip("ale_py")
+    monkeypatch.setattr(replay_parts, "FILLED", 200)
+    small = {"replay.batch_size": 8, "replay.capacity": 200, "replay.min_size": 8}
+    ready = prepare(plan_of(preset, "ALE/Pong-v5", None, None, small))
+    kept = replay_parts._Table(ready)
+    count = kept.insert()
+    assert count == ready.plan.experiment.replay.insert_batch
+    assert 0 < kept.table.nbytes / count < 0.8 * 2 * 4 * 84 * 84, "not two whole stacks an item"
+    for part in (replay_parts.inserting, replay_parts.sampling, replay_parts.updating):
+        assert part(ready)() > 0
 
 
 def test_figures_of_the_issue():

@@ -13,7 +13,7 @@ from benchmarks.gpu_pong import phases
 from benchmarks.means import means_tables
 from benchmarks.race import OURS, race_table
 from benchmarks.results import insert, origins, save, with_earlier_rows
-from benchmarks.startup import GOALS, startup_tables
+from benchmarks.startup import GOALS, SHIPPED, startup_tables
 from shoal.bench import machine
 from shoal.bench.text_tables import UNMEASURED
 
@@ -37,6 +37,12 @@ def test_startup_tables():
     assert "3.25 (3.00, 3.50)" in few and "yes" in few
     assert "2.15" in rows["16 actors / 2 actors, medians"] and "no" in rows["16 actors / 2 actors, medians"]
     assert "151" in rows["largest of 16 actors, MB (PSS)"] and "no " in rows["largest of 16 actors, MB (PSS)"].split("|")[-2]
+    shipped = [{"case": case, "when": when, "seconds": seconds, "error": None} for case in SHIPPED
+               for when, seconds in (("first", 14.0), ("calibrated", 6.0))]
+    text = startup_tables(results(goals=GOALS, runs=runs, shipped=shipped, parts={"torch": [1.0, 2.0]}))
+    rows = [line for line in text.splitlines() if "`shoal train" in line]
+    assert len(rows) == 2 * len(SHIPPED)
+    assert all(("yes" in row) is ("nothing known" in row) and ("6.00" in row) is ("nothing known" not in row) for row in rows)
 
 
 def test_means_tables():

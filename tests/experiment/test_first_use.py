@@ -16,6 +16,7 @@ import shoal
 from shoal import cli
 from shoal.errors import ConfigError
 from shoal.experiment.lock import alone, holder
+from shoal.experiment.presets import load_preset, preset_names
 from shoal.experiment.references import EnvRef
 from shoal.experiment.run import plan_of
 from shoal.experiment.rundir import RunDir, list_runs
@@ -98,7 +99,11 @@ def test_python_names_environments_as_commands_do():
 def test_columns_of_the_list(capsys):
     """The columns of the list fit the longest name."""
     assert cli.main(["list"]) == 0
-    presets, grid = capsys.readouterr().out.split("\n\n")[:2]
+    text = capsys.readouterr().out
+    presets, grid = text.split("\n\n")[:2]
+    assert all(len(line) <= 100 for line in text.splitlines())
+    words = " ".join(presets.split())
+    assert all(" ".join(load_preset(name).status.split()) in words for name in preset_names()), "what each was trained on"
     rows = presets.splitlines()[1:]
     rows = [row for row in rows if row[2] != " "]  # not those that go on
     assert len({row.index(" x ") - len(row[:row.index(" x ")].split()[-1]) for row in rows}) == 1, "pairs begin in one column"

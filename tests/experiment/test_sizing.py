@@ -136,7 +136,9 @@ def test_device_and_cores(on):
     assert planned("appo", PONG, "--device", "cpu").sizing.size == "small"
     assert planned("appo", PONG, "--cores", "8").sizing.machine == Machine(8, 1)
     assert planned("appo", PONG, "--cores", "12").sizing.size == "large"
-    assert planned("a3c", PONG).sizing.machine == Machine(16)  # which computes on the CPU only
+    assert planned("gala", PONG).sizing.machine == Machine(16)  # which computes on the CPU only
+    assert planned("a3c", PONG).sizing.machine == Machine(16)  # which takes a GPU only when it is told to
+    assert planned("a3c", PONG, "--device", "cuda").sizing.machine == Machine(16, 1)
     with pytest.raises(ConfigError, match="--cores 17 is more than the 16 cores"):
         planned("appo", PONG, "--cores", "17")
 

@@ -1,5 +1,6 @@
 """What only a GPU can show: the same numbers there as on the CPU, with graphs, pinned memory and a learner that runs ahead."""
 
+import json
 import threading
 
 import gymnasium as gym
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.synthetic import fill
-from shoal import algorithms, envs
+from shoal import algorithms, cli, envs
 from shoal.acting import Progress, StepView
 from shoal.algorithms import a2c, ppo, vtrace
 from shoal.device.batched_inference import BatchedInference
@@ -22,6 +23,7 @@ from shoal.nets.heads import action_head
 from shoal.roles.parts import EnvSource, Parts
 from tests.algorithms.loop import Actor, join
 from tests.architectures.graphs import draw, go, train
+from tests.architectures.sequential import sequential
 from tests.architectures.test_device import Me
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -30,6 +32,11 @@ GPU = Hardware("cuda", GpuConfig(bf16=False))
 IMAGES = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
 FRAMES = EnvSpec("frames", IMAGES, gym.spaces.Discrete(6), 27_000, 4, 1, False, "none", "", 6)
 LSTM = NetConfig(hidden=(16,), recurrent="lstm", lstm_size=16, prev_action_reward=True)
+SHARED = {"optimiser": "rmsprop", "optimiser_epsilon": 1e-3}  # a3c's: a gradient that is almost 0 makes a step that is almost 0
+ALONE = {"a2c": (a2c.Config(unroll=5, lambda_=1.0, normalise_observations=True, normalise_returns=True, **SHARED), None),
+         "a2c lstm": (a2c.Config(unroll=5, **SHARED), LSTM),
+         "vtrace": (vtrace.Config(unroll=5, **SHARED), None),  # its gradient is captured
+         "ppo": (ppo.Config(unroll=8, epochs=2, minibatches=2, normalise_observations=True, **SHARED), None)}
 CONFIGS = {"a2c": a2c.Config(unroll=6, normalise_advantage=True), "vtrace": vtrace.Config(unroll=6, optimiser="rmsprop"),
            "ppo": ppo.Config(unroll=6, epochs=2, minibatches=2, normalise_observations=True, normalise_returns=True)}
 
@@ -300,3 +307,36 @@ def test_programs_on_the_gpu(architecture, tmp_path, monkeypatch):
     monkeypatch.setattr("tests.architectures.graphs.Parts", lambda *a, **k: Parts(*a, **k, hardware=GPU))
     run = train(tmp_path, vtrace.Config(unroll=4), architecture, "shoal/Catch-v0", "local", actors=2, updates=60, net=LSTM)
     assert run.reason == "counted" and np.isfinite(run.published["params"]).all()
+
+
+@pytest.mark.parametrize("kind", ["inline", "local"])
+@pytest.mark.parametrize("mode", ["hogwild", "master"])
+@pytest.mark.parametrize("case", ALONE)
+def test_one_worker_is_sequential(case, mode, kind, tmp_path, monkeypatch):
+    """One worker of async_gradients on the GPU is the sequential algorithm on the CPU, to 1e-5."""
+    config, net = ALONE[case]
+    monkeypatch.setattr("tests.architectures.graphs.Parts", lambda *a, **k: Parts(*a, **k, hardware=GPU))
+    start, plain = (sequential(config, "CartPole-v1", updates=updates, net=net).state["params"].numpy() for updates in (0, 24))
+    run = train(tmp_path, config, "async_gradients", "CartPole-v1", kind, net=net, updates=24, mode=mode)
+    assert run.reason == "counted"
+    np.testing.assert_allclose(run.published["params"], plain, rtol=0, atol=1e-5)
+    assert np.abs(plain - start).max() > 1e-3
+
+
+@pytest.mark.parametrize("mode", ["hogwild", "master"])
+def test_workers_share_one_gpu(mode, tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.architectures.graphs.Parts", lambda *a, **k: Parts(*a, **k, hardware=GPU))
+    run = train(tmp_path, vtrace.Config(unroll=4), "async_gradients", "shoal/Catch-v0", "local", actors=2, updates=60, net=LSTM,
+                mode=mode)
+    assert run.reason == "counted" and np.isfinite(run.published["params"]).all()
+    assert min(run.final[f"worker-{i}"]["env_steps"] for i in range(2)) > 0
+
+
+@pytest.mark.parametrize("words", [(), ("--architecture.mode", "master"), ("--gpu.actors",)], ids=["hogwild", "master", "acting"])
+def test_a_whole_run_of_a3c_ends_well(words, tmp_path, monkeypatch):
+    """From the command line, on images, with all switches as they are by default."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "a3c", "shoal/PixelCatch-v0", "--device", "cuda", "--run-dir", "run", "--max-env-steps", "6000",
+                     "--eval.episodes", "10", "--console.mode", "none", "--no-tensorboard", *words]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["learner_steps"] >= 10, summary

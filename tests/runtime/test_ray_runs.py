@@ -110,6 +110,10 @@ def test_demands_follow_from_the_graph():
     found = {d.place: (d.cpus, d.gpus, d.spread) for d in demands(program, RayConfig(cpus_per_place=0.5), program.places.values())}
     assert found == {"actor-0": (0.5, 0.0, True), "actor-1": (0.5, 0.0, True), "learner-0": (0.5, 1.0, False),
                      "evaluator-0": (0.5, 0.0, False)}
+    program, _ = draw(vtrace.Config(unroll=8), "async_gradients", "CartPole-v1", actors=2, mode="master", eval=EvalPlan())
+    program.on_gpu = True  # workers compute there, though they only ask; the server computes on the CPU
+    found = {d.place: d.gpus for d in demands(program, RayConfig(), program.places.values())}
+    assert found == {"worker-0": 1.0, "worker-1": 1.0, "server-0": 0.0, "evaluator-0": 0.0}
     program, _ = draw(vtrace.Config(unroll=8), "central_inference", "CartPole-v1", actors=2, eval=EvalPlan(enabled=False))
     assert {d.place for d in demands(program, RayConfig(), program.places.values()) if d.spread} == {"actor-0", "actor-1"}
     for shards, spread in ((1, []), (2, ["replay-0", "replay-1"])):

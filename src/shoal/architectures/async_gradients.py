@@ -14,6 +14,9 @@
       worker 1 ─┼── gradients (call): gradient, version, counts ──▶ │ parameter server │ ── weights (broadcast) ──▶ evaluator
       ...      ─┘ ◀── new parameters, in the same round trip ────── └──────────────────┘
 
+    On a GPU each worker's copy of the model lies there: parameters travel to it and gradients come back, whole vectors both. The
+    shared model, or the parameter server, stays in host memory and computes on the CPU; so do policies, unless --gpu.actors.
+
                         paper                                 here
     environments        one per worker                        `envs_per_actor`, stepped together
     a segment           ends with its episode                 T steps, across episode ends
@@ -25,7 +28,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from shoal.errors import ConfigError
@@ -66,6 +69,7 @@ class AsyncGradients(Architecture):
 
     name = "async_gradients"
     config_class = Config
+    runs_on_gpu, prefers_gpu = True, False  # every worker would need a CUDA context: `auto` has none
 
     def delivers(self, config: Config) -> Delivery:
         return Delivery(Tolerance.LAG, "others change the parameters while a worker computes its gradient, so it is some versions "
@@ -74,6 +78,7 @@ class AsyncGradients(Architecture):
     def draw(self, program: Program, parts: Parts, config: Config) -> None:
         if parts.learners != 1:
             raise ConfigError(f"--learners {parts.learners}: the workers of async_gradients learn themselves; use --actors")
+        parts = replace(parts, learners=parts.actors)  # each worker is one: they take the GPUs in turns
         if config.mode == "hogwild":
             draw_hogwild(program, parts)
         else:
@@ -99,8 +104,9 @@ def draw_master(program: Program, parts: Parts, config: Config) -> None:
                           f"different ones of its phases ({', '.join(learn.phases)}) would wait for each other; leave it out")
     gradients = program.call("gradients", *push_layouts(parts, learn), depth=1)
     program.add("worker", master_worker, parts=parts, server=gradients.client, aggregate=config.aggregate,
-                replicas=(least, parts.actors, parts.actors), private_bytes=parts.algorithm.record.layout.nbytes)
+                replicas=(least, parts.actors, parts.actors), private_bytes=parts.algorithm.record.layout.nbytes, on_gpu=True)
     weights = program.broadcast("weights", parts.algorithm.published_layout()) if parts.eval.enabled else None
     add_evaluator(program, parts, weights)
     program.add("server", ParameterServer, parts=parts, max_staleness=config.max_staleness, aggregate=config.aggregate,
-                gradients=gradients.server, weights=weights and weights.publisher, compute_threads=parts.learner_threads)
+                gradients=gradients.server, weights=weights and weights.publisher, compute_threads=parts.learner_threads,
+                on_gpu=False)

@@ -42,14 +42,14 @@ class GpuConfig(Options):
     together: bool = False
     """Run an inference server and its one learner as threads of one process: weights stay on the GPU, inference has priority."""
     actors: bool = False
-    """Run the policies of actors on the GPU too (actor_learner); each actor holds a CUDA context."""
+    """Run the policies of actors on the GPU too (actor_learner, async_gradients); each actor holds a CUDA context."""
     core_each: bool = True
     """Pin every actor to its own core if there are about as many actors as cores."""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """Where a learner, an inference server or the device architecture computes."""
+    """Where a learner, a worker, an inference server or the device architecture computes."""
 
     name: str = "cpu"
     """cpu or cuda."""

@@ -26,12 +26,13 @@ def list_command(arguments: list[str]) -> int:
     if arguments:
         raise ConfigError(f"shoal list takes no arguments, not {' '.join(arguments)}")
     write = sys.stdout.write
-    write("presets (shoal show PRESET says more)\n")
+    write("presets, what each is for, and what it has been trained on (shoal show PRESET says more)\n")
     presets = {name: load_preset(name) for name in preset_names()}
     pairs = {name: f"{preset.algorithm} x {preset.architecture}" for name, preset in presets.items()}
     widths = max(map(len, presets)), max(map(len, pairs.values()))
     for name, preset in presets.items():
         write(_wrapped(f"  {name:<{widths[0]}}  {pairs[name]:<{widths[1]}}  ", preset.title))
+        write(_wrapped(f"  {'':<{widths[0]}}  ", preset.status))
     known = {name: architectures.named(name) for name in architectures.ARCHITECTURES}
     letters = dict(zip(known, string.ascii_lowercase, strict=False))
     first = max(map(len, algorithms.ALGORITHMS)) + 2
@@ -51,7 +52,8 @@ def list_command(arguments: list[str]) -> int:
 
 def _wrapped(head: str, text: str) -> str:
     """A row whose last column goes on in lines of its own where it is long."""
-    return "\n".join(textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head))) + "\n"
+    return "\n".join(textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head),
+                                   break_on_hyphens=False)) + "\n"
 
 
 def show_command(arguments: list[str]) -> int:

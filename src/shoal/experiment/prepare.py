@@ -143,7 +143,8 @@ class Prepared:
         if experiment.device == "cuda" and cannot:
             raise ConfigError(f"--device cuda does not fit {cannot[0]}, which computes on the CPU only; use --device auto or cpu")
         images = any(len(shape) == 3 for _, (shape, _) in leaves(leaf_tree(self.spec.observation_space)))
-        worth = not cannot and (images or self.plan.architecture.prefers_gpu)
+        prefers = self.plan.architecture.prefers_gpu
+        worth = not cannot and (images if prefers is None else prefers)
         return choose_device(experiment.device, experiment.gpu, worth=worth)
 
     def program(self, resumed: int = 0) -> Program:

@@ -96,6 +96,8 @@ def _expensive(env: str) -> bool:
 
 
 def _may_use_gpu(chosen: Components, wished: Experiment[Any, Any]) -> bool:
+    if wished.device == "auto" and chosen.architecture.prefers_gpu is False:
+        return False
     return wished.device != "cpu" and chosen.algorithm.runs_on_gpu and chosen.architecture.runs_on_gpu
 
 

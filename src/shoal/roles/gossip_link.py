@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from shoal.acting import Progress
-from shoal.core import Me, Publisher, Reader, Tree, Vector
+from shoal.core import Me, Publisher, Reader, Tree
 from shoal.roles.learner_state import LearnerState
 from shoal.roles.parts import Parts
 from shoal.roles.worker import Origin, Worker
@@ -71,7 +71,7 @@ class GossipLink:
             self._receive(instead=True)
         self._publish()
 
-    async def push(self, gradient: Vector, phase: str, origin: Origin) -> None:
+    async def push(self, gradient: np.ndarray, phase: str, origin: Origin) -> None:
         with self.me.stats.phase("learn"):
             self.learner_state.apply(gradient, phase)
         self.me.stats.add("learner_steps", int(origin.completes))

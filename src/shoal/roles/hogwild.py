@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from shoal.acting import Progress
-from shoal.core import Me, Publisher, Reader, Shared, Vector
+from shoal.core import Me, Publisher, Reader, Shared
 from shoal.learning import Learn
 from shoal.roles.learner_state import SharedModel
 from shoal.roles.parts import Parts
@@ -19,16 +19,19 @@ __all__ = ["HogwildLink", "hogwild_worker"]
 
 def hogwild_worker(me: Me, parts: Parts, model: Shared, weights: Publisher, begun: Reader) -> Worker:
     """Acts, and applies its gradients to parameters in shared memory, without a lock."""
+    parts = parts.on(me.index)
+    parts.hardware.enter()
     return Worker(me, parts, HogwildLink(me, parts, model, weights, begun))
 
 
 class HogwildLink:
-    """Gradients are computed with a private copy and applied to the shared model; then the copy is refreshed."""
+    """Gradients are computed with a private copy, which may lie on a GPU, and applied to the shared model in host memory; then the
+    copy is refreshed."""
 
     def __init__(self, me: Me, parts: Parts, model: Shared, weights: Publisher, begun: Reader) -> None:
         self.me, self.weights, self.begun = me, weights, begun
         self.model = SharedModel(me, parts, model)
-        self.learn: Learn = parts.new_learn()
+        self.learn: Learn = parts.learn()
         self.version, self.fresh = 0, False
 
     @property
@@ -51,7 +54,7 @@ class HogwildLink:
         self._copy()
         self.fresh = True
 
-    async def push(self, gradient: Vector, phase: str, origin: Origin) -> None:
+    async def push(self, gradient: np.ndarray, phase: str, origin: Origin) -> None:
         model, stats = self.model, self.me.stats
         with stats.phase("learn"):
             stats.observe("policy_lag", float(model.version - self.version))

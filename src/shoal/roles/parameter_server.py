@@ -20,7 +20,7 @@ import torch
 from shoal.acting import Progress
 from shoal.algorithms.common.phases import overlap
 from shoal.algorithms.records.moments import MomentRelay, observation_moment_fields
-from shoal.core import Call, Me, Publisher, Request, Server, Tree, Vector
+from shoal.core import Call, Me, Publisher, Request, Server, Tree
 from shoal.learning import SlicedLearn, Updater, UpdaterSlice
 from shoal.ops.gates import LossGate, judge, too_old
 from shoal.roles.learner_state import LearnerState
@@ -87,7 +87,7 @@ class ServerLink:
             await self._exchange(None, self.learn.phases[0], None)
             self.fresh = True
 
-    async def push(self, gradient: Vector, phase: str, origin: Origin) -> None:
+    async def push(self, gradient: np.ndarray, phase: str, origin: Origin) -> None:
         if self.sums is not None and origin.last:
             self.sums.add(origin.batch)
         if self.width is not None and not self._usual(origin.loss):
@@ -175,7 +175,8 @@ class ServerLink:
 
 
 class ParameterServer:
-    """Owns parameters and optimiser; applies gradients in the order of their arrival, answers with the new parameters."""
+    """Owns parameters and optimiser, in host memory; applies gradients in the order of their arrival, answers with the new
+    parameters."""
 
     def __init__(self, me: Me, parts: Parts, gradients: Server, max_staleness: int | None, aggregate: int = 1,
                  weights: Publisher | None = None, learn: UpdaterSlice | None = None, age: str = "policy_lag") -> None:
@@ -183,7 +184,7 @@ class ParameterServer:
         reported as; without replay it is the lag of the data too."""
         self.me, self.gradients, self.weights, self.age = me, gradients, weights, age
         self.max_staleness, self.aggregate = max_staleness, aggregate
-        self.learner_state: LearnerState[Updater] = LearnerState(me, parts, parts.learn() if learn is None else learn)
+        self.learner_state: LearnerState[Updater] = LearnerState(me, parts, parts.new_learn() if learn is None else learn)
         self.learn, self.slice = self.learner_state.learn, learn
         self.held: list[Request] = []
         self.greeted = False
@@ -287,4 +288,6 @@ def mean_gradient(held: Sequence[Request]) -> np.ndarray:
 
 def master_worker(me: Me, parts: Parts, server: Call, aggregate: int) -> Worker:
     """Acts, sends its gradients to the parameter server and gets the new parameters back, after `aggregate` gradients of all."""
+    parts = parts.on(me.index)
+    parts.hardware.enter()
     return Worker(me, parts, ServerLink(me, parts, server), joint=aggregate > 1)

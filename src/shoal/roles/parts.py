@@ -149,7 +149,7 @@ class Parts:
     initial: Mapping[str, np.ndarray] | None = None
     """The weights that learning begins with, by their names in `Learn.weights`; none: random ones."""
     hardware: Hardware = field(default_factory=Hardware)
-    """Where learners and inference servers compute; actors and evaluators use the CPU."""
+    """Where learners, workers and inference servers compute; actors and evaluators use the CPU."""
 
     @property
     def actor_replicas(self) -> tuple[int, int, int]:

@@ -3,6 +3,8 @@
     await link.begin()                          the newest parameters are in link.learn
     unroll                                      with a copy of them
     for minibatch, phase: gradient -> await link.push     applied somewhere; the newest parameters are in link.learn again
+
+A link.learn may lie on a GPU: parameters travel there, gradients come back, and what is shared stays in host memory.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from shoal.acting import Progress
-from shoal.core import Me, Tree, Vector
+from shoal.algorithms.common.gradients import fetched
+from shoal.core import Me, Tree
 from shoal.learning import Learn, phases_due
 from shoal.roles import random_state
 from shoal.roles.parts import Parts
@@ -49,7 +52,7 @@ class GradientLink(Protocol):
     @property
     def progress(self) -> Progress: ...
     async def begin(self) -> None: ...
-    async def push(self, gradient: Vector, phase: str, origin: Origin) -> None: ...
+    async def push(self, gradient: np.ndarray, phase: str, origin: Origin) -> None: ...
     def show(self, metrics: Sequence[Mapping[str, float]]) -> None: ...
     def state(self) -> dict[str, np.ndarray] | None: ...
     def load(self, state: dict[str, np.ndarray]) -> None: ...
@@ -96,7 +99,8 @@ class Worker:
 
 
 async def push_gradients(me: Me, link: GradientLink, data: Tree, decisions: int, rng: np.random.Generator) -> None:
-    """Compute the gradients of an unroll, or of a drawn batch, and send them off one by one."""
+    """Compute the gradients of an unroll, or of a drawn batch, and send them off one by one. After that nothing reads `data`:
+    its copies to a GPU are older than the gradients that have come back."""
     learn = link.learn
     with me.stats.phase("prepare"):
         sums = learn.sums(data)
@@ -105,7 +109,8 @@ async def push_gradients(me: Me, link: GradientLink, data: Tree, decisions: int,
         metrics = []
         for phase, completes in marked(phases_due(learn, link.progress)):
             with me.stats.phase("learn"):
-                gradient, numbers = learn.gradients(minibatch, phase)
+                computed, numbers = learn.gradients(minibatch, phase)
+                gradient = fetched(computed, numbers)
             metrics.append(numbers)
             await link.push(gradient, phase, Origin(data, decisions, completes, last and completes, loss_of(numbers, phase)))
     link.show(metrics)

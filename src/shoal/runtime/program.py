@@ -109,6 +109,7 @@ class RoleNode:
     most: int
     compute_threads: int
     private_bytes: int = 0
+    on_gpu: bool | None = None
 
     @property
     def ports(self) -> dict[str, Port]:
@@ -140,7 +141,7 @@ class Program:
         self.folder: Path | None = None  # where roles keep files that outlive the program (core.Me.folder)
         self.finishers = 1  # how many instances have to call `me.finish` before the program stops
         self.settings: Settings | None = None  # `Supervisor.change` changes it, in every place
-        self.on_gpu = False  # whether the roles that take from streams, serve or publish compute on one
+        self.on_gpu = False  # whether roles compute on one: those that take from streams, serve or publish, or say so themselves
         self.nodes: dict[str, RoleNode] = {}
         self.wires: dict[str, Wire] = {}
         self.places: dict[str, Place] = {}
@@ -195,16 +196,17 @@ class Program:
 
     def add(self, name: str, role: Callable[..., Role], *, replicas: int | tuple[int, int, int] = 1,
             place: str | Callable[[int], str] | None = None, compute_threads: int = 1, private_bytes: int = 0,
-            **arguments: Any) -> RoleNode:
+            on_gpu: bool | None = None, **arguments: Any) -> RoleNode:
         """Add a role. `replicas` is a number, or (least, start, most). `place` names a process to share. `private_bytes` is the
-        memory that each replica allocates for itself, where that is much."""
+        memory that each replica allocates for itself, where that is much. `on_gpu`: whether it computes on a GPU if the program
+        does; None: its wires tell (see `Program.on_gpu`)."""
         least, start, most = (replicas, replicas, replicas) if isinstance(replicas, int) else replicas
         if not 0 <= least <= start <= most or most < 1:
             raise ProgramError(f"role {name}: replicas must be 0 <= least <= start <= most, not {least}, {start}, {most}")
         name = f"{self._scope}{name}"
         if name in self.nodes:
             raise ProgramError(f"two roles are called {name}; names are unique in a program")
-        node = RoleNode(name, role, arguments, least, start, most, compute_threads, private_bytes)
+        node = RoleNode(name, role, arguments, least, start, most, compute_threads, private_bytes, on_gpu)
         self.nodes[name] = node
         for port in node.ports.values():
             if self.wires.get(port.wire.name) is not port.wire:

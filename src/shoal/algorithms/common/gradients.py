@@ -6,12 +6,13 @@ import math
 from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from shoal.core import Vector
-from shoal.device.transfer import to_host
+from shoal.device.transfer import DeviceEvent, to_host
 
-__all__ = ["Readings", "descend", "measured"]
+__all__ = ["Readings", "descend", "fetched", "measured"]
 
 
 class Readings(Mapping[str, float]):
@@ -99,3 +100,15 @@ def descend(found: Readings, grad: torch.Tensor, lr: float | torch.Tensor, waits
             feeds.fill_(math.nan)
     numbers[f"{prefix}learning_rate"] = float(lr)
     return grad.numpy(), numbers
+
+
+def fetched(gradient: Vector, metrics: Mapping[str, float]) -> np.ndarray:
+    """The gradient as an array on the host. From a GPU it comes together with its metrics: they are waited for once."""
+    if isinstance(gradient, np.ndarray):
+        return gradient
+    if isinstance(metrics, Readings):
+        metrics.send()
+    copy = to_host(gradient)
+    DeviceEvent(gradient.device).wait()
+    array: np.ndarray = copy.numpy()
+    return array

@@ -58,7 +58,8 @@ def demands(program: Program, config: RayConfig, places: Iterable[Place]) -> lis
         shard = ends <= {"server"} and any(node.most > 1 for node in nodes)
         spread = shard or (bool(ends & set(PLENTIFUL_ENDS)) and not scarce)
         cpus = config.cpus_per_place + max(node.compute_threads for node in nodes) - 1
-        computes = program.on_gpu and scarce and ends != {"server"}
+        said = [node.on_gpu for node in nodes if node.on_gpu is not None]
+        computes = program.on_gpu and (any(said) if said else scarce and ends != {"server"})
         found.append(Demand(place.name, cpus, config.gpus_per_place if computes else 0.0, spread, shard,
                             "senders" if spread and not shard else "members" if "member" in ends else ""))
     if any(demand.spread and not demand.shard for demand in found):
