@@ -18,6 +18,7 @@ from evidence import (
     cluster,
     curl,
     demos,
+    dqn_speed,
     earlier_runs,
     evolution,
     faults,
@@ -52,7 +53,7 @@ LINES: list[Line] = [*learning.LINES, *many_seeds.LINES, *mechanisms.LINES, *act
                      *staleness.LINES, *sleepers.LINES, *central.LINES, *faults.LINES, *chaos.LINES, *replay.LINES,
                      *replay_kills.LINES, *chaos_presets.LINES, *fuzz.LINES, *hosts.LINES, *values.LINES, *off_policy.LINES,
                      *off_policy_mechanisms.LINES, *offline.LINES, *ope.LINES, *offline_speed.LINES,
-                     *sac_speed.LINES, *demos.LINES, *qtopt.LINES, *curl.LINES,
+                     *sac_speed.LINES, *dqn_speed.LINES, *demos.LINES, *qtopt.LINES, *curl.LINES,
                      *gorila.LINES, *evolution.LINES, *population.LINES, *league.LINES, *games.LINES, *bench.LINES,
                      *callbacks.LINES,
                      *earlier_runs.LINES, *outside.LINES, *atari.LINES, *autoscale.LINES, *scaling.LINES, *cluster.LINES]
