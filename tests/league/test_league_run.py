@@ -71,7 +71,7 @@ def test_league(tmp_path, capsys):
 
 
 def test_snapshots_after_the_last_checkpoint(tmp_path):
-    """A snapshot that no checkpoint knows, as of a league that was killed, is played after a resume, and others are taken after it."""
+    """A snapshot that no checkpoint knows, as of a league that was killed, is played after a resume, and others come after it."""
     league(tmp_path / "run")
     vault = Vault(tmp_path / "run" / "vault")
     vault.put("main-0500", vault.weights("main-0000"), {"player": "main", "kind": "main", "steps": 1, "parent": "main-0000"})
