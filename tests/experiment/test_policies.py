@@ -14,6 +14,8 @@ import pytest
 import shoal
 from shoal.cli import main
 from shoal.errors import ConfigError
+from shoal.experiment.parse import parse_train
+from shoal.experiment.prepare import prepare
 from tests.experiment.seatings import by_turns, one
 
 QUIET = {"console": {"mode": "none"}, "tensorboard": False, "runtime": "inline", "actors": 1}
@@ -67,6 +69,20 @@ def test_one_policy_is_plain(options, tmp_path):
     assert digest(plain.published) == digest(named.published) and plain.summary["env_steps"] == named.summary["env_steps"]
     assert list(named.summary["policies"]) == list(named.policies) == ["walker"]
     assert named.summary["policies"]["walker"] | {"train_return": 0} == plain.summary["policies"]["main"] | {"train_return": 0}
+
+
+@pytest.mark.parametrize("preset", ["ppo", "impala"])
+def test_one_policy_costs_nothing(preset):
+    """The graph is that of the plain program: the same roles with the same arguments, the same wires."""
+    def drawn(*words):
+        program = prepare(parse_train([preset, GAME, "--actors", "1", *words])).program()
+        roles = {name: (node.role, sorted(node.arguments), node.least, node.most, node.compute_threads)
+                 for name, node in program.nodes.items()}
+        return roles, sorted(program.wires)
+
+    plain = drawn()
+    assert drawn("--names", "walker") == drawn("--policies", f"{HERE}:one") == plain
+    assert drawn("--policies", f"{HERE}:by_turns") != plain
 
 
 class Alone(gym.Env):
