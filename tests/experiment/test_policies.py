@@ -33,9 +33,33 @@ def digest(published):
     return hashlib.sha256(np.ascontiguousarray(published["params"])).hexdigest()
 
 
+class DashedAgents:
+    """Two agents whose names cannot be those of policies."""
+
+    possible_agents = ("left-1", "right-1")
+
+    def observation_space(self, agent):
+        return gym.spaces.Box(0, 1, (1,), np.float32)
+
+    def action_space(self, agent):
+        return gym.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.agents = list(self.possible_agents)
+        return {agent: np.zeros(1, np.float32) for agent in self.agents}, {}
+
+    def step(self, actions):
+        raise NotImplementedError("nobody plays here")
+
+    def close(self):
+        pass
+
+
 @pytest.mark.parametrize(("options", "words"), [
     ({"policies": f"{HERE}:sometimes_nobody"}, "agent 'player_0' has no policy in episode 700: the mapping gave None"),
     ({"policies": {"walker": None, "rival": None}, "policy_of": lambda agent, _: "other"}, "and the policies are walker, rival"),
+    ({"policies": f"{HERE}:long_names"}, "has a name of 300 bytes, and files are called like it"),
+    ({"policies": "independent", "env": DashedAgents}, "calls it 'left-1', like the agent; give the name of a policy"),
     ({"policies": f"{HERE}:stranger", "names": ("walker",)}, "the policy 'stranger' in episode 3"),
     ({"policies": f"{HERE}:by_turns", "train": ("runner",)}, "--train names runner, which is not a policy of this run"),
     ({"policies": f"{HERE}:by_turns", "fixed": ("walker=random", "rival=random")}, "no policy learns"),
