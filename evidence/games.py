@@ -28,6 +28,7 @@ SPREAD, SPEAKER = "pettingzoo:mpe2.simple_spread_v3", "pettingzoo:mpe2.simple_sp
 CLASSICS = tuple(f"pettingzoo.classic.{name}"
                  for name in ("tictactoe_v3", "connect_four_v3", "leduc_holdem_v4", "rps_v2", "chess_v6"))
 DEFECT = 1
+PAIRS = 9
 MPE = ("mpe2.simple_spread_v3", "mpe2.simple_tag_v3", "mpe2.simple_speaker_listener_v4")
 
 
@@ -135,6 +136,25 @@ def speeds(seed: int) -> dict[str, Any]:
     return {"met": True, "env_steps_per_second": found, "share_of_one_agent": shares}
 
 
+def one_policy(seed: int) -> dict[str, Any]:
+    """Pairs of runs in turns, one thread: the plain program, and the same with its policy named. Env steps per second of processor
+    time, which hold beside other work; the median of a pair's ratios counts."""
+    found: dict[str, dict[str, Any]] = {}
+    for env in ("CartPole-v1", "shoal/TicTacToe-v0"):
+        rates: list[tuple[float, float]] = []
+        for number in range(PAIRS):
+            pair = {}
+            for named in ((False, True), (True, False))[number % 2]:
+                words = ("ppo", env, *(("--names", "walker") if named else ()), "--max-seconds", "8", "--runtime", "inline",
+                         "--no-eval.enabled", *QUIET)
+                with finished(*words, seed=seed) as (_, _, summary):
+                    pair[named] = summary["env_steps"] / summary["cpu_seconds"]
+            rates.append((pair[False], pair[True]))
+        found[env] = {"plain": [round(plain) for plain, _ in rates], "named": [round(named) for _, named in rates],
+                      "ratio": round(float(np.median([named / plain for plain, named in rates])), 4)}
+    return {"met": all(one["ratio"] >= 0.97 for one in found.values()), "env_steps_per_cpu_second": found}
+
+
 def soak(seed: int) -> dict[str, Any]:
     """Two minutes each; no restart, no failure. Two of the classics need `pip install chess rlcard`."""
     runs = {}
@@ -171,6 +191,8 @@ LINES = [
          connect_four, (21, 22, 23, 24, 25), together=True),  # inline: a core each
     Line("speed-games", 19, "env steps/s of rock-paper-scissors, tic-tac-toe and connect four in self-play and in a league, beside "
          "an environment with one agent (reported, no bound)", speeds, (1,)),
+    Line("speed-one-policy", 19, "a program with one named policy makes at least 97 % of the env steps per second of processor "
+         "time of the plain program, median of 9 alternating pairs of runs", one_policy, (1,)),
     Line("ray-two-policies", 19, "two named policies with learners on two Ray nodes: both learn", two_nodes, (1,)),
     above_random(SPREAD, "shared", 4, 300_000), above_random(SPREAD, "independent", 4, 300_000),
     above_random(SPEAKER, "independent", 17, 300_000),

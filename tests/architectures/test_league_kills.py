@@ -14,6 +14,7 @@ from shoal.league.matchmaking import LeagueOptions, LeaguePlan
 from shoal.league.payoff import PayoffTable
 from shoal.league.vault import Vault
 from shoal.nets import NetConfig
+from shoal.roles.coordinator import MOST_MATCHES
 from shoal.roles.parts import EnvSource, EvalPlan, Parts
 from shoal.roles.policies import NamedPolicies, NamedPolicy
 from shoal.runtime import Program, run
@@ -57,3 +58,23 @@ def test_kills(tmp_path):
     assert set(league["parent"]) <= set(vault.names()) and len(vault.names()) > 1
     assert all(vault.weights(name)["params"].size for name in vault.names())
     assert table.rate("main", "main-0000") + table.rate("main-0000", "main") == pytest.approx(1)
+
+
+def test_a_killed_coordinator_lets_players_begin_anew(tmp_path):
+    """There is no checkpoint from which its successor knows how often the main exploiter has begun anew, and it still does so after
+    each of its snapshots; and the successor gives matches numbers that its predecessor has not given."""
+    (tmp_path / "saved").mkdir()
+    killer, saver = Killer(("coordinator-0",), 1, "league_reports", every=1500), Saver(tmp_path / "saved", 100, "league_reports")
+
+    def act(control):
+        killer(control)
+        if killer.done(control):
+            saver(control)
+
+    watch = Watch(lambda control: watch.folder is not None, act)
+    assert run(drawn(tmp_path), watch, "local", tmp_path / "logs", fork_server=Farm.get()) == "until" and killer.kills == 1
+    league = league_of(watch.folder)
+    learner = TensorFiles().load(watch.folder / "main_exploiter.learner-0.safetensors")
+    snapshots = league["players"]["main_exploiter"][2]
+    assert len(snapshots) > 10 and int(learner["resets"][0]) >= len(snapshots) - 2
+    assert league["matches"] > MOST_MATCHES

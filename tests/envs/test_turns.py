@@ -216,3 +216,13 @@ def test_pettingzoos_own_test(name, capsys):
 
         api_test(AsAEC(lambda: envs.make_multi_agent(name, 1), name.rpartition(".")[2]), num_cycles=100)
     assert "Passed" in capsys.readouterr().out
+
+
+def test_what_a_module_needs(tmp_path, monkeypatch):
+    """An environment whose own needs are not installed names them: shoal's extra has PettingZoo, and not chess."""
+    (tmp_path / "garden_games.py").write_text("import no_such_chess.engine\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="garden_games needs no_such_chess, which is not installed: pip install no_such_chess "):
+        envs.make("pettingzoo:garden_games", 1)
+    with pytest.raises(ConfigError, match=r"No module named 'pettingzoo\.classic\.nosuch_v3'; install it"):
+        envs.make("pettingzoo:pettingzoo.classic.nosuch_v3", 1)

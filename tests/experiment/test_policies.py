@@ -14,6 +14,8 @@ import pytest
 import shoal
 from shoal.cli import main
 from shoal.errors import ConfigError
+from shoal.experiment.parse import parse_train
+from shoal.experiment.prepare import prepare
 from tests.experiment.seatings import by_turns, one
 
 QUIET = {"console": {"mode": "none"}, "tensorboard": False, "runtime": "inline", "actors": 1}
@@ -31,9 +33,33 @@ def digest(published):
     return hashlib.sha256(np.ascontiguousarray(published["params"])).hexdigest()
 
 
+class DashedAgents:
+    """Two agents whose names cannot be those of policies."""
+
+    possible_agents = ("left-1", "right-1")
+
+    def observation_space(self, agent):
+        return gym.spaces.Box(0, 1, (1,), np.float32)
+
+    def action_space(self, agent):
+        return gym.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.agents = list(self.possible_agents)
+        return {agent: np.zeros(1, np.float32) for agent in self.agents}, {}
+
+    def step(self, actions):
+        raise NotImplementedError("nobody plays here")
+
+    def close(self):
+        pass
+
+
 @pytest.mark.parametrize(("options", "words"), [
     ({"policies": f"{HERE}:sometimes_nobody"}, "agent 'player_0' has no policy in episode 700: the mapping gave None"),
     ({"policies": {"walker": None, "rival": None}, "policy_of": lambda agent, _: "other"}, "and the policies are walker, rival"),
+    ({"policies": f"{HERE}:long_names"}, "has a name of 300 bytes, and files are called like it"),
+    ({"policies": "independent", "env": DashedAgents}, "calls it 'left-1', like the agent; give the name of a policy"),
     ({"policies": f"{HERE}:stranger", "names": ("walker",)}, "the policy 'stranger' in episode 3"),
     ({"policies": f"{HERE}:by_turns", "train": ("runner",)}, "--train names runner, which is not a policy of this run"),
     ({"policies": f"{HERE}:by_turns", "fixed": ("walker=random", "rival=random")}, "no policy learns"),
@@ -67,6 +93,20 @@ def test_one_policy_is_plain(options, tmp_path):
     assert digest(plain.published) == digest(named.published) and plain.summary["env_steps"] == named.summary["env_steps"]
     assert list(named.summary["policies"]) == list(named.policies) == ["walker"]
     assert named.summary["policies"]["walker"] | {"train_return": 0} == plain.summary["policies"]["main"] | {"train_return": 0}
+
+
+@pytest.mark.parametrize("preset", ["ppo", "impala"])
+def test_one_policy_costs_nothing(preset):
+    """The graph is that of the plain program: the same roles with the same arguments, the same wires."""
+    def drawn(*words):
+        program = prepare(parse_train([preset, GAME, "--actors", "1", *words])).program()
+        roles = {name: (node.role, sorted(node.arguments), node.least, node.most, node.compute_threads)
+                 for name, node in program.nodes.items()}
+        return roles, sorted(program.wires)
+
+    plain = drawn()
+    assert drawn("--names", "walker") == drawn("--policies", f"{HERE}:one") == plain
+    assert drawn("--policies", f"{HERE}:by_turns") != plain
 
 
 class Alone(gym.Env):

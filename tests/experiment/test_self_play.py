@@ -40,6 +40,8 @@ def test_goals(text, want):
     ("return", "cannot be read"), ("return > 3", "cannot be read"), ("return >= nan", "cannot be read"),
     ("return >= high", "cannot be read"), ("elo >= 3", "elo is not measured; use one of return"),
     ("return(strong) >= 3", "no opponent strong"), ("exploitability(random) <= 0", "best response"),
+    ("win_rate >= 95", "is never reached: win_rate is between 0 and 1"), ("loss_rate(random) <= -0.1", "between 0 and 1"),
+    ("exploitability <= -1", "exploitability is at least 0"),
 ])
 def test_goals_that_cannot_be_read(text, words):
     with pytest.raises(ConfigError, match=words):

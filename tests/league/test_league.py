@@ -13,6 +13,7 @@ from shoal.league.matchmaking import League, LeagueOptions, without_monotone_suf
 from shoal.league.opponents import OpponentQualities, pfsp
 from shoal.league.payoff import PayoffTable
 from shoal.league.pool_nash import nash_weights
+from shoal.roles.coordinator import MOST_SNAPSHOTS, snapshot_number
 
 
 @pytest.mark.parametrize(("weighting", "power", "want"), [
@@ -239,6 +240,27 @@ def test_state_and_adopt():
     assert again.adopt(shelf) == ["main-0001"] and again.adopt(shelf) == []
     assert again.players["main"].snapshots == made.players["main"].snapshots and again.players["main"].saved_at == 33
     assert list(again.parent) == list(made.parent)
+
+
+def test_a_successors_matches_have_other_numbers():
+    """A result of a match that a coordinator gave after its last checkpoint is not entered for a match of its successor."""
+    made, _ = league()
+    rng = np.random.default_rng(0)
+    saved = made.state()
+    before = {made.match("main", rng).number for _ in range(20)}
+    again = League(made.options, 1 << 40)
+    again.load(saved)
+    after = {again.match("main_exploiter", rng).number for _ in range(20)}
+    assert len(after) == 20 and not before & after and not any(again.report(number, "win") for number in before)
+    assert again.payoff.reports == 0 and all(again.report(number, "win") for number in after)
+
+
+@pytest.mark.parametrize("name", ["main-0000", "main-9999", "main-10000", "main_exploiter-0000", "main_exploiter-123456"])
+def test_snapshots_on_the_wire(name):
+    """A league of a night has more than 10,000 snapshots of a player."""
+    players = ("main", "main_exploiter")
+    player, number = divmod(snapshot_number(name, players), MOST_SNAPSHOTS)
+    assert f"{players[player]}-{number:04d}" == name
 
 
 def test_options():

@@ -7,6 +7,7 @@ import pytest
 
 from shoal.algorithms.records.seat_columns import ColumnRecorder
 from shoal.algorithms.vtrace import VTraceObjective
+from shoal.league.matchmaking import League
 from shoal.roles.league_actor import MatchSeats
 from shoal.roles.policy_actor import LearningSeats
 from tests.league.test_league_run import league
@@ -80,3 +81,29 @@ def test_only_home_learns(tmp_path, monkeypatch):
         monkeypatch.setattr(kind, name, function)
     league(tmp_path / "run", "shoal/TicTacToe-v0")
     assert kinds == {"mirror", "player", "snapshot"}
+
+
+def test_results_are_homes(tmp_path, monkeypatch):
+    """What is entered in the table is what the game's returns say of the player that sits on home's side, on every side."""
+    begin, report, want, seen = MatchSeats.begin, League.report, {}, set()
+
+    async def begun(self, games, ended):
+        if ended is not None:
+            for game, returns in zip(games, ended.returns, strict=True):
+                acting = self._table.acting[2 * game : 2 * game + 2]
+                if acting[0] != acting[1]:
+                    side = int(np.flatnonzero(acting == self._home[game])[0])
+                    margin = float(returns[side] - returns[1 - side])
+                    want[int(self._match[game])] = side, "win" if margin > 0 else "loss" if margin < 0 else "draw"
+        await begin(self, games, ended)
+
+    def reported(self, number, result):
+        if number in want:
+            assert result == want[number][1]
+            seen.add(want[number])
+        return report(self, number, result)
+
+    monkeypatch.setattr(MatchSeats, "begin", begun)
+    monkeypatch.setattr(League, "report", reported)
+    league(tmp_path / "run", "shoal/TicTacToe-v0", max_env_steps=3000)
+    assert seen == {(side, result) for side in (0, 1) for result in ("win", "draw", "loss")}

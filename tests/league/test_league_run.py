@@ -70,6 +70,17 @@ def test_league(tmp_path, capsys):
     assert "has no checkpoint yet" in capsys.readouterr().err
 
 
+def test_snapshots_after_the_last_checkpoint(tmp_path):
+    """A snapshot that no checkpoint knows, as of a league that was killed, is played after a resume, and others come after it."""
+    league(tmp_path / "run")
+    vault = Vault(tmp_path / "run" / "vault")
+    vault.put("main-0500", vault.weights("main-0000"), {"player": "main", "kind": "main", "steps": 1, "parent": "main-0000"})
+    shoal.resume(tmp_path / "run", max_env_steps=1800)
+    record, table = consistent(tmp_path / "run")
+    mains = record.players["main"][2]
+    assert mains.index("main-0500") not in (0, len(mains) - 1) and table.games("main", "main-0500") > 0
+
+
 def test_fictitious_play_uses_the_same_vault(tmp_path):
     alone = {**SOON, "main_exploiters": 0, "league_exploiters": 0, "snapshot_share": 1.0, "verification_share": 0.0}
     league(tmp_path / "run", "shoal/TicTacToe-v0", league={**alone, "weighting": "uniform"}, max_env_steps=600)

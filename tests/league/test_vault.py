@@ -35,6 +35,14 @@ def test_put_and_read(tmp_path):
         assert array.dtype == weights[name].dtype
 
 
+def test_order(tmp_path):
+    """A player's snapshots come in the order of their numbers, whatever their length: a league takes them up as they were made."""
+    vault, names = Vault(tmp_path), ["a-1", "main-0002", "main-9999", "main-10000", "main-10001", "main_exploiter-0000"]
+    for name in reversed(names):
+        vault.put(name, {"params": np.zeros(1)}, {"steps": 1})
+    assert vault.names() == names
+
+
 def test_immutable(tmp_path):
     vault = Vault(tmp_path)
     vault.put("main-0000", {"params": np.zeros(3)}, {"steps": 1})

@@ -26,6 +26,10 @@ def pettingzoo_maker(name: str) -> Callable[..., Any]:
             warnings.simplefilter("ignore", DeprecationWarning)
             found = import_module(module)
     except (ImportError, ValueError) as error:
+        missing = getattr(error, "name", None) or module
+        if missing.partition(".")[0] != module.partition(".")[0]:  # what the environment needs: chess, rlcard, ...
+            raise ConfigError(f"{name}: {module} needs {missing}, which is not installed: pip install {missing.partition('.')[0]} "
+                              "(for all of PettingZoo's classics: pip install 'pettingzoo[classic]')") from None
         raise ConfigError(f"{name}: {module} cannot be imported: {error}; install it (pip install 'shoal[pettingzoo]'), and name a "
                           "module like pettingzoo.classic.tictactoe_v3 or mpe2.simple_spread_v3") from None
     except Exception as error:  # of the module itself: PettingZoo's MPE only raises that it has moved

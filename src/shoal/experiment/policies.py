@@ -37,6 +37,7 @@ __all__ = ["PreparedPolicy", "Seating", "absolute", "fixed_policy", "own_values"
            "untrained_policy"]
 
 EPISODES = 1_000
+LONGEST_NAME = 64  # of a policy, in bytes
 OWN = ("algorithm.", "net.")  # what may differ from policy to policy
 
 
@@ -211,8 +212,13 @@ def _asked(policy_of: PolicyOf, agent: str, episode: int) -> str:
     except Exception as error:  # whatever a user's function raises
         raise ConfigError(f"the mapping raised {type(error).__name__}: {error} for agent {agent!r} in episode {episode}") from error
     if not isinstance(name, str) or not name.replace("_", "a").isalnum():
-        raise ConfigError(f"agent {agent!r} has no policy in episode {episode}: the mapping gave {name!r}; give the name of a "
-                          "policy, of letters, digits and '_'")
+        own = policy_of is _own_name
+        said = f"--policies independent calls it {name!r}, like the agent" if own else f"the mapping gave {name!r}"
+        raise ConfigError(f"agent {agent!r} has no policy in episode {episode}: {said}; give the name of a policy, of letters, "
+                          f"digits and '_'{', with --policies module:function' if own else ''}")
+    if len(name.encode()) > LONGEST_NAME:
+        raise ConfigError(f"the policy {name[:20]}... of agent {agent!r} has a name of {len(name.encode())} bytes, and files are "
+                          f"called like it; give one of at most {LONGEST_NAME}")
     return name
 
 

@@ -162,7 +162,9 @@ class Snapshots(Protocol):
 class League:
     """Players, payoffs and matches under way."""
 
-    def __init__(self, options: LeagueOptions) -> None:
+    def __init__(self, options: LeagueOptions, matches: int = 0) -> None:
+        """Matches are numbered from `matches` on: a Coordinator's successor needs numbers that its predecessor has not given since
+        the last checkpoint, for results of those matches may still come."""
         options.validate()
         self.options, self.payoff = options, PayoffTable(options.decay)
         self.players = {name: LeaguePlayer(name, kind) for name, kind in options.names.items()}
@@ -171,7 +173,7 @@ class League:
         self.parent: dict[str, str] = {}
         """The player that each snapshot is of, the oldest snapshot first."""
         self._open: dict[int, Match] = {}
-        self._matches = 0
+        self._matches = matches
         self._looked: tuple[PayoffTable, int, int] | None = None
         self._sums: dict[tuple[str, Weighting, tuple[str, ...]], np.ndarray] = {}  # of chances
         self._suspects: dict[tuple[str, str], list[str]] = {}
@@ -325,7 +327,7 @@ class League:
             player = self.players[name]
             player.steps, player.saved_at, player.snapshots = int(steps), int(saved_at), [str(one) for one in snapshots]
         self.parent = {snapshot: self.players[player].name for snapshot, player in state["parent"].items()}
-        self._matches, self._open = int(state["matches"]), {}
+        self._matches, self._open = max(self._matches, int(state["matches"])), {}
 
 
 def without_monotone_suffix(rates: np.ndarray | Sequence[float]) -> int:

@@ -55,8 +55,8 @@ class Vault:
         return found
 
     def names(self) -> list[str]:
-        """All snapshots, sorted."""
-        return sorted(path.stem for path in self._snapshots.glob("*.json"))
+        """All snapshots, sorted: those of a player by their numbers."""
+        return sorted((path.stem for path in self._snapshots.glob("*.json")), key=_player_and_number)
 
     def about(self, name: str) -> dict[str, Any]:
         """What was put down about a snapshot."""
@@ -86,6 +86,11 @@ class Vault:
         if not (isinstance(record, dict) and isinstance(record.get("weights"), str) and isinstance(record.get("about"), dict)):
             raise CheckpointError(f"{path} is damaged: it does not say whose weights it is about")
         return record
+
+
+def _player_and_number(name: str) -> tuple[str, int, str]:
+    player, _, number = name.rpartition("-")
+    return (player, int(number), name) if number.isdecimal() else (name, -1, name)
 
 
 def _write_new(path: Path, data: bytes) -> None:

@@ -31,10 +31,12 @@ from shoal.learning import Algorithm
 from shoal.roles import random_state
 from shoal.slots import Field, Layout, leaves
 
-__all__ = ["NOBODY", "Coordinator", "line_up_layout", "match_layouts", "snapshot_layout", "snapshot_number", "stored_tree"]
+__all__ = ["MOST_MATCHES", "MOST_SNAPSHOTS", "NOBODY", "Coordinator", "line_up_layout", "match_layouts", "snapshot_layout",
+           "snapshot_number", "stored_tree"]
 
 NOBODY = -1           # no result, nothing asked
-MOST_SNAPSHOTS = 10_000  # of one player
+MOST_SNAPSHOTS = 10**9  # of one player
+MOST_MATCHES = 2**40  # in one life
 MOST_REQUESTS = 32
 AGAIN = 10  # tries to save a player within `least_steps`, on a full disk
 
@@ -61,6 +63,12 @@ def snapshot_number(name: str, players: tuple[str, ...]) -> int:
     return players.index(player) * MOST_SNAPSHOTS + int(number)
 
 
+def reset_order(snapshot: str) -> int:
+    """The number of the order to begin anew after this snapshot. A learner follows each number once, so a Coordinator's successor
+    has to go on from the last one: snapshots are never lost, and their numbers only grow."""
+    return int(snapshot.rpartition("-")[2]) + 1
+
+
 class Coordinator:
     """Says who plays whom; keeps payoffs and snapshots."""
 
@@ -77,12 +85,14 @@ class Coordinator:
         self.counts: dict[str, int] = {}  # learners of each player, as far as that was asked for and carried out
         self.published = {name: self.layout.empty() for name in plan.players}
         self.versions = dict.fromkeys(plan.players, 0)
-        self.league, self.vault = League(plan.options), Vault(Path(me.folder) / "vault")
+        self.league, self.vault = self._new_league(), Vault(Path(me.folder) / "vault")
         self.resets = dict.fromkeys(plan.players, 0)
-        self.owed: list[str] = []  # players that were saved and are to begin anew
+        self.anew = dict.fromkeys(plan.players, 0)  # the order to begin anew that each player was given last
+        self.owed: dict[str, int] = {}  # players that were saved and are to begin anew, and the number of that order
         self.postponed: dict[str, int] = {}  # players that could not be saved, and the env steps at which that is tried again
         self.rng = me.rng("matches")
         self.league.adopt(self.vault)
+        self._owe_resets()
         self.settled = self.line_up_known = self.other_options = False
         self.told = Wait(lambda: self.other_options, "control", "other options")
 
@@ -102,12 +112,13 @@ class Coordinator:
             if self.league.due(name):
                 self._save(name)
         await self._change_line_up()
-        for name in self.owed:
+        for name, order in self.owed.items():
             self.resets[name] += 1
+            self.anew[name] = order
             if name in self.league.playing:  # else it is told when it is started again
-                await self.control.set(f"{name}.learner", resets=self.resets[name])
+                await self.control.set(f"{name}.learner", resets=order)
                 self.me.note(f"{name} begins anew")
-        self.owed = []
+        self.owed = {}
 
     def _match(self, request: Request) -> None:
         """Enter the results of an actor's games, and give it the next matches."""
@@ -186,8 +197,8 @@ class Coordinator:
         except ProgramError as error:
             self.me.note(f"{name}: {error}")
         self.counts[name] = count
-        if count and self.resets[name]:
-            await self.control.set(f"{name}.learner", resets=self.resets[name])
+        if count and self.anew[name]:
+            await self.control.set(f"{name}.learner", resets=self.anew[name])
 
     def capture_anew(self) -> None:
         """Options have changed, perhaps while nobody asks for matches: all actors may wait for a learner that is to be stopped."""
@@ -208,32 +219,49 @@ class Coordinator:
 
     def _save(self, name: str) -> None:
         """Put a snapshot of a player into the vault; it begins anew afterwards, where the league says so."""
-        flat, steps = flat_tree(self.published[name]), self.league.players[name].steps
+        flat, steps, resets = flat_tree(self.published[name]), self.league.players[name].steps, list[str]()
         if steps < self.postponed.get(name, 0):
             return
         try:
-            snapshot = self.league.save(name, flat, self.vault, self.rng, lambda: self.owed.append(name))
+            snapshot = self.league.save(name, flat, self.vault, self.rng, lambda: resets.append(name))
         except OSError as error:  # a full disk: without it training goes on, but a league cannot begin
             if not self.league.parent:
                 raise
             self.postponed[name] = steps + max(1, self.plan.options.least_steps // AGAIN)
             self.me.note(f"{name} could not be saved: {error.strerror or error}; it is tried again")
             return
+        if resets:
+            self.owed[name] = reset_order(snapshot)
         self.me.stats.add("league_snapshots")
         self.me.note(f"{name} was saved as {snapshot}")
 
+    def _owe_resets(self) -> None:
+        """Let main exploiters begin anew whose predecessor in this role died between saving and telling them. One that was told
+        ignores it."""
+        for name, player in self.league.players.items():
+            if player.kind == "main_exploiter" and player.snapshots:
+                order = reset_order(player.snapshots[-1])
+                if order > self.anew[name]:
+                    self.owed[name] = order
+
     # ------------------------------------------------------------------ what a checkpoint holds
+    def _new_league(self) -> League:
+        return League(self.plan.options, self.me.incarnation * MOST_MATCHES)
+
     def state(self) -> dict[str, np.ndarray]:
-        text = json.dumps({"league": self.league.state(), "resets": self.resets, "players": self.plan.players,
+        text = json.dumps({"league": self.league.state(), "resets": self.resets, "anew": self.anew, "players": self.plan.players,
                            "playing": sorted(self.league.playing)})
         return {"league": np.frombuffer(text.encode(), np.uint8), "rng": random_state.pack(self.rng)}
 
     def load(self, state: dict[str, np.ndarray]) -> None:
         found = json.loads(bytes(state["league"]))
-        self.league = League(self.plan.options)
+        self.league = self._new_league()
         self.league.load(found["league"])
         self.league.adopt(self.vault)
         self.resets = {name: int(found["resets"][name]) for name in self.plan.players}
+        self.anew = {name: int(found.get("anew", found["resets"])[name]) for name in self.plan.players}
+        self.owed = {}
+        self._owe_resets()
         random_state.unpack(self.rng, state["rng"])
 
 

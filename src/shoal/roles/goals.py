@@ -19,6 +19,7 @@ from shoal.errors import ConfigError
 __all__ = ["METRICS", "Goal"]
 
 METRICS = ("return", "win_rate", "loss_rate", "exploitability", "fqe")
+POSSIBLE = {"win_rate": (0.0, 1.0), "loss_rate": (0.0, 1.0), "exploitability": (0.0, math.inf)}
 GRAMMAR = re.compile(r"\s*(\w+)\s*(?:\(\s*([^()]*?)\s*\))?\s*(>=|<=)\s*(\S+)\s*")
 
 
@@ -51,7 +52,12 @@ class Goal:
             raise ConfigError(f'--until "{text}": fqe is estimated from the recording, without matches; leave ({opponent}) out')
         if metric == "exploitability" and opponent is not None:
             raise ConfigError(f'--until "{text}": exploitability is that against a best response; leave ({opponent}) out')
-        return cls(metric, bound, found[3] == ">=", opponent)
+        goal = cls(metric, bound, found[3] == ">=", opponent)
+        least, most = POSSIBLE.get(metric, (-math.inf, math.inf))
+        if (goal.at_least and bound > most) or (not goal.at_least and bound < least):
+            what = f"between {least:g} and {most:g}" if most < math.inf else f"at least {least:g}"
+            raise ConfigError(f'--until "{text}" is never reached: {metric} is {what}; give a number that it can have')
+        return goal
 
     @property
     def reason(self) -> str:
