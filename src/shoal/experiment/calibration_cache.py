@@ -1,20 +1,20 @@
 """What `shoal calibrate` found on this machine, so that --actors auto need not try it again.
 
-The file is calibration.json in $SHOAL_CACHE, else in $XDG_CACHE_HOME/shoal, else in ~/.cache/shoal. An entry holds for one machine,
-one environment and one preset with all values that a step or an update depends on; other values are another entry.
+The file is calibration.json in the cache folder (cache_folder.py). An entry holds for one machine, one environment and one preset
+with all values that a step or an update depends on; other values are another entry.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from shoal.cache_folder import cache_folder
 from shoal.coordination.calibration import ActorLayout, Trial
 from shoal.errors import CheckpointError
 from shoal.experiment.checkpoints import read_json, write_json
@@ -30,9 +30,7 @@ MATTERS = ("shoal", "preset", "env", "algorithm", "architecture", "net", "envs",
 
 
 def cache_file() -> Path:
-    own = os.environ.get("SHOAL_CACHE")
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal"
-    return (Path(own) if own else home) / "calibration.json"
+    return cache_folder() / "calibration.json"
 
 
 def remember(plan: Plan, cores: int, trials: list[Trial]) -> Path:

@@ -449,9 +449,10 @@ def offline_data(place: str, simulator: EnvRef | None) -> tuple[EnvRef, dict[str
 
 
 def default_plan(names: Names | Components, env: EnvRef, preset: Preset | None, overrides: Mapping[str, Any] | None = None,
-                 wished: Experiment[Any, Any] | None = None) -> Plan:
+                 wished: Experiment[Any, Any] | None = None, measure: bool = True) -> Plan:
     """The defaults, then the preset's values for the environment and this machine, then `overrides` (dotted or nested keys).
-    `wished` says what is asked of the machine, where that is not in `overrides`."""
+    `wished` says what is asked of the machine, where that is not in `overrides`. With `measure`, what a step of the environment
+    costs is found out where it matters."""
     chosen = names if isinstance(names, Components) else Components.named(names)
     plain: Experiment[Any, Any] = Experiment(chosen.algorithm.config_class(), chosen.architecture.config_class())
     if env.name.startswith("ALE/"):
@@ -465,7 +466,7 @@ def default_plan(names: Names | Components, env: EnvRef, preset: Preset | None, 
         sizing, values = None, {}
     else:
         asked = wished or made(preset.values(env.name))
-        sizing = sized(preset, chosen, env.name, asked)
+        sizing = sized(preset, chosen, env, asked, measure)
         values = {key: value for key, value in sizing.values.items() if asked.policies == "league" or not key.startswith("league.")}
     experiment = made(values)
     check_ray(experiment)

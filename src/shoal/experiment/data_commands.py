@@ -190,7 +190,8 @@ def _preset_source(name: str, env: EnvRef, options: RecordOptions) -> EpisodeSou
 
     preset = load_preset(name)
     plan = default_plan(Names(preset.algorithm, preset.architecture, name), env, preset,
-                        {"envs.backend": options.envs.backend, "envs.kwargs": options.envs.kwargs, "seed": options.seed})
+                        {"envs.backend": options.envs.backend, "envs.kwargs": options.envs.kwargs, "seed": options.seed},
+                        measure=False)
     algorithm = prepare(plan).algorithm
     published = algorithm.learn(options.seed).published(Progress())
     return EpisodeSource(f"preset {name}, untrained", env, plan.experiment.envs,

@@ -100,7 +100,7 @@ def parse_train(arguments: Sequence[str]) -> Plan:
     if preset is not None and preset.offline and not any(token.partition("=")[0] == "--demos" for token in choice.rest):
         simulator, usage = take_option(choice.rest, "--env"), OFFLINE_USAGE
         env, given = offline_data(word, None if simulator is None else EnvRef.named(simulator))
-    plan = default_plan(names, env, preset, given)
+    plan = default_plan(names, env, preset, given, measure=False)  # for the options' defaults
     wished: Experiment[Any, Any] = parse_options(experiment_type(plan), plan.experiment, choice.rest, usage)
     check_ray(wished)
     check_cores(wished)

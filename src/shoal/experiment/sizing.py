@@ -4,9 +4,9 @@
     between                                       the same learning values, with more environments in flight
     large     12 or more cores and a GPU          the preset's values for this size: [env."ALE/*".large]
 
-More cores pay off where a step costs a good part of a millisecond (Atari); a cheap environment keeps the numbers that its preset
-was trained with on any machine, and so does --runtime inline, whose results must not depend on the machine. What the user gives
-always wins. --cores and --device say how much of the machine there is for the run.
+More cores pay off where a step costs a good part of a millisecond: Atari, and what is measured to do so (step_cost.py). A cheap
+environment keeps the numbers that its preset was trained with on any machine, and so does --runtime inline, whose results must not
+depend on the machine. What the user gives always wins. --cores and --device say how much of the machine there is for the run.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+from shoal.envs.builtin.catalog import CATALOG
+from shoal.envs.builtin.games import GAMES
 from shoal.errors import ConfigError
 from shoal.experiment.components import Components
 from shoal.experiment.presets import Preset
+from shoal.experiment.step_cost import step_cost
 from shoal.experiment.values import with_values
 from shoal.roles.replay_config import LAUNCH_UPDATES
 
 if TYPE_CHECKING:
     from shoal.experiment.config import Experiment, Plan
+    from shoal.experiment.references import EnvRef
 
 __all__ = ["Machine", "Sizing", "check_cores", "kept_to", "machine_here", "sized", "sizing_lines"]
 
@@ -36,7 +40,12 @@ MOST_ACTORS = 30
 SHARDS_PER_CORE = 2
 """Presets have as many shards as keep each busy half of the time, so that none is the limit."""
 CORES_PER_LEARNER_THREAD = 4
-"""Without a GPU: an update of a batch takes about a third of the time that acting it out takes."""
+"""Of images, without a GPU: an update of a batch takes about a third of the time that acting it out takes. Updates from vectors are
+too small for several threads."""
+MOST_ROUNDING = 0.05
+"""Of the rows of a synchronous batch, where they cannot be dealt out evenly."""
+EXPENSIVE_SECONDS = 2.5e-4
+"""Of a step: acting and handing over cost about as much, so environments that are cheaper are not what actors wait for."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,8 @@ class Sizing:
     """What was found out about it; None where it makes no difference."""
     values: Mapping[str, Any]
     """Dotted keys; what the user gives comes after them."""
+    step_seconds: float | None = None
+    """Of the environment, where it was measured."""
 
 
 def machine_here() -> Machine:
@@ -70,19 +81,27 @@ def machine_here() -> Machine:
     return Machine(len(os.sched_getaffinity(0)), torch.cuda.device_count())
 
 
-def sized(preset: Preset, chosen: Components, env: str, wished: Experiment[Any, Any]) -> Sizing:
-    """The preset's values for this machine. `wished` has what the user gave, over the values for a small one."""
-    paper = wished.values == "paper"
-    small = {**preset.values(env, paper=paper), **_asked_ahead(preset, wished)}
-    if not _expensive(env) or wished.runtime == "inline" or (wished.runtime == "ray" and wished.ray.joined):
+def sized(preset: Preset, chosen: Components, env: EnvRef, wished: Experiment[Any, Any], measure: bool = True) -> Sizing:
+    """The preset's values for this machine. `wished` has what the user gave, over the values for a small one. Without `measure`
+    only environments that are known to be expensive take more of it."""
+    paper, atari = wished.values == "paper", env.name.startswith("ALE/")
+    small = {**preset.values(env.name, paper=paper), **_asked_ahead(preset, wished)}
+    if wished.runtime == "inline" or (wished.runtime == "ray" and wished.ray.joined):
         return Sizing("small", None, small)
     found = machine_here()
-    machine = Machine(min(wished.cores or found.cores, found.cores), found.gpus if _may_use_gpu(chosen, wished) else 0)
+    cores = min(wished.cores or found.cores, found.cores)
+    unknown = env.simulated and not atari and env.name not in {*CATALOG, *GAMES}  # the rest are known to be cheap
+    cost = step_cost(env, wished.envs) if unknown and measure and cores > SMALL_CORES and _may_spread(chosen) else None
+    if not atari and (cost is None or cost.seconds < EXPENSIVE_SECONDS):
+        return Sizing("small", None, small)
+    images = cost is None or cost.images
+    machine = Machine(cores, found.gpus if _may_use_gpu(chosen, wished, images) else 0)
     if machine.cores <= SMALL_CORES:
         return Sizing("small", machine, small)
-    large = preset.large_values(env) if machine.cores >= LARGE_CORES and machine.gpus and not paper else {}
+    large = preset.large_values(env.name) if machine.cores >= LARGE_CORES and machine.gpus and not paper else {}
     values = {**small, **large}
-    return Sizing("large" if large else "small", machine, {**values, **_spread(chosen, wished, values, machine)})
+    values |= _spread(chosen, wished, values, machine, threaded=images and not machine.gpus)
+    return Sizing("large" if large else "small", machine, values, None if cost is None else cost.seconds)
 
 
 def _asked_ahead(preset: Preset, wished: Experiment[Any, Any]) -> dict[str, Any]:
@@ -91,31 +110,38 @@ def _asked_ahead(preset: Preset, wished: Experiment[Any, Any]) -> dict[str, Any]
     return {"replay.prefetch": 2 * LAUNCH_UPDATES} if preset.offline and wished.device == "cuda" else {}
 
 
-def _expensive(env: str) -> bool:
-    return env.startswith("ALE/")
-
-
-def _may_use_gpu(chosen: Components, wished: Experiment[Any, Any]) -> bool:
-    if wished.device == "auto" and chosen.architecture.prefers_gpu is False:
+def _may_use_gpu(chosen: Components, wished: Experiment[Any, Any], images: bool) -> bool:
+    prefers = chosen.architecture.prefers_gpu
+    if wished.device == "auto" and not (images if prefers is None else prefers):
         return False
     return wished.device != "cpu" and chosen.algorithm.runs_on_gpu and chosen.architecture.runs_on_gpu
 
 
-def _spread(chosen: Components, wished: Experiment[Any, Any], values: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
-    """More actors, with the batch as it is: some cores are left for learners, replay tables, inference, and evaluations."""
+def _may_spread(chosen: Components) -> bool:
+    """Whether the number of actors, or of the rows of each, could follow the machine: not where they take turns with a learner from
+    replay."""
+    takes_turns = chosen.architecture.spreads == "rows" and chosen.algorithm.from_replay
+    return bool(chosen.architecture.spreads) and not takes_turns
+
+
+def _spread(chosen: Components, wished: Experiment[Any, Any], values: Mapping[str, Any], machine: Machine,
+            threaded: bool) -> dict[str, Any]:
+    """More actors, with the batch as it is: some cores are left for learners, replay tables, inference, and evaluations. `threaded`
+    says whether learners gain from several threads."""
     architecture, experiment = chosen.architecture, with_values(wished, values, "")
     if wished.actors == "auto" or experiment.actors == "auto" or (architecture.one_place and wished.architecture.one_place):
         return {}
-    threads = 1 if machine.gpus else max(1, machine.cores // CORES_PER_LEARNER_THREAD)
-    threaded = {"learner_threads": threads} if threads > 1 else {}
+    threads = max(1, machine.cores // CORES_PER_LEARNER_THREAD) if threaded else 1
+    several = {"learner_threads": threads} if threads > 1 else {}
     if architecture.spreads == "actors":
         tables = math.ceil(experiment.replay.shards / SHARDS_PER_CORE) if chosen.algorithm.from_replay else 0
-        return {"actors": max(2, min(machine.cores - threads * wished.learners - tables - 1, MOST_ACTORS)), **threaded}
-    if architecture.spreads == "rows" and not chosen.algorithm.from_replay:  # they take turns with the learner
+        return {"actors": max(2, min(machine.cores - threads * wished.learners - tables - 1, MOST_ACTORS)), **several}
+    if architecture.spreads == "rows" and not chosen.algorithm.from_replay:
         rows = experiment.actors * experiment.architecture.envs_per_actor
-        each = math.ceil(rows / (machine.cores - 1))
+        least = math.ceil(rows / (machine.cores - 1))
+        each = next(share for share in range(least, rows + 1) if abs(round(rows / share) * share - rows) <= MOST_ROUNDING * rows)
         return {"actors": round(rows / each), "architecture.envs_per_actor": each,
-                **({} if machine.gpus else {"learner_threads": machine.cores - 1})}
+                **({"learner_threads": machine.cores - 1} if threaded else {})}
     return {}
 
 
@@ -162,6 +188,9 @@ def sizing_lines(plan: Plan) -> Iterator[str]:
     yield (f"size {sizing.size}, for {machine}: {actors} of {each} environments, {batch}, {'GPU' if machine.gpus else 'CPU'} "
            f"learner{'' if experiment.learner_threads == 1 else f' of {experiment.learner_threads} threads'}")
     yield f"  {_why(plan, sizing, machine)}"
+    if sizing.step_seconds is not None:
+        yield (f"  a step of {plan.env.name} takes {1e3 * sizing.step_seconds:.2g} ms here, so actors follow the number of cores; "
+               "--actors N for another number")
 
 
 def _tables(shards: int) -> str:

@@ -1,7 +1,7 @@
 """One table of normal numbers per machine; a perturbation is a slice of it, and a message names only where the slice begins.
 
-The table is a file in the cache folder ($SHOAL_CACHE, else $XDG_CACHE_HOME/shoal, else ~/.cache/shoal) that every worker maps: its
-pages are in memory once, whatever the number of workers, and the next run finds them there. On a cluster every node makes its own.
+The table is a file in the cache folder (cache_folder.py) that every worker maps: its pages are in memory once, whatever the number
+of workers, and the next run finds them there. On a cluster every node makes its own.
 Where the folder cannot be written, a worker keeps a private table with the same numbers.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from shoal.cache_folder import cache_folder
 from shoal.errors import ConfigError
 
 __all__ = ["NoiseTable", "draw_indices"]
@@ -64,8 +65,7 @@ def draw_indices(seed: int, iteration: int, draws: np.ndarray, table: NoiseTable
 
 
 def _mapped(size: int) -> np.ndarray:
-    folder = Path(os.environ.get("SHOAL_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal")
-    path = folder / f"noise-{SEED}-{size}.f32"
+    path = cache_folder() / f"noise-{SEED}-{size}.f32"
     try:
         if not path.exists() or path.stat().st_size != 4 * size:
             _write(path, size)
