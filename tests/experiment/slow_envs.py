@@ -45,3 +45,8 @@ class Quick(Slow):
 class Broken(Slow):
     def __init__(self) -> None:
         raise OSError("no simulator at this port")
+
+
+class Hanging(Slow):
+    def reset(self, *, seed=None, options=None):
+        time.sleep(60)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from shoal.errors import ConfigError
 from shoal.experiment.parse import parse_train
 from shoal.experiment.prepare import plan_to_json
 from shoal.experiment.run import plan_of
 from shoal.experiment.sizing import Machine, sizing_lines
 from shoal.experiment.step_cost import _kept, costs_file
-from tests.experiment.slow_envs import MADE, Broken, Quick, Slow
+from tests.experiment.slow_envs import MADE, Broken, Hanging, Quick, Slow
 
-SLOW, QUICK, BROKEN = (f"tests.experiment.slow_envs:{one.__name__}" for one in (Slow, Quick, Broken))
+SLOW, QUICK, BROKEN, HANGING = (f"tests.experiment.slow_envs:{one.__name__}" for one in (Slow, Quick, Broken, Hanging))
 LAPTOP, MIDDLE, LARGE = Machine(2), Machine(8), Machine(16, 1)
 
 
@@ -83,6 +84,12 @@ def test_measured_once(on):
     costs_file().write_text('{"damaged')
     made = on(MIDDLE)
     assert parse_train(["impala", SLOW]).experiment == first.experiment and made() == 1
+
+
+def test_environment_that_hangs(on):
+    on(MIDDLE)
+    with pytest.raises(ConfigError, match="took longer than 0"):
+        parse_train(["impala", HANGING, "--faults.start-seconds", "0.2"])
 
 
 @pytest.mark.parametrize("words", [("impala", SLOW, "--runtime", "inline"), ("impala", SLOW, "--cores", "4"), ("sac", SLOW),

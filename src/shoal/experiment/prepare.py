@@ -7,8 +7,6 @@ import dataclasses
 import itertools
 import math
 import os
-import signal
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +30,7 @@ from shoal.experiment.checkpoints import TensorFiles
 from shoal.experiment.compatibility import check_central_value
 from shoal.experiment.config import Experiment, Names, Plan, default_plan
 from shoal.experiment.live_settings import LiveValues
+from shoal.experiment.patience import patience
 from shoal.experiment.policies import PreparedPolicy, Seating, fixed_policy, own_values, pairs, seating_of, untrained_policy
 from shoal.experiment.preload import PRELOAD
 from shoal.experiment.references import EnvRef, find
@@ -59,8 +58,6 @@ EVALUATING = SideWork("eval_env_steps", free=1_000, share=10)
 """Evaluations of an inline run: an episode that never ends must not keep it from training."""
 COPIES = 4
 """Of the parameters: themselves, their gradients, two moments of Adam."""
-LONGEST_SECONDS = 1e8
-"""Of a timer; more is for ever."""
 
 
 @dataclass(frozen=True)
@@ -370,31 +367,6 @@ def making_networks() -> Iterator[None]:
             raise
         why = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(f"the network cannot be made: {why}; make it smaller with --net.*") from None
-
-
-@contextlib.contextmanager
-def patience(seconds: float, name: str) -> Iterator[None]:
-    """Limit the time of creating and resetting an environment in the driver, where no supervisor notices a hang."""
-    if threading.current_thread() is not threading.main_thread() or seconds > LONGEST_SECONDS:
-        yield
-        return
-
-    class TooLong(BaseException):
-        """A BaseException, so that code which catches the environment's own exceptions lets it through."""
-
-    def too_long(number: int, frame: object) -> None:
-        raise TooLong
-
-    before = signal.signal(signal.SIGALRM, too_long)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    except TooLong:
-        raise ConfigError(f"{name}: creating and resetting it took longer than {seconds:g} s; allow more with "
-                          "--faults.start-seconds, or find out where it hangs") from None
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _check_threads(experiment: Experiment[Any, Any]) -> None:

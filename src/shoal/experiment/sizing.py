@@ -91,7 +91,8 @@ def sized(preset: Preset, chosen: Components, env: EnvRef, wished: Experiment[An
     found = machine_here()
     cores = min(wished.cores or found.cores, found.cores)
     unknown = env.simulated and not atari and env.name not in {*CATALOG, *GAMES}  # the rest are known to be cheap
-    cost = step_cost(env, wished.envs) if unknown and measure and cores > SMALL_CORES and _may_spread(chosen) else None
+    decides = unknown and measure and cores > SMALL_CORES and _may_spread(chosen)
+    cost = step_cost(env, wished.envs, wished.faults.start_seconds) if decides else None
     if not atari and (cost is None or cost.seconds < EXPENSIVE_SECONDS):
         return Sizing("small", None, small)
     images = cost is None or cost.images

@@ -24,6 +24,7 @@ from shoal.cache_folder import cache_folder
 from shoal.envs.random_policy import RandomPolicy
 from shoal.errors import CheckpointError
 from shoal.experiment.checkpoints import read_json, write_json
+from shoal.experiment.patience import patience
 from shoal.runtime.start_checks import cpu_name
 from shoal.slots import leaves
 
@@ -51,17 +52,17 @@ def costs_file() -> Path:
     return cache_folder() / "step_costs.json"
 
 
-def step_cost(env: EnvRef, options: EnvsConfig) -> StepCost | None:
-    """None where it cannot be made or stepped: whoever makes it next says why."""
+def step_cost(env: EnvRef, options: EnvsConfig, most_seconds: float) -> StepCost | None:
+    """None where it cannot be made or stepped: `prepare` tries again and says why. It may take `most_seconds`."""
     named = env.record()
     if not (named.get("id") or named.get("import")):
-        return _measured(env, options)
+        return _measured(env, options, most_seconds)
     words = json.dumps([named, options.backend, sorted(options.kwargs), cpu_name()])
-    return _kept(hashlib.sha256(words.encode()).hexdigest()[:16], env, options)
+    return _kept(hashlib.sha256(words.encode()).hexdigest()[:16], env, options, most_seconds)
 
 
 @functools.lru_cache
-def _kept(key: str, env: EnvRef, options: EnvsConfig) -> StepCost | None:
+def _kept(key: str, env: EnvRef, options: EnvsConfig, most_seconds: float) -> StepCost | None:
     path = costs_file()
     try:
         known = read_json(path)
@@ -71,24 +72,24 @@ def _kept(key: str, env: EnvRef, options: EnvsConfig) -> StepCost | None:
         entry = known[key]
         return StepCost(float(entry["seconds"]), bool(entry["images"]))
     except (KeyError, TypeError, ValueError):
-        found = _measured(env, options)
+        found = _measured(env, options, most_seconds)
     if found is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {**known, key: {"env": env.name, "date": time.strftime("%Y-%m-%d"), **asdict(found)}})
     return found
 
 
-def _measured(env: EnvRef, options: EnvsConfig) -> StepCost | None:
-    try:
-        made = envs.make(env.target, 1, backend=options.backend, **options.arguments())
-    except Exception:  # the environment's own code, which may raise anything
-        return None
-    try:
-        return StepCost(_median_step(made), any(len(shape) == 3 for _, (shape, _) in leaves(leaf_tree(made.observation_space))))
-    except Exception:
-        return None
-    finally:
-        made.close()
+def _measured(env: EnvRef, options: EnvsConfig, most_seconds: float) -> StepCost | None:
+    with patience(most_seconds, env.name):
+        try:
+            made = envs.make(env.target, 1, backend=options.backend, **options.arguments())
+            try:
+                images = any(len(shape) == 3 for _, (shape, _) in leaves(leaf_tree(made.observation_space)))
+                return StepCost(_median_step(made), images)
+            finally:
+                made.close()
+        except Exception:  # the environment's own code, which may raise anything
+            return None
 
 
 def _median_step(env: BatchedEnv) -> float:
