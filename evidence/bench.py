@@ -6,6 +6,7 @@ Raw results go to docs/results/<suite>/; the quick table also into docs/benchmar
 from __future__ import annotations
 
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -23,6 +24,11 @@ from shoal.experiment.presets import preset_names
 __all__ = ["LINES"]
 
 HOURS = 3600.0
+SHIPPED = {"impala ALE/Pong-v5": 0.85, "seed ALE/Pong-v5": 0.85, "ppo ALE/Pong-v5": 0.8, "dqn CartPole-v1": 0.7,
+           "apex CartPole-v1": 0.7, "dqn ALE/Pong-v5": 0.7, "apex ALE/Pong-v5": 0.7}
+"""Shares of the composed limit that presets as they are shipped shall reach on two cores."""
+TIMES_SB3 = 1.5
+"""ppo on Pong, at equal epochs."""
 
 
 def measured(name: str, suite: str, *more: str, judge: Callable[[ResultsFolder, float], dict[str, Any]],
@@ -88,7 +94,25 @@ def replay(results: ResultsFolder, seconds: float) -> dict[str, Any]:
             "targets": replay_targets.target_table(results.groups()).splitlines()}
 
 
+def shipped(results: ResultsFolder, seconds: float) -> dict[str, Any]:
+    groups = results.groups()
+
+    def median(group: str, value: str) -> float | None:
+        found = [row[value] for row in groups.get(group, []) if row.get(value) is not None]
+        return round(statistics.median(found), 3) if found else None
+
+    shares = {group: median(group, "efficiency") for group in SHIPPED}
+    ours, theirs = median("ppo ALE/Pong-v5", "env_steps_per_second"), median("sb3 ALE/Pong-v5", "env_steps_per_second")
+    times = round(ours / theirs, 3) if ours and theirs else 0.0
+    below = [group for group, goal in SHIPPED.items() if (shares[group] or 0.0) < goal]
+    return {"met": not failed(results.rows()) and not below and times >= TIMES_SB3, "shares of the limit": shares, "goals": SHIPPED,
+            "below": below, "ppo, times SB3": times}
+
+
 LINES = [
+    Line("as-shipped-two-cores", 16, "two cores, presets as they are shipped, five alternating runs, medians of shares of the "
+         "composed limit: impala and seed on Pong >= 0.85, ppo >= 0.8 and >= 1.5 times SB3 at equal epochs, dqn and apex on "
+         "CartPole and Pong >= 0.7", measured("as-shipped-suite", "evidence/as_shipped.toml", judge=shipped), seeds=(0,)),
     Line("bench-throughput", 8, "shoal bench throughput: presets beside their limits; peers and a plain loop in the same columns",
          measured("throughput-suite", "throughput", judge=peers), seeds=(0,)),
     Line("bench-faults", 8, "shoal bench faults: processes are killed, and every run still reaches its threshold",
