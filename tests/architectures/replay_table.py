@@ -91,10 +91,10 @@ class Consumer:
         assert (batch["nest"]["x"] == (ids % 1000)[:, None] + np.array([0, 1, 2])).all(), "torn or mixed items"
         assert (batch["screen"] == screens(ids)).all(), "an image of another item"
         for key, number in zip(keys.tolist(), ids.tolist(), strict=True):
-            assert self.ids.setdefault(key, number) == number, "a key was used again"
-            life = self.keys.setdefault(number, key)
-            assert life == key or life >> 40 != key >> 40, "an item is in the table twice"
-            assert life >> SHARD_BIT == key >> SHARD_BIT, "an item is in two shards"
+            other, first = self.ids.setdefault(key, number), self.keys.setdefault(number, key)
+            assert other == number, f"key {key:x} was used again: for {other} and {number}"
+            assert first == key or first >> 40 != key >> 40, f"an item is in the table twice: {number}, keys {first:x} and {key:x}"
+            assert first >> SHARD_BIT == key >> SHARD_BIT, "an item is in two shards"
             self.keys[number] = key
         self.samples.update(keys, ids + UPDATED)
         self.me.stats.add("samples_consumed", len(ids))
