@@ -35,7 +35,7 @@ LEAGUE = ("--architecture.envs-per-actor", "512", "--league.league-exploiters", 
 KUHN = ("--league.league-exploiters", "0", "--runtime", "inline", "--eval.episodes", "2", "--eval.last-env-steps", "10",
         "--no-tensorboard", "--console.mode", "none")
 SELF_PLAY = ("--policies", "self-play", "--architecture.envs-per-actor", "128")
-# The command with a snapshot of the metrics for every evaluation: self-play makes dozens of them in the second between two snapshots.
+# The command with a snapshot of the metrics for every evaluation: self-play makes dozens of them between two of the usual ones.
 OFTEN = "import sys; from shoal.experiment import session; session.SNAPSHOT_SECONDS = session.GLANCE_SECONDS = 0.02; " \
         "from shoal.cli import main; sys.exit(main(sys.argv[1:]))"
 EVALUATIONS = 80  # of about 88 that a run makes; with fewer of them known the last third says little
