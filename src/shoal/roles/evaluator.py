@@ -170,8 +170,8 @@ class Evaluator:
 
     @property
     def _metric(self) -> str:
-        """What versions are compared by: the goal's metric; without a goal exploitability, where it is computed, else the return. For
-        the return against random play may say nothing: in rock-paper-scissors every policy's is 0."""
+        """What versions are compared by: the goal's metric; without a goal exploitability, where it is computed, else the return.
+        The return against random play may say nothing: in rock-paper-scissors every policy's is 0."""
         if self.plan.goal is not None:
             return self.plan.goal.metric
         return "return" if self.tree is None else "exploitability"
