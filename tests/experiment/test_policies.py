@@ -219,6 +219,17 @@ def test_fixed_policies(tmp_path, capsys, monkeypatch):
     assert "leave --video out" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("runtime", ["inline", "local"])
+def test_a_name_that_comes_later(runtime, tmp_path, capsys):
+    """It ends the run with a sentence. An actor that died of it would be started again with the first episodes, and go on for ever."""
+    words = ["train", "a2c", "shoal/RockPaperScissors-v0", "--policies", f"{HERE}:ghost_later", "--max-env-steps", "200000",
+             "--runtime", runtime, "--actors", "1", "--no-tensorboard", "--console.mode", "none", "--no-eval.enabled"]
+    assert main([*words, "--run-dir", str(tmp_path / "run")]) == 3
+    said = capsys.readouterr().err
+    assert "the policy 'ghost' in episode 12" in said and "name only policies that the run has" in said and "Traceback" not in said
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["restarts"] == 0
+
+
 def test_same_seed_gives_the_same_weights(tmp_path):
     runs = [train(tmp_path / name, preset="impala", policies="independent") for name in ("one", "two")]
     for name in ("player_0", "player_1"):
