@@ -221,7 +221,7 @@ def test_fixed_policies(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("runtime", ["inline", "local"])
 def test_a_name_that_comes_later(runtime, tmp_path, capsys):
-    """It ends the run with a sentence. An actor that died of it would be started again with the first episodes, and go on for ever."""
+    """It ends the run with a sentence. An actor that died of it would be started again, and go on with the first episodes."""
     words = ["train", "a2c", "shoal/RockPaperScissors-v0", "--policies", f"{HERE}:ghost_later", "--max-env-steps", "200000",
              "--runtime", runtime, "--actors", "1", "--no-tensorboard", "--console.mode", "none", "--no-eval.enabled"]
     assert main([*words, "--run-dir", str(tmp_path / "run")]) == 3

@@ -144,8 +144,8 @@ class MappedSeats:
         self._stride = me.replicas * env.num_envs
 
     async def begin(self, games: np.ndarray, ended: MultiAgentStep | None) -> None:
-        """An episode begins in these environments. Episodes of different environments and actors have different numbers. A name that
-        the run does not have ends it: an actor that is started again would begin with other episodes, and get there again."""
+        """An episode begins in these environments. Episodes of different environments and actors have different numbers. A name
+        that the run does not have ends it: an actor that is started again begins with its first episodes, and would get there again."""
         try:
             self._seat(games)
         except ConfigError as error:
