@@ -105,7 +105,7 @@ def test_a_lucky_last_episode_is_not_the_best(tmp_path):
 ])
 def test_fewer_episodes_must_be_better_by_more_than_chance(gain, episodes, versions, better):
     evaluator = Evaluator.__new__(Evaluator)
-    evaluator.plan, evaluator.versions, told = EvalPlan(), versions, []
+    evaluator.plan, evaluator.tree, evaluator.versions, told = EvalPlan(), None, versions, []
     evaluator.me = SimpleNamespace(note=told.append)
     best = Evaluated({"return": 50.0}, 100, 3, {}, 10.0)
     assert evaluator._better(Evaluated({"return": 50.0 + gain}, episodes, 9, {}, 0.0), best) == better

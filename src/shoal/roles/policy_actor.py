@@ -145,7 +145,7 @@ class MappedSeats:
 
     async def begin(self, games: np.ndarray, ended: MultiAgentStep | None) -> None:
         """An episode begins in these environments. Episodes of different environments and actors have different numbers. A name
-        that the run does not have ends it: an actor that is started again begins with its first episodes, and would get there again."""
+        that the run does not have ends it: started again, an actor begins with its first episodes, and would get there again."""
         try:
             self._seat(games)
         except ConfigError as error:
