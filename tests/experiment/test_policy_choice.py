@@ -112,6 +112,15 @@ def test_fewer_episodes_must_be_better_by_more_than_chance(gain, episodes, versi
     assert bool(told) == (gain >= 0 and not better)
 
 
+@pytest.mark.parametrize(("versions", "better"), [(1, True), (2, False)])
+def test_an_untrained_net_is_not_the_least_exploitable(versions, better):
+    """In rock-paper-scissors it plays nearly uniformly, which nothing exploits: no run would hand back what it has learned."""
+    evaluator = Evaluator.__new__(Evaluator)
+    evaluator.plan, evaluator.tree, evaluator.versions = EvalPlan(), object(), versions
+    before, found = ({"return": 0.0, "exploitability": value} for value in (0.002, 0.03))
+    assert evaluator._better(Evaluated(found, 100, 9, {}), Evaluated(before, 100, 1, {})) == better
+
+
 def checkpoint(folder, **arrays):
     """A checkpoint of a learner after 900 env steps, and of an evaluator that has written down these arrays."""
     checkpoints = Checkpoints(folder)

@@ -225,7 +225,10 @@ class Evaluator:
 
     def _better(self, found: Evaluated, best: Evaluated) -> bool:
         """Whether a version takes the place of the best so far. One with fewer episodes, as the last may have, must be better by
-        more than chance: a few lucky episodes prove nothing. That of the beginning is no rival."""
+        more than chance: a few lucky episodes prove nothing. That of the beginning is no rival; an untrained net plays nearly
+        uniformly, which some games cannot exploit."""
+        if self.plan.goal is None and self._metric == "exploitability" and self.versions < 2:
+            return True
         gain = self._rank(found.scores) - self._rank(best.scores)
         if found.episodes >= best.episodes or self.versions < 2:
             return gain >= 0
