@@ -35,24 +35,33 @@ LEAGUE = ("--architecture.envs-per-actor", "512", "--league.league-exploiters", 
 KUHN = ("--league.league-exploiters", "0", "--runtime", "inline", "--eval.episodes", "2", "--eval.last-env-steps", "10",
         "--no-tensorboard", "--console.mode", "none")
 SELF_PLAY = ("--policies", "self-play", "--architecture.envs-per-actor", "128")
+# The command with a snapshot of the metrics for every evaluation: self-play makes dozens of them between two of the usual ones.
+OFTEN = "import sys; from shoal.experiment import session; session.SNAPSHOT_SECONDS = session.GLANCE_SECONDS = 0.02; " \
+        "from shoal.cli import main; sys.exit(main(sys.argv[1:]))"
+EVALUATIONS = 80  # of about 88 that a run makes; with fewer of them known the last third says little
 
 
 @contextmanager
-def finished(*words: str, seed: int) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """A run that has ended: the command that gave it, its directory and its summary."""
+def finished(*words: str, seed: int, often: bool = False) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+    """A run that has ended: the command that gave it, its directory and its summary. `often`: its metrics have every evaluation."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         command = ["train", *words, "--seed", str(seed)]
-        done = shoal(*command, "--run-dir", str(run), timeout=3600)
+        whole = [*command, "--run-dir", str(run)]
+        done = subprocess.run([sys.executable, "-c", OFTEN, *whole], capture_output=True, text=True, timeout=3600, check=False) \
+            if often else shoal(*whole, timeout=3600)
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
         yield "shoal " + " ".join(command), run, json.loads((run / "summary.json").read_text())
 
 
 def exploitability(words: tuple[str, ...], env_steps: int, seed: int, env: str = ROCK) -> dict[str, Any]:
-    """Of the current policy, at every evaluation that a snapshot shows, and its mean over the last third of them."""
-    with finished("league", env, *RATES, *words, "--max-env-steps", str(env_steps), seed=seed) as (command, run, _):
+    """Of the current policy, at every evaluation, and its mean over the last third of them."""
+    words = ("league", env, *RATES, *words, "--max-env-steps", str(env_steps))
+    with finished(*words, seed=seed, often=True) as (command, run, _):
         values = [value for _, value in exploitability_over_time(RunDir.open(run))]
+    if len(values) < EVALUATIONS:
+        raise RuntimeError(f"the metrics show {len(values)} evaluations, and {EVALUATIONS} are needed")
     last = values[-max(1, len(values) // 3):]
     return {"command": command, "mean": round(sum(last) / len(last), 4), "evaluations": len(values),
             "values": [round(value, 3) for value in values[:: max(1, len(values) // 30)]]}

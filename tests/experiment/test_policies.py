@@ -74,6 +74,7 @@ class DashedAgents:
     ({"policies": "independent", "until": "win_rate >= 0.9"}, "give --policies self-play"),
     ({"policies": "self-play", "train": ("main",)}, "speaks of one policy among several"),
     ({"policies": {"walker": 3}}, "give None, a dictionary of values"),
+    ({"policies": {}}, "names no policy; name one, or leave it out"),
     ({"policies": "independent", "preset": "dqn", "algorithm": {}}, "it learns from replay tables"),
     ({"policies": "independent", "preset": "gala", "algorithm": {}}, "has one learner for all agents"),
     ({"policies": f"{HERE}:one", "env": "pettingzoo:mpe2.simple_speaker_listener_v4"}, "which have different spaces"),
@@ -83,6 +84,13 @@ def test_refused(options, words, tmp_path):
     with pytest.raises(ConfigError, match=words.replace("(", r"\(").replace("*", r"\*")):
         train(tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_first_is_the_one_named_first(tmp_path):
+    """Whatever the mapping seats first: run.policy and the top of the summary are of the policy that the user named first."""
+    run = train(tmp_path / "run", policies={"rival": None, "walker": None}, policy_of=by_turns)
+    assert by_turns("player_0", 0) == "walker" and list(run.policies) == list(run.summary["policies"]) == ["rival", "walker"]
+    assert run.policy is run.policies["rival"] and run.summary["eval_return"] == run.summary["policies"]["rival"]["eval_return"]
 
 
 @pytest.mark.parametrize("options", [{"policies": {"walker": None}}, {"policies": {"walker": {"algorithm.lr": 1e-4}, "idle": None},
@@ -209,6 +217,17 @@ def test_fixed_policies(tmp_path, capsys, monkeypatch):
     assert "the input has ended" in capsys.readouterr().err
     assert main(["play", str(tmp_path / "half"), "--trust", "--video", "games.gif"]) == 2
     assert "leave --video out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("runtime", ["inline", "local"])
+def test_a_name_that_comes_later(runtime, tmp_path, capsys):
+    """It ends the run with a sentence. An actor that died of it would be started again, and go on with the first episodes."""
+    words = ["train", "a2c", "shoal/RockPaperScissors-v0", "--policies", f"{HERE}:ghost_later", "--max-env-steps", "200000",
+             "--runtime", runtime, "--actors", "1", "--no-tensorboard", "--console.mode", "none", "--no-eval.enabled"]
+    assert main([*words, "--run-dir", str(tmp_path / "run")]) == 3
+    said = capsys.readouterr().err
+    assert "the policy 'ghost' in episode 12" in said and "name only policies that the run has" in said and "Traceback" not in said
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["restarts"] == 0
 
 
 def test_same_seed_gives_the_same_weights(tmp_path):

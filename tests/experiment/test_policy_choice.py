@@ -105,11 +105,20 @@ def test_a_lucky_last_episode_is_not_the_best(tmp_path):
 ])
 def test_fewer_episodes_must_be_better_by_more_than_chance(gain, episodes, versions, better):
     evaluator = Evaluator.__new__(Evaluator)
-    evaluator.plan, evaluator.versions, told = EvalPlan(), versions, []
+    evaluator.plan, evaluator.tree, evaluator.versions, told = EvalPlan(), None, versions, []
     evaluator.me = SimpleNamespace(note=told.append)
     best = Evaluated({"return": 50.0}, 100, 3, {}, 10.0)
     assert evaluator._better(Evaluated({"return": 50.0 + gain}, episodes, 9, {}, 0.0), best) == better
     assert bool(told) == (gain >= 0 and not better)
+
+
+@pytest.mark.parametrize(("versions", "better"), [(1, True), (2, False)])
+def test_an_untrained_net_is_not_the_least_exploitable(versions, better):
+    """In rock-paper-scissors it plays nearly uniformly, which nothing exploits: no run would hand back what it has learned."""
+    evaluator = Evaluator.__new__(Evaluator)
+    evaluator.plan, evaluator.tree, evaluator.versions = EvalPlan(), object(), versions
+    before, found = ({"return": 0.0, "exploitability": value} for value in (0.002, 0.03))
+    assert evaluator._better(Evaluated(found, 100, 9, {}), Evaluated(before, 100, 1, {})) == better
 
 
 def checkpoint(folder, **arrays):

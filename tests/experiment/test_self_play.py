@@ -14,6 +14,7 @@ from shoal.cli import main
 from shoal.envs.builtin.game_trees import tree_of
 from shoal.errors import ConfigError
 from shoal.experiment.config import Experiment
+from shoal.roles.evaluator import Evaluator
 from shoal.roles.goals import Goal
 from shoal.roles.matches import exploitability_of, match_rates, rate_interval
 from shoal.roles.policy_opponent import script_opponent
@@ -114,6 +115,22 @@ def test_until_exploitability(tmp_path, capsys):
     assert "game 2: player_0" in said and "; the run was player_1" in said and "player_1: " in said
     assert main(["resume", str(tmp_path / "run")]) == 2
     assert 'has reached its goal "exploitability <= 0.3"' in capsys.readouterr().err
+
+
+def test_best_is_least_exploitable(tmp_path, monkeypatch):
+    """Without a goal too: the return against random play says little of a policy, and in rock-paper-scissors nothing."""
+    found, report = [], Evaluator._report
+
+    def noted(self, play):
+        found.append(report(self, play))
+        return found[-1]
+
+    monkeypatch.setattr(Evaluator, "_report", noted)
+    summary = kuhn(tmp_path / "run", max_env_steps=40_000, eval={"every_env_steps": 2000, "episodes": 40}).summary
+    least, best = min(found, key=lambda scores: scores["exploitability"]), max(found, key=lambda scores: scores["return"])
+    assert least["exploitability"] < best["exploitability"] - 0.01, "they must differ, or this shows nothing"
+    assert summary["exploitability"] == pytest.approx(least["exploitability"], abs=1e-5)
+    assert summary["eval_return"] == pytest.approx(least["return"])
 
 
 def test_same_seed_same_weights(tmp_path):

@@ -25,7 +25,8 @@ PERIODS = ("main_exploiter=100:300", "league_exploiter_0=0:200", "league_exploit
 
 def train(folder, periods, env_steps=1500):
     return shoal.train("league", "shoal/RockPaperScissors-v0", run_dir=str(folder), **QUIET, **SMALL, max_env_steps=env_steps,
-                       league={"least_steps": 40, "most_steps": 80, "periods": periods})
+                       league={"least_steps": 40, "most_steps": 80, "snapshot_share": 0.5, "verification_share": 0.15,
+                               "hard_power": 2.0, "periods": periods})
 
 
 def events(folder):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import shoal
+from evidence.league import CYCLE, LEAGUE, RATES, ROCK
 from shoal.cli import main
 from shoal.errors import ConfigError
 from shoal.experiment.league_record import LeagueRecord
@@ -114,6 +115,15 @@ def test_its_preset_without_a_league(way, tmp_path):
     run = shoal.train("league", "shoal/TicTacToe-v0", policies=way, max_env_steps=2000, run_dir=str(tmp_path / "run"), **QUIET,
                       architecture={"envs_per_actor": 4}, eval={"episodes": 4})
     assert run.summary["env_steps"] >= 2000
+
+
+@pytest.mark.parametrize("game", [ROCK, CYCLE])
+def test_the_preset_has_the_values_that_were_measured(game):
+    """`shoal train league shoal/RockPaperScissors-v0` is the league of mechanism-league-rps, with its league exploiters."""
+    words = ["league", game, "--league.league-exploiters", "0"]
+    plain, measured = (parse_train([*words, *more]).experiment for more in ((), (*RATES, *LEAGUE)))
+    assert (plain.algorithm, plain.net, plain.architecture, plain.league, plain.anneal_env_steps) \
+        == (measured.algorithm, measured.net, measured.architecture, measured.league, measured.anneal_env_steps)
 
 
 def test_elo():

@@ -81,6 +81,8 @@ def policies_given(values: dict[str, Any]) -> dict[str, Any]:
         values["each"] = tuple(f"{name}.{key}={value!r}" for name, own in policies.items() if isinstance(own, Mapping)
                                for key, value in _flat(own))
         unfit = [name for name, own in policies.items() if own is not None and not isinstance(own, str | Mapping)]
+        if not policies:
+            raise ConfigError("policies={} names no policy; name one, or leave it out")
         if unfit:
             raise ConfigError(f"policies={{{unfit[0]!r}: {policies[unfit[0]]!r}}} is not possible: give None, a dictionary "
                               'of values such as {"algorithm.lr": 1e-3}, or what acts without learning: "random", "RUN" or '
@@ -157,8 +159,9 @@ def seating_of(experiment: Experiment[Any, Any], groups: tuple[GroupSpec, ...]) 
                                   "each of them a policy of its own (--policies independent)")
             seats[name] += 1
     episodes = EPISODES if experiment.policies != "independent" else 1
-    return Seating(policy_of, groups, {name: (group_of[name][0], seats[name] / episodes) for name in seats},
-                   _learning(experiment, tuple(seats), tuple(fixed)))
+    seated = (*(name for name in names if name in seats), *(name for name in seats if name not in names))
+    return Seating(policy_of, groups, {name: (group_of[name][0], seats[name] / episodes) for name in seated},
+                   _learning(experiment, seated, tuple(fixed)))
 
 
 def _learning(experiment: Experiment[Any, Any], seated: tuple[str, ...], fixed: tuple[str, ...]) -> tuple[str, ...]:

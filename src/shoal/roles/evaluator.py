@@ -168,9 +168,19 @@ class Evaluator:
             worse = confirms is not None and self._rank(confirms) < self._rank(scores)
             self._keep(confirms if worse and confirms is not None else scores, play)
 
+    @property
+    def _metric(self) -> str:
+        """What versions are compared by: the goal's metric; without a goal exploitability, where it is computed, else the return.
+        The return against random play may say nothing: in rock-paper-scissors every policy's is 0."""
+        if self.plan.goal is not None:
+            return self.plan.goal.metric
+        return "return" if self.tree is None else "exploitability"
+
     def _rank(self, scores: Mapping[str, float]) -> float:
-        """By the goal's metric; by the return without one."""
-        return scores["return"] if self.plan.goal is None else self.plan.goal.rank(scores)
+        """Higher is better."""
+        if self.plan.goal is not None:
+            return self.plan.goal.rank(scores)
+        return -scores[self._metric] if self._metric == "exploitability" else scores[self._metric]
 
     def _forget(self) -> None:
         """No evaluation is under way."""
@@ -207,7 +217,7 @@ class Evaluator:
 
     def _deviation(self, scores: Mapping[str, float], play: EpisodePlay) -> float:
         """From episode to episode, of the score that versions are compared by."""
-        metric = "return" if self.plan.goal is None else self.plan.goal.metric
+        metric = self._metric
         if metric == "return":
             return float(play.returns.std())
         share = scores[metric]
@@ -215,7 +225,10 @@ class Evaluator:
 
     def _better(self, found: Evaluated, best: Evaluated) -> bool:
         """Whether a version takes the place of the best so far. One with fewer episodes, as the last may have, must be better by
-        more than chance: a few lucky episodes prove nothing. That of the beginning is no rival."""
+        more than chance: a few lucky episodes prove nothing. That of the beginning is no rival; an untrained net plays nearly
+        uniformly, which some games cannot exploit."""
+        if self.plan.goal is None and self._metric == "exploitability" and self.versions < 2:
+            return True
         gain = self._rank(found.scores) - self._rank(best.scores)
         if found.episodes >= best.episodes or self.versions < 2:
             return gain >= 0
@@ -266,7 +279,7 @@ class Evaluator:
         scores = {name: float(state[f"best_{name}"][0]) for name in METRICS if f"best_{name}" in state}
         std = float(state["best_std"][0]) if "best_std" in state else 0.0
         self.best = Evaluated(scores, episodes, version, weights, std)
-        if self.plan.goal is not None and self.plan.goal.metric not in scores:
+        if self._metric not in scores:
             self.best = None  # it was judged by something else
         self.versions = int(state["versions"][0]) if "versions" in state else 2  # of an earlier version, which did not count them
 

@@ -23,6 +23,7 @@ from shoal.core import Me, Reader, Slot, StreamEnd
 from shoal.envs import MultiAgentEnv, MultiAgentStep, Step
 from shoal.envs.multi_agent import AgentGroup
 from shoal.envs.opponent_env import Opponent
+from shoal.errors import ConfigError
 from shoal.roles.asked_seats import AskedSeats
 from shoal.roles.parts import Parts
 from shoal.roles.player import asked, seat_record
@@ -138,18 +139,25 @@ class MappedSeats:
     """Gives every seat its policy at the start of an episode, by the mapping of the program."""
 
     def __init__(self, me: Me, policies: NamedPolicies, env: MultiAgentEnv, tables: list[GroupSeats]) -> None:
-        self._policies, self._agents, self._tables = policies, env.agents, tables
+        self._me, self._policies, self._agents, self._tables = me, policies, env.agents, tables
         self._episode = me.index * env.num_envs + np.arange(env.num_envs)
         self._stride = me.replicas * env.num_envs
 
     async def begin(self, games: np.ndarray, ended: MultiAgentStep | None) -> None:
-        """An episode begins in these environments. Episodes of different environments and actors have different numbers."""
+        """An episode begins in these environments. Episodes of different environments and actors have different numbers. A name
+        that the run does not have ends it: started again, an actor begins with its first episodes, and would get there again."""
+        try:
+            self._seat(games)
+        except ConfigError as error:
+            self._me.fail(str(error))
+        self._episode[games] += self._stride
+
+    def _seat(self, games: np.ndarray) -> None:
         for table, seats in enumerate(self._tables):
             for row in np.flatnonzero(np.isin(seats.group.env_id, games)):
                 agent = self._agents[seats.group.agent_id[row]]
                 place = self._policies.number_of(agent, int(self._episode[seats.group.env_id[row]]), table)
                 seats.acting[row], seats.learns[row] = place, self._policies.policies[place].parts is not None
-        self._episode[games] += self._stride
 
 
 class PolicyActor:
