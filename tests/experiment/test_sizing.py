@@ -83,10 +83,10 @@ def test_replay_at_size_large(on, preset):
 @pytest.mark.parametrize("preset", preset_names())
 @pytest.mark.parametrize("machine", [LARGE, MIDDLE, CPUS])
 def test_same_on_every_machine(on, preset, machine):
-    """Cheap environments and one thread are the same on every machine."""
+    """Cheap environments and one thread are the same on every machine, and so are two cores of it."""
 
     def plans():
-        return made(preset, CARTPOLE), made(preset, PONG, runtime="inline"), made(preset, PONG, cores=2)
+        return made(preset, CARTPOLE), made(preset, PONG, runtime="inline"), made(preset, PONG, cores=2, device="cpu")
 
     on(LAPTOP)
     small = plans()
@@ -118,6 +118,19 @@ def test_between_has_more_actors(on):
     assert ppo.experiment.actors * ppo.experiment.architecture.envs_per_actor == 8 and ppo.experiment.actors == 4
     on(CPUS)  # no GPU: the learner needs threads
     assert planned("impala", PONG).experiment.learner_threads == 8 and planned("impala", PONG).experiment.actors == 23
+
+
+def test_a_few_cores_are_all_for_learners_of_images(on):
+    """Updates of images are most of the work: one core would be the limit. Small updates, GPUs and inline runs have one thread."""
+    on(LAPTOP)
+    assert [made(preset, PONG).experiment.learner_threads for preset in ("impala", "seed", "ppo", "apex", "dqn", "a3c")] == [2] * 5 + [1]
+    assert made("impala", PONG, learners=2).experiment.learner_threads == 1, "two learners have a core each"
+    assert made("impala", PONG, learner_threads=1).experiment.learner_threads == 1
+    assert made("impala", PONG, runtime="inline").experiment.learner_threads == made("impala", CARTPOLE).experiment.learner_threads == 1
+    on(Machine(4))
+    assert made("ppo", PONG).experiment.learner_threads == 4
+    on(Machine(4, 1))
+    assert made("ppo", PONG).experiment.learner_threads == 1
 
 
 def test_what_is_given_wins(on):

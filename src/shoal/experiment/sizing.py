@@ -1,6 +1,6 @@
 """How much of a machine a run takes where the user does not say: actors, environments, and which of a preset's values.
 
-    small     up to 4 cores                       the preset's values as they are
+    small     up to 4 cores                       the preset's values; learners of images use all cores
     between                                       the same learning values, with more environments in flight
     large     12 or more cores and a GPU          the preset's values for this size: [env."ALE/*".large]
 
@@ -98,7 +98,7 @@ def sized(preset: Preset, chosen: Components, env: EnvRef, wished: Experiment[An
     images = cost is None or cost.images
     machine = Machine(cores, found.gpus if _may_use_gpu(chosen, wished, images) else 0)
     if machine.cores <= SMALL_CORES:
-        return Sizing("small", machine, small)
+        return Sizing("small", machine, {**small, **_threads(chosen, wished, small, machine, images)})
     large = preset.large_values(env.name) if machine.cores >= LARGE_CORES and machine.gpus and not paper else {}
     values = {**small, **large}
     values |= _spread(chosen, wished, values, machine, threaded=images and not machine.gpus)
@@ -125,12 +125,27 @@ def _may_spread(chosen: Components) -> bool:
     return bool(chosen.architecture.spreads) and not takes_turns
 
 
+def _threads(chosen: Components, wished: Experiment[Any, Any], values: Mapping[str, Any], machine: Machine,
+             images: bool) -> dict[str, Any]:
+    """On a few cores: learners of images have a thread on each, as updates are most of the work and one core would be the limit. Threads
+    that wait for each other leave their cores to the actors."""
+    if not images or machine.gpus or not chosen.architecture.spreads or _by_trying(chosen, wished, values):
+        return {}
+    threads = machine.cores // with_values(wished, values, "").learners
+    return {"learner_threads": threads} if threads > 1 else {}
+
+
+def _by_trying(chosen: Components, wished: Experiment[Any, Any], values: Mapping[str, Any]) -> bool:
+    """Whether --actors auto looks for the layout."""
+    return "auto" in (wished.actors, with_values(wished, values, "").actors)
+
+
 def _spread(chosen: Components, wished: Experiment[Any, Any], values: Mapping[str, Any], machine: Machine,
             threaded: bool) -> dict[str, Any]:
     """More actors, with the batch as it is: some cores are left for learners, replay tables, inference, and evaluations. `threaded`
     says whether learners gain from several threads."""
     architecture, experiment = chosen.architecture, with_values(wished, values, "")
-    if wished.actors == "auto" or experiment.actors == "auto" or (architecture.one_place and wished.architecture.one_place):
+    if _by_trying(chosen, wished, values) or (architecture.one_place and wished.architecture.one_place):
         return {}
     threads = max(1, machine.cores // CORES_PER_LEARNER_THREAD) if threaded else 1
     several = {"learner_threads": threads} if threads > 1 else {}
