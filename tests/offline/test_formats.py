@@ -96,6 +96,45 @@ def test_terminals_and_timeouts_apart(tmp_path):
     np.testing.assert_array_equal(cut.observation, [*seen[3:5], seen[4] + 1])
 
 
+def test_numbers_that_are_not_finite_are_in_no_space(tmp_path):
+    """Of a table that does not say what its spaces are: the others tell the space, and they are found by episode and step."""
+    actions = np.array([[3.0, -2], [np.nan, 4], [5, np.inf], [4, -3]], np.float32)
+    np.savez(tmp_path / "x.npz", observations=np.arange(8.0).reshape(4, 2), actions=actions, rewards=np.arange(4.0),
+             terminals=np.array([0, 1, 0, 1], bool))
+    demos = open_demos(tmp_path / "x.npz")
+    assert (demos.info.action_space.low == [3, -3]).all() and (demos.info.action_space.high == [5, 4]).all()
+    assert check_demos(demos, "x").findings["not finite"] == [f"x, episode {one}: action has 1 rows with NaN or infinity"
+                                                              for one in ("0, step 1", "1, step 0")]
+    with pytest.raises(ConfigError, match=r"x.npz, episode 0, step 1: the action \[nan"):
+        list(demos.episodes())
+
+
+@pytest.mark.parametrize("following", [True, False])
+def test_episodes_without_end_in_files(tmp_path, folder, following):
+    """They are learned from as if they were cut short, and found all the same."""
+    table = {"observations": np.arange(12.0).reshape(6, 2), "actions": np.array([0, 1] * 3), "rewards": np.arange(6.0),
+             "terminals": np.arange(6) == 2}
+    np.savez(tmp_path / "x.npz", **table, **({"next_observations": table["observations"] + 2} if following else {}))
+    demos = open_demos(tmp_path / "x.npz")
+    assert [bool(one.truncated[-1]) for one in demos.episodes()] == [False, True]
+    assert check_demos(demos, "x").findings == {"no end": [
+        f"x, episode 1, step {2 if following else 1}: the last step is neither terminated nor truncated"]}
+    np.savez(tmp_path / "cut.npz", **table, timeouts=np.arange(6) == 5)
+    assert check_demos(open_demos(tmp_path / "cut.npz"), "x").clean
+
+
+def test_episodes_without_end_in_minari(folder):
+    h5py = pytest.importorskip("h5py")
+    pytest.importorskip("minari")
+    assert cli.main(["data", "convert", "logs", "minari:my/test-v0"]) == 0
+    with h5py.File("minari/my/test-v0/data/main_data.hdf5", "r+") as file:
+        file["episode_3/truncations"][-1] = False
+    demos = open_demos("minari:my/test-v0")
+    assert list(demos.episodes())[3].truncated[-1]
+    found = check_demos(demos, "x").findings
+    assert list(found) == ["no end"] and "x, episode 3, step 3: " in found["no end"][0]
+
+
 def test_table_without_spaces(tmp_path, monkeypatch):
     """A table trains in the simulator whose spaces it does not know."""
     monkeypatch.chdir(tmp_path)
@@ -168,6 +207,9 @@ def test_duplicates_and_constants_found(folder, capsys):
     assert report.findings["duplicate"] == ["logs, episode 2 is the same as episode 0"]
     assert report.findings["constant"] == ["logs: reward is 1.0 everywhere"]
     assert cli.main(["data", "check", "logs"]) == 0 and "nothing found" in capsys.readouterr().out
+    np.savez("one.npz", observations=np.arange(8.0)[:, None], actions=np.array([0, 1] * 4), rewards=np.ones(8),
+             terminals=np.arange(8) % 4 == 3)
+    assert cli.main(["data", "check", "one.npz"]) == 1 and "one.npz: 1 finding, see above" in capsys.readouterr().out
     meta = json.loads((folder / "demos.json").read_text())
     broken = folder / meta["files"][0]["name"]
     data = bytearray(broken.read_bytes())

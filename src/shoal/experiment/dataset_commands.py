@@ -10,6 +10,7 @@ from shoal import __version__
 from shoal.errors import ConfigError
 from shoal.experiment.parse import parse_command
 from shoal.options import Options
+from shoal.telemetry.console import counted
 from shoal.telemetry.outputs import say
 
 __all__ = ["check_command", "convert", "convert_command"]
@@ -83,5 +84,5 @@ def check_command(arguments: list[str]) -> int:
     if picture is not None:
         draw_picture(report, picture, path)
         say(f"picture in {picture}")
-    say(f"{path}: {f'{count:,} findings, see above' if count else 'nothing found'}")
+    say(f"{path}: {counted(count, 'finding') + ', see above' if count else 'nothing found'}")
     return 0 if report.clean else 1
