@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
+import tempfile
 import zlib
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 from shoal import cli
 from shoal.envs.experts import swing_up
 from shoal.errors import ConfigError
+from shoal.experiment import data_commands
 from shoal.offline import DemoWriter, Episode, RecordingInfo, open_demos
 from shoal.offline.check_picture import draw_picture
 from shoal.offline.checking import check_demos, histogram
@@ -75,6 +78,42 @@ def test_minari_reads_our_recording(folder, capsys):
     assert "bad is not the id of a Minari dataset; write it like my/dataset-v0" in capsys.readouterr().err
     assert cli.main([*words, "--format", "parquet", "--out", "x.npz"]) == 2
     assert cli.main([*words, "--format", "parquet"]) == 2
+
+
+@pytest.mark.parametrize(("out", "format", "sentence"), [("there.npz", "npz", "there.npz exists already"),
+                                                         ("my/there-v0", "minari", "there is a Minari dataset my/there-v0 already"),
+                                                         ("there", "minari", "there is not the id of a Minari dataset")])
+def test_files_that_cannot_be_written_are_refused_before_anything_is_recorded(folder, monkeypatch, capsys, out, format, sentence):
+    pytest.importorskip("minari")
+    Path("there.npz").touch()
+    (Path("minari") / "my" / "there-v0").mkdir(parents=True)
+    monkeypatch.setattr(data_commands, "_play", None)
+    assert cli.main(["data", "record", "random", "CartPole-v1", "--format", format, "--out", out]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_ctrl_c_while_a_file_is_recorded(folder, monkeypatch):
+    """Every finished episode is in it."""
+    asked = iter(range(10**9))
+    monkeypatch.setattr(data_commands, "_interruptible", lambda: nullcontext(lambda: next(asked) > 100))
+    words = ["data", "record", "random", "CartPole-v1", "--episodes", "100000", "--num-envs", "1"]
+    assert cli.main([*words, "--format", "npz", "--out", "x.npz"]) == 130
+    assert 0 < open_demos("x.npz").info.episodes < 100
+
+
+def test_recording_stays_where_its_file_cannot_be_written(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("shoal.offline.step_table.write_table", failing_write)
+    words = ["data", "record", "random", "CartPole-v1", "--episodes", "3", "--num-envs", "1", "--format", "npz", "--out", "x.npz"]
+    assert cli.main(words) == 2
+    (kept,) = tmp_path.glob("shoal-recording-*/recording")
+    assert f"what was recorded is in {kept}: `shoal data convert {kept} x.npz`" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert open_demos(kept).info.episodes == 3
+
+
+def failing_write(demos, path):
+    raise ConfigError(f"cannot write {path}: No space left on device")
 
 
 # ---------------------------------------------------------------------------------------------- D4RL's layout

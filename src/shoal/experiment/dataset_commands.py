@@ -13,7 +13,7 @@ from shoal.options import Options
 from shoal.telemetry.console import counted
 from shoal.telemetry.outputs import say
 
-__all__ = ["check_command", "convert", "convert_command"]
+__all__ = ["check_command", "check_target", "convert", "convert_command"]
 
 CHECK = "shoal data check PATH"
 
@@ -26,6 +26,21 @@ def convert_command(arguments: list[str]) -> int:
     return 0
 
 
+def check_target(target: str) -> None:
+    """Raise a ConfigError unless a recording can be written there."""
+    from shoal.offline.minari import MINARI
+    from shoal.offline.minari_writer import check_new_minari
+    from shoal.offline.step_table import SUFFIXES
+
+    path = Path(target)
+    if target.startswith(MINARI):
+        check_new_minari(target.removeprefix(MINARI))
+    elif path.exists():
+        raise ConfigError(f"{target} exists already; give another name, or remove it first")
+    elif path.suffix and path.suffix not in SUFFIXES:
+        raise ConfigError(f"{target}: there is no format {path.suffix}; give a folder, {', '.join(SUFFIXES)} or minari:ID")
+
+
 def convert(source: str, target: str) -> None:
     """Write a recording again in the format that the target's name says."""
     from shoal.offline import DemoWriter, open_demos
@@ -34,14 +49,11 @@ def convert(source: str, target: str) -> None:
     from shoal.offline.step_table import SUFFIXES, write_table
 
     demos, path = open_demos(source), Path(target)
+    check_target(target)
     if target.startswith(MINARI):
         write_minari(demos, target.removeprefix(MINARI))
-    elif path.exists():
-        raise ConfigError(f"{target} exists already; give another name, or remove it first")
     elif path.suffix in SUFFIXES:
         write_table(demos, path)
-    elif path.suffix:
-        raise ConfigError(f"{target}: there is no format {path.suffix}; give a folder, {', '.join(SUFFIXES)} or minari:ID")
     else:
         made = {"source": f"converted from {source}", "shoal": __version__, "date": time.strftime("%Y-%m-%d %H:%M")}
         with DemoWriter.create(path, demos.info, made) as writer:

@@ -13,23 +13,30 @@ from shoal.errors import ConfigError
 from shoal.offline.minari import LOG_PROB, minari_root
 from shoal.offline.recorded_episodes import Demos, Episode
 
-__all__ = ["write_minari"]
+__all__ = ["check_new_minari", "write_minari"]
 
 
-def write_minari(demos: Demos, name: str) -> None:
-    """A dataset with this id, where Minari keeps its own (MINARI_DATASETS_PATH)."""
+def check_new_minari(name: str) -> None:
+    """Raise a ConfigError unless a dataset with this id can be written."""
     try:
-        import minari
-        from minari.data_collector import EpisodeBuffer
+        import minari  # noqa: F401
     except ImportError:
         raise ConfigError("writing a Minari dataset needs minari: pip install 'minari[hdf5]'") from None
-    info = demos.info
-    if info.mask_size:
-        raise ConfigError("a Minari dataset has no room for action masks, which this recording has; convert it to a folder")
     if not re.fullmatch(r"(?:[\w-]+/)*[\w-]+-v\d+", name):
         raise ConfigError(f"{name} is not the id of a Minari dataset; write it like my/dataset-v0")
     if (minari_root() / name).exists():
         raise ConfigError(f"there is a Minari dataset {name} already; give another id, or remove it with `minari delete {name}`")
+
+
+def write_minari(demos: Demos, name: str) -> None:
+    """A dataset with this id, where Minari keeps its own (MINARI_DATASETS_PATH)."""
+    check_new_minari(name)
+    import minari
+    from minari.data_collector import EpisodeBuffer
+
+    info = demos.info
+    if info.mask_size:
+        raise ConfigError("a Minari dataset has no room for action masks, which this recording has; convert it to a folder")
     buffers = [EpisodeBuffer(id=number, observations=_listed(one.observation), actions=list(one.action),
                              rewards=one.reward.tolist(), terminations=one.terminated.tolist(), truncations=one.truncated.tolist(),
                              infos=_likely(one))
