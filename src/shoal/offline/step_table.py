@@ -230,7 +230,7 @@ def write_table(demos: Demos, path: Path) -> None:
     about = {"env": info.env, "kwargs": info.kwargs, "observation_space": space_to_json(info.observation_space),
              "action_space": space_to_json(info.action_space), "made": list(info.made)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, partial(write_columns, pieces=_columns(demos), about=about))
+    replace_file(path, partial(write_columns, pieces=_columns(demos), about=about, rows=info.steps))
 
 
 def _columns(demos: Demos) -> Iterator[Columns]:
