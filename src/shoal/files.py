@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["replacing", "sync"]
+__all__ = ["check_room", "replacing", "sync"]
 
 
 def sync(path: Path) -> None:
@@ -27,7 +28,13 @@ def replacing(path: Path) -> Iterator[Path]:
         yield draft
         sync(draft)
         os.replace(draft, path)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
+
+
+def check_room(folder: Path, nbytes: int) -> None:
+    """Raise an OSError if the disk has no room for a file of this size; for libraries that do not survive a full disk."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, max(1, nbytes))

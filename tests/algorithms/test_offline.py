@@ -17,6 +17,7 @@ from shoal.envs import EnvSpec
 from shoal.errors import ConfigError
 from shoal.learning import phases_due
 from shoal.nets import NetConfig
+from shoal.ops.offline import action_gap
 from shoal.slots import map_tree
 from tests.algorithms.replay_loop import Actor, batch_of, batches
 from tests.algorithms.test_off_policy import minibatch_of, update
@@ -173,6 +174,26 @@ def test_penalty_of_cql():
         expected = torch.logsumexp(torch.stack(terms), 0) - net.critic(seen, items["action"])
     _, metrics = learn.gradients(minibatch, "critic")
     assert metrics["conservative_gap"] == pytest.approx(float(expected.mean()), rel=1e-4)
+
+
+def test_gap_s_share_of_cql_s_gradient():
+    """With discrete actions it is alpha times the gradient of the weighted mean gap; with Box actions it makes the gap smaller."""
+    learns = [algorithms.make(cql.Config(alpha=alpha), toy_spec(), NET, 4).learn(3) for alpha in (0.0, 2.5)]
+    batch = next(iter(batches(made("cql")[0], toy_env(4), 1)))
+    base, whole = (learn.gradients(minibatch_of(learn, batch), "all")[0].copy() for learn in learns)
+    model, drawn = learns[1].model, minibatch_of(learns[1], batch)
+    model.grad.zero_()
+    gap = action_gap(model.values(drawn.items["observation"]), drawn.items["action"])
+    ((drawn.weight * gap).sum() * drawn.scale).backward()
+    np.testing.assert_allclose(whole - base, 2.5 * model.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+    learns = [algorithms.make(replace(CASES["cql, box"][0], alpha=alpha), toy_spec(**BOX), NET, 4).learn(3) for alpha in (0.0, 2.5)]
+    minibatch = minibatch_of(learns[0], next(iter(batches(made("cql, box")[0], toy_env(4, **BOX), 1))))
+    base, whole = (learn.gradients(minibatch, "critic")[0].copy() for learn in learns)
+    before = learns[1].gradients(minibatch, "critic")[1]["conservative_gap"]
+    with torch.no_grad():
+        learns[1].state["params"][learns[1].span("critic")] -= 0.01 * torch.from_numpy(whole - base)
+    assert float(learns[1].gradients(minibatch, "critic")[1]["conservative_gap"]) < float(before) - 0.002
 
 
 def test_cql_s_multiplier_follows_the_gap():

@@ -69,3 +69,18 @@ def test_disk_that_is_full_while_recording(disk, monkeypatch, capsys):
     filler.unlink()
     assert cli.main([*words, "--episodes", "3", "--seed", "1", "--append"]) == 0
     assert open_demos(logs).info.episodes == before + 3
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.hdf5", "x.npz", "minari:my/x-v0"])
+def test_disk_that_is_full_while_converting(disk, tmp_path, monkeypatch, capsys, name):
+    """A sentence, and no part of a file; HDF5 itself would end the process."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(disk))
+    assert cli.main(["data", "record", "random", "CartPole-v1", "--episodes", "600", "--out", str(tmp_path / "logs")]) == 0
+    filler = disk / "filler"
+    fill(filler)
+    os.truncate(filler, filler.stat().st_size - (1 << 18))
+    assert cli.main(["data", "convert", str(tmp_path / "logs"), name if ":" in name else str(disk / name)]) == 2
+    assert "No space left on device" in capsys.readouterr().err and [path.name for path in disk.iterdir()] == ["filler"]
+    filler.unlink()
+    if ":" not in name:  # minari's own takes more than the disk has
+        assert cli.main(["data", "convert", str(tmp_path / "logs"), str(disk / name)]) == 0

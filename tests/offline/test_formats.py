@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
+import tempfile
 import zlib
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 from shoal import cli
 from shoal.envs.experts import swing_up
 from shoal.errors import ConfigError
+from shoal.experiment import data_commands
 from shoal.offline import DemoWriter, Episode, RecordingInfo, open_demos
 from shoal.offline.check_picture import draw_picture
 from shoal.offline.checking import check_demos, histogram
@@ -77,6 +80,42 @@ def test_minari_reads_our_recording(folder, capsys):
     assert cli.main([*words, "--format", "parquet"]) == 2
 
 
+@pytest.mark.parametrize(("out", "format", "sentence"), [("there.npz", "npz", "there.npz exists already"),
+                                                         ("my/there-v0", "minari", "there is a Minari dataset my/there-v0 already"),
+                                                         ("there", "minari", "there is not the id of a Minari dataset")])
+def test_files_that_cannot_be_written_are_refused_before_anything_is_recorded(folder, monkeypatch, capsys, out, format, sentence):
+    pytest.importorskip("minari")
+    Path("there.npz").touch()
+    (Path("minari") / "my" / "there-v0").mkdir(parents=True)
+    monkeypatch.setattr(data_commands, "_play", None)
+    assert cli.main(["data", "record", "random", "CartPole-v1", "--format", format, "--out", out]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_ctrl_c_while_a_file_is_recorded(folder, monkeypatch):
+    """Every finished episode is in it."""
+    asked = iter(range(10**9))
+    monkeypatch.setattr(data_commands, "_interruptible", lambda: nullcontext(lambda: next(asked) > 100))
+    words = ["data", "record", "random", "CartPole-v1", "--episodes", "100000", "--num-envs", "1"]
+    assert cli.main([*words, "--format", "npz", "--out", "x.npz"]) == 130
+    assert 0 < open_demos("x.npz").info.episodes < 100
+
+
+def test_recording_stays_where_its_file_cannot_be_written(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("shoal.offline.step_table.write_table", failing_write)
+    words = ["data", "record", "random", "CartPole-v1", "--episodes", "3", "--num-envs", "1", "--format", "npz", "--out", "x.npz"]
+    assert cli.main(words) == 2
+    (kept,) = tmp_path.glob("shoal-recording-*/recording")
+    assert f"what was recorded is in {kept}: `shoal data convert {kept} x.npz`" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert open_demos(kept).info.episodes == 3
+
+
+def failing_write(demos, path):
+    raise ConfigError(f"cannot write {path}: No space left on device")
+
+
 # ---------------------------------------------------------------------------------------------- D4RL's layout
 def test_terminals_and_timeouts_apart(tmp_path):
     """Without next observations the last decision of an episode that was cut short is left out; of others the end is not seen."""
@@ -94,6 +133,45 @@ def test_terminals_and_timeouts_apart(tmp_path):
     ended, cut, rest = open_demos(tmp_path / "next.npz").episodes()
     assert [len(one) for one in (ended, cut, rest)] == [3, 2, 2]
     np.testing.assert_array_equal(cut.observation, [*seen[3:5], seen[4] + 1])
+
+
+def test_numbers_that_are_not_finite_are_in_no_space(tmp_path):
+    """Of a table that does not say what its spaces are: the others tell the space, and they are found by episode and step."""
+    actions = np.array([[3.0, -2], [np.nan, 4], [5, np.inf], [4, -3]], np.float32)
+    np.savez(tmp_path / "x.npz", observations=np.arange(8.0).reshape(4, 2), actions=actions, rewards=np.arange(4.0),
+             terminals=np.array([0, 1, 0, 1], bool))
+    demos = open_demos(tmp_path / "x.npz")
+    assert (demos.info.action_space.low == [3, -3]).all() and (demos.info.action_space.high == [5, 4]).all()
+    assert check_demos(demos, "x").findings["not finite"] == [f"x, episode {one}: action has 1 rows with NaN or infinity"
+                                                              for one in ("0, step 1", "1, step 0")]
+    with pytest.raises(ConfigError, match=r"x.npz, episode 0, step 1: the action \[nan"):
+        list(demos.episodes())
+
+
+@pytest.mark.parametrize("following", [True, False])
+def test_episodes_without_end_in_files(tmp_path, folder, following):
+    """They are learned from as if they were cut short, and found all the same."""
+    table = {"observations": np.arange(12.0).reshape(6, 2), "actions": np.array([0, 1] * 3), "rewards": np.arange(6.0),
+             "terminals": np.arange(6) == 2}
+    np.savez(tmp_path / "x.npz", **table, **({"next_observations": table["observations"] + 2} if following else {}))
+    demos = open_demos(tmp_path / "x.npz")
+    assert [bool(one.truncated[-1]) for one in demos.episodes()] == [False, True]
+    assert check_demos(demos, "x").findings == {"no end": [
+        f"x, episode 1, step {2 if following else 1}: the last step is neither terminated nor truncated"]}
+    np.savez(tmp_path / "cut.npz", **table, timeouts=np.arange(6) == 5)
+    assert check_demos(open_demos(tmp_path / "cut.npz"), "x").clean
+
+
+def test_episodes_without_end_in_minari(folder):
+    h5py = pytest.importorskip("h5py")
+    pytest.importorskip("minari")
+    assert cli.main(["data", "convert", "logs", "minari:my/test-v0"]) == 0
+    with h5py.File("minari/my/test-v0/data/main_data.hdf5", "r+") as file:
+        file["episode_3/truncations"][-1] = False
+    demos = open_demos("minari:my/test-v0")
+    assert list(demos.episodes())[3].truncated[-1]
+    found = check_demos(demos, "x").findings
+    assert list(found) == ["no end"] and "x, episode 3, step 3: " in found["no end"][0]
 
 
 def test_table_without_spaces(tmp_path, monkeypatch):
@@ -168,6 +246,9 @@ def test_duplicates_and_constants_found(folder, capsys):
     assert report.findings["duplicate"] == ["logs, episode 2 is the same as episode 0"]
     assert report.findings["constant"] == ["logs: reward is 1.0 everywhere"]
     assert cli.main(["data", "check", "logs"]) == 0 and "nothing found" in capsys.readouterr().out
+    np.savez("one.npz", observations=np.arange(8.0)[:, None], actions=np.array([0, 1] * 4), rewards=np.ones(8),
+             terminals=np.arange(8) % 4 == 3)
+    assert cli.main(["data", "check", "one.npz"]) == 1 and "one.npz: 1 finding, see above" in capsys.readouterr().out
     meta = json.loads((folder / "demos.json").read_text())
     broken = folder / meta["files"][0]["name"]
     data = bytearray(broken.read_bytes())

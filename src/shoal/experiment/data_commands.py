@@ -21,7 +21,7 @@ from shoal import __version__
 from shoal.core import Tree
 from shoal.errors import ConfigError
 from shoal.experiment.config import EnvsConfig, Names, default_plan
-from shoal.experiment.dataset_commands import check_command, convert, convert_command
+from shoal.experiment.dataset_commands import check_command, check_target, convert, convert_command
 from shoal.experiment.parse import parse_command
 from shoal.experiment.presets import load_preset, preset_names
 from shoal.experiment.references import EnvRef, check_trust, find, modules_of
@@ -100,16 +100,26 @@ def _record(arguments: list[str]) -> int:
 
 
 def _play_into(source: EpisodeSource, options: RecordOptions, stop: Callable[[], bool]) -> int:
-    """Record into a folder, and from there into another format."""
+    """Record into a folder, and from there into another format. Where that fails, the folder stays."""
+    import shutil
     import tempfile
 
     target = f"minari:{options.out}" if options.format == "minari" else str(options.out)
     if options.format != "minari" and Path(target).suffix not in (f".{options.format}", ".h5" if options.format == "hdf5" else ""):
         raise ConfigError(f"--out {target} does not fit --format {options.format}; give a name that ends in .{options.format}")
-    with tempfile.TemporaryDirectory() as folder:
-        code = _play(source, dataclasses.replace(options, out=f"{folder}/recording"), stop)
-        if code == 0:
-            convert(f"{folder}/recording", target)
+    check_target(target)
+    folder = tempfile.mkdtemp(prefix="shoal-recording-")
+    recording, written = f"{folder}/recording", False
+    try:
+        code = _play(source, dataclasses.replace(options, out=recording), stop)
+        if Path(recording, "demos.json").exists():
+            convert(recording, target)
+        written = True
+    finally:
+        if written or not Path(recording, "demos.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            say(f"what was recorded is in {recording}: `shoal data convert {recording} {target}` writes it where there is room")
     return code
 
 

@@ -10,9 +10,10 @@ from shoal import __version__
 from shoal.errors import ConfigError
 from shoal.experiment.parse import parse_command
 from shoal.options import Options
+from shoal.telemetry.console import counted
 from shoal.telemetry.outputs import say
 
-__all__ = ["check_command", "convert", "convert_command"]
+__all__ = ["check_command", "check_target", "convert", "convert_command"]
 
 CHECK = "shoal data check PATH"
 
@@ -25,6 +26,21 @@ def convert_command(arguments: list[str]) -> int:
     return 0
 
 
+def check_target(target: str) -> None:
+    """Raise a ConfigError unless a recording can be written there."""
+    from shoal.offline.minari import MINARI
+    from shoal.offline.minari_writer import check_new_minari
+    from shoal.offline.step_table import SUFFIXES
+
+    path = Path(target)
+    if target.startswith(MINARI):
+        check_new_minari(target.removeprefix(MINARI))
+    elif path.exists():
+        raise ConfigError(f"{target} exists already; give another name, or remove it first")
+    elif path.suffix and path.suffix not in SUFFIXES:
+        raise ConfigError(f"{target}: there is no format {path.suffix}; give a folder, {', '.join(SUFFIXES)} or minari:ID")
+
+
 def convert(source: str, target: str) -> None:
     """Write a recording again in the format that the target's name says."""
     from shoal.offline import DemoWriter, open_demos
@@ -33,14 +49,11 @@ def convert(source: str, target: str) -> None:
     from shoal.offline.step_table import SUFFIXES, write_table
 
     demos, path = open_demos(source), Path(target)
+    check_target(target)
     if target.startswith(MINARI):
         write_minari(demos, target.removeprefix(MINARI))
-    elif path.exists():
-        raise ConfigError(f"{target} exists already; give another name, or remove it first")
     elif path.suffix in SUFFIXES:
         write_table(demos, path)
-    elif path.suffix:
-        raise ConfigError(f"{target}: there is no format {path.suffix}; give a folder, {', '.join(SUFFIXES)} or minari:ID")
     else:
         made = {"source": f"converted from {source}", "shoal": __version__, "date": time.strftime("%Y-%m-%d %H:%M")}
         with DemoWriter.create(path, demos.info, made) as writer:
@@ -83,5 +96,5 @@ def check_command(arguments: list[str]) -> int:
     if picture is not None:
         draw_picture(report, picture, path)
         say(f"picture in {picture}")
-    say(f"{path}: {f'{count:,} findings, see above' if count else 'nothing found'}")
+    say(f"{path}: {counted(count, 'finding') + ', see above' if count else 'nothing found'}")
     return 0 if report.clean else 1

@@ -113,19 +113,20 @@ class MinariDataset:
                 name = self._names[at]
                 where = f"{self.path}, {name}"
                 try:
-                    episode = self._episode(file[name])
+                    episode = self._episode(file[name], checked)
                 except (BadValue, KeyError, ValueError) as error:
                     raise ConfigError(f"{where}: {error}; remove the episode") from None
                 if checked:
                     check_episode(episode, self.info, where)
                 yield episode
 
-    def _episode(self, group: Any) -> Episode:
+    def _episode(self, group: Any, closed: bool) -> Episode:
+        """`closed`: one that has no end was cut short."""
         T = len(group["rewards"])
         raw = _read(group["observations"], self._observation_codec.raw_space)
         terminated = np.asarray(group["terminations"], bool)
         truncated = np.asarray(group["truncations"], bool) & ~terminated
-        if T and not terminated[-1]:
+        if T and closed and not terminated[-1]:
             truncated[-1] = True
         masks = self._action_codec.mask(raw["action_mask"], (T + 1,)) if self._observation_codec.masked else None
         action = self._action_codec.canonical(np.asarray(group["actions"]), (T,))

@@ -94,6 +94,7 @@ class StepTable:
         over = self._ended.copy()
         if "timeouts" in self._names:
             over |= self._whole("timeouts").astype(bool)
+        self._without_end = not over[-1]
         over[-1] = True
         last = np.flatnonzero(over)
         first = np.concatenate([[0], last[:-1] + 1])
@@ -147,6 +148,8 @@ class StepTable:
             raise ConfigError(f"{self.path} has changed: {short[0]} has no rows {begin:,} to {end:,} any more; copy the file again")
         for at, span in enumerate(spans.tolist(), self._shards[number].start):
             episode = self._episode(columns, begin, *span)
+            if self._without_end and at + 1 == len(self._spans) and not checked:
+                episode.truncated[-1] = False  # as the file has it
             if checked:
                 check_episode(episode, self.info, f"{self.path}, episode {at}")
             yield episode
@@ -183,7 +186,10 @@ class StepTable:
     def _action_bounds(self) -> tuple[np.ndarray, np.ndarray]:
         size = max(PIECE, self._file.chunk)
         parts = [self._file.read(self._names["actions"], at, min(at + size, self._rows)) for at in range(0, self._rows, size)]
-        return np.min([part.min(0) for part in parts], 0), np.max([part.max(0) for part in parts], 0)
+        if parts[0].dtype.kind == "f":  # NaN and infinity are in no space: whoever reads them is told where they are
+            parts = [np.where(np.isfinite(part), part, np.nan) for part in parts]
+        low, high = (side.reduce([side.reduce(part, 0) for part in parts], 0) for side in (np.fmin, np.fmax))
+        return np.nan_to_num(low), np.nan_to_num(high)
 
 
 def _plural(name: str) -> str:
@@ -224,7 +230,7 @@ def write_table(demos: Demos, path: Path) -> None:
     about = {"env": info.env, "kwargs": info.kwargs, "observation_space": space_to_json(info.observation_space),
              "action_space": space_to_json(info.action_space), "made": list(info.made)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, partial(write_columns, pieces=_columns(demos), about=about))
+    replace_file(path, partial(write_columns, pieces=_columns(demos), about=about, rows=info.steps))
 
 
 def _columns(demos: Demos) -> Iterator[Columns]:

@@ -22,12 +22,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from shoal.errors import ConfigError
+from shoal.files import check_room
 
 __all__ = ["SUFFIXES", "Column", "Columns", "TableFile", "open_table", "write_columns"]
 
 SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz")
 STEPS, IS_FIRST, IS_LAST, IS_TERMINAL = "steps", "is_first", "is_last", "is_terminal"
 TERMINALS, TIMEOUTS, REWARDS = "terminals", "timeouts", ("reward", "rewards")
+HDF5_ROOM = 1 << 18  # bytes beside those of the columns
 META = "shoal"  # under this name a file has JSON about itself
 Columns = dict[str, np.ndarray]
 Column = tuple[np.dtype[Any], tuple[int, ...]]
@@ -258,15 +260,15 @@ def _as_numpy(path: Path, name: str, column: Any, shape: tuple[int, ...] = ()) -
 
 
 # ---------------------------------------------------------------------------------------------- writing
-def write_columns(path: Path, pieces: Iterable[Columns], about: dict[str, Any]) -> None:
-    """Pieces with the same columns, one behind the other, in the format of the suffix."""
+def write_columns(path: Path, pieces: Iterable[Columns], about: dict[str, Any], rows: int) -> None:
+    """Pieces with the same columns, one behind the other, `rows` in all, in the format of the suffix."""
     try:
         if path.name.endswith(".parquet.new"):
             _write_parquet(path, pieces, about)
         elif path.name.endswith(".npz.new"):
             _write_npz(path, pieces, about)
         else:
-            _write_hdf5(path, pieces, about)
+            _write_hdf5(path, pieces, about, rows)
     except ImportError as error:
         final = path.with_suffix("")
         raise ConfigError(f"writing {final.name[1:]} needs {error.name}: pip install 'shoal[{_extra(final)}]'") from None
@@ -279,11 +281,13 @@ def _write_npz(path: Path, pieces: Iterable[Columns], about: dict[str, Any]) -> 
         np.savez(file, **columns, **{META: np.array(json.dumps(about))})  # type: ignore[arg-type]  # numpy takes allow_pickle so
 
 
-def _write_hdf5(path: Path, pieces: Iterable[Columns], about: dict[str, Any]) -> None:
+def _write_hdf5(path: Path, pieces: Iterable[Columns], about: dict[str, Any], rows: int) -> None:
     import h5py
 
     with h5py.File(path, "w") as file:
-        for piece in pieces:
+        for number, piece in enumerate(pieces):
+            if not number:  # HDF5 ends the process where the disk is full
+                check_room(path.parent, HDF5_ROOM + rows * sum(array[:1].nbytes for array in piece.values()))
             for name, array in piece.items():
                 if name not in file:
                     file.create_dataset(name, data=array, maxshape=(None, *array.shape[1:]), chunks=True)
