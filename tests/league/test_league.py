@@ -63,18 +63,23 @@ def test_payoffs_add_up():
 
 
 def test_qualities_sheet():
-    four = OpponentQualities(0.01, [0, 0, 0, 0])
-    four.won(0)
-    assert abs(four.qualities[0] + 0.01) < 1e-12
-    other = OpponentQualities(0.01, [0, 1, 2, 3])
-    np.testing.assert_allclose(other.probabilities, [0.032059, 0.087144, 0.236883, 0.643914], atol=5e-7)
-    other.won(0)
-    assert abs(other.qualities[0] + 0.077982) < 1e-6
-    other = OpponentQualities(0.01, [0, 1, 2, 3])
-    other.won(3)
-    assert abs(other.qualities[3] - 2.996117) < 1e-6
-    assert other.add() == 4 and other.qualities[4] == other.qualities[:4].max()
-    assert OpponentQualities().add() == 0
+    four = OpponentQualities(0.01, dict.fromkeys("abcd", 0))
+    four.won("a", 0.25)
+    assert abs(four.qualities["a"] + 0.01) < 1e-12
+    other = OpponentQualities(0.01, dict(zip("abcd", range(4), strict=True)))
+    chances = other.probabilities("abcd")
+    np.testing.assert_allclose(chances, [0.032059, 0.087144, 0.236883, 0.643914], atol=5e-7)
+    other.won("a", chances[0])
+    assert abs(other.qualities["a"] + 0.077982) < 1e-6
+    other.won("d", chances[3])
+    assert abs(other.qualities["d"] - 2.996117) < 1e-6
+    other.add("e")
+    other.add("a")
+    assert other.qualities["e"] == other.qualities["d"] and other.qualities["a"] < 0
+    first = OpponentQualities()
+    first.add("a")
+    first.remove("stranger")
+    assert first.qualities == {"a": 0}
 
 
 @pytest.mark.parametrize(("rates", "kept"), [
@@ -159,6 +164,87 @@ def test_verification():
     assert made.to_verify("main", "main") == []  # a league exploiter is not a main exploiter
     results(made, "main", "main_exploiter-0000", 20)
     assert made.to_verify("main", "main") == ["main_exploiter-0000"]
+
+
+def by_quality(qualities=(0, 1, 2, 3)):
+    """A league that draws by qualities alone, with this many snapshots of its main agent."""
+    made, shelf = league(weighting="quality", snapshot_share=1.0, verification_share=0.0, main=2)
+    for _ in qualities[1:]:
+        made.save("main_0", {}, shelf, np.random.default_rng(0))
+    for name, quality in zip(made.parent, qualities, strict=True):
+        made.qualities["main_0"].qualities[name] = quality
+    return made, shelf, list(made.parent)
+
+
+def played(made, away, result, name="main_0"):
+    """Draw matches until one is against this snapshot, and report how it ended."""
+    rng = np.random.default_rng(0)
+    match = next(match for match in (made.match(name, rng) for _ in range(10_000)) if match.away == away)
+    assert made.report(match.number, result)
+    return match
+
+
+def test_quality_weighting():
+    """OpenAI Five's sheet: q falls by rate / (N p) after a win, and by nothing else."""
+    made, shelf, names = by_quality()
+    got = drawn(made, "main_0", 20_000)
+    np.testing.assert_allclose([got[name] for name in names], [0.032059, 0.087144, 0.236883, 0.643914], atol=0.01)
+    assert abs(played(made, names[0], "loss").chance - 0.032059) < 1e-6
+    played(made, names[1], "draw")
+    played(made, names[1], "win", "main_1")  # another player's qualities
+    assert list(made.qualities["main_0"].qualities.values()) == [0, 1, 2, 3]
+    assert abs(made.qualities["main_1"].qualities[names[1]] + 0.01) < 1e-12
+    played(made, names[0], "win")
+    assert abs(made.qualities["main_0"].qualities[names[0]] + 0.077982) < 1e-6
+    again, _, _ = by_quality()
+    played(again, names[3], "win")
+    assert abs(again.qualities["main_0"].qualities[names[3]] - 2.996117) < 1e-6
+    again.save("main_1", {}, shelf, np.random.default_rng(0))
+    assert again.qualities["main_0"].qualities["main_1-0000"] == again.qualities["main_0"].qualities[names[3]]  # the highest
+    assert again.retire(names[3]) and names[3] not in again.qualities["main_0"].qualities
+    assert set(drawn(again, "main_0")) == {*names[:3], "main_1-0000"}
+
+
+def test_results_of_many_matches_under_way():
+    """With the chance at the draw, a burst of wins over a snapshot cannot drive its quality away faster and faster."""
+    made, _, names = by_quality((0, 0))
+    rng = np.random.default_rng(0)
+    matches = [match for match in (made.match("main_0", rng) for _ in range(1000)) if match.away == names[0]]
+    for match in matches:
+        made.report(match.number, "win")
+    assert made.qualities["main_0"].qualities[names[0]] == pytest.approx(-0.01 * len(matches))
+
+
+def test_wins_of_other_matches_leave_qualities():
+    """A match that was not drawn by qualities, such as one of verification, has no probability to weigh a win by."""
+    made, shelf = league(weighting="quality", snapshot_share=0.0, verification_share=1.0)
+    made.save("main_exploiter", {}, shelf, np.random.default_rng(0))
+    results(made, "main", "main_exploiter-0000", 10)
+    assert played(made, "main_exploiter-0000", "win", "main").chance == 0
+    assert made.qualities["main"].qualities == {"main-0000": 0, "main_exploiter-0000": 0}
+
+
+def test_qualities_after_a_restart():
+    """Of a checkpoint: what was learned, without snapshots that are gone, with those that came later, or that it never knew."""
+    made, shelf, names = by_quality()
+    played(made, names[0], "win")
+    saved = json.loads(json.dumps(made.state()))
+    made.save("main_0", {}, shelf, np.random.default_rng(0))
+    again = League(made.options)
+    again.load(saved)
+    assert again.qualities["main_0"].qualities == {name: made.qualities["main_0"].qualities[name] for name in names}
+    again.adopt(shelf)
+    assert again.qualities["main_0"].qualities == made.qualities["main_0"].qualities
+    assert drawn(again, "main_0") == drawn(made, "main_0")
+    saved["qualities"]["main_0"]["main_0-0999"] = 50.0
+    again.load(saved)
+    assert list(again.qualities["main_0"].qualities) == names
+    del saved["qualities"]  # as earlier versions had it
+    again.load(saved)
+    assert again.qualities["main_0"].qualities == dict.fromkeys(names, 0)
+    plain = League(LeagueOptions(main=2))
+    plain.load(made.state())
+    assert plain.qualities == {} and plain.state()["qualities"] == {}
 
 
 def test_exploiters_matches():

@@ -12,6 +12,7 @@ import shoal
 from evidence.league import CYCLE, LEAGUE, RATES, ROCK
 from shoal.cli import main
 from shoal.errors import ConfigError
+from shoal.experiment.checkpoints import TensorFiles
 from shoal.experiment.league_record import LeagueRecord
 from shoal.experiment.parse import parse_train
 from shoal.experiment.rundir import RunDir
@@ -88,6 +89,23 @@ def test_fictitious_play_uses_the_same_vault(tmp_path):
     record, table = consistent(tmp_path / "run")
     assert list(record.players) == ["main"] and len(record.snapshots) > 1
     assert all(name.startswith("main-") for name in record.snapshots) and table.reports > 0
+
+
+def test_snapshots_drawn_by_quality(tmp_path):
+    """`--league.weighting quality`, resumed: what the checkpoint holds of qualities goes on."""
+    def qualities():
+        state = TensorFiles().load(RunDir.open(tmp_path / "run").checkpoints().newest() / "coordinator-0.safetensors")["league"]
+        return json.loads(bytes(state))["league"]["qualities"]
+
+    league(tmp_path / "run", league={**SOON, "weighting": "quality", "quality_rate": 0.1})
+    record, _ = consistent(tmp_path / "run")
+    before = qualities()
+    assert list(before) == ["main"] and set(before["main"]) == set(record.snapshots) and min(before["main"].values()) < 0
+    shoal.resume(tmp_path / "run", max_env_steps=1800)
+    record, _ = consistent(tmp_path / "run")
+    after = qualities()["main"]
+    assert set(after) == set(record.snapshots) > set(before["main"])
+    assert all(after[name] <= quality for name, quality in before["main"].items())
 
 
 @pytest.mark.parametrize(("env", "options", "words"), [

@@ -13,6 +13,9 @@ learns from a match, both sides where a main agent plays itself.
 `periods` say when players learn, by the env steps of the first main agent, which always does. One that is not playing has no match,
 is nobody's opponent and is not saved; its snapshots are played as ever.
 
+`weighting` says how a main agent draws those 50 % (opponents.py). With `quality`, only wins of these matches lower a quality: other
+matches were not drawn with its probabilities.
+
 Verification looks for what the main agent may have forgotten: snapshots of main exploiters that beat it, then old snapshots of a
 main agent that it beats less often than the ones before them.
 """
@@ -30,7 +33,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from shoal.errors import CheckpointError, ConfigError
-from shoal.league.opponents import Weighting, pfsp
+from shoal.league.opponents import OpponentQualities, Weighting, pfsp
 from shoal.league.payoff import PayoffTable
 from shoal.options import Options, number
 
@@ -58,9 +61,12 @@ class LeagueOptions(Options):
     verification_share: float = number(0.15, at_least=0, at_most=1)
     """Share of its matches that look for what it has forgotten."""
     weighting: Weighting = "hard"
-    """How a main agent chooses among snapshots: by how hard they are for it, or uniformly (fictitious play)."""
+    """How a main agent chooses among snapshots: by how hard they are for it, uniformly (fictitious play), or by qualities that fall
+    when it wins (OpenAI Five)."""
     hard_power: float = number(2.0, above=0)
     """Power of the hard weighting."""
+    quality_rate: float = number(0.01, above=0)
+    """How fast the quality of a snapshot falls, with the weighting quality."""
     even_rate: float = number(0.3, at_least=0, at_most=1)
     """A main agent plays another one that it beats more often than this; otherwise that one's snapshots."""
     exploited_rate: float = number(0.3, at_least=0, at_most=1)
@@ -149,6 +155,8 @@ class Match(NamedTuple):
     away: str
     mirror: bool
     """Whether both sides are the same player, and both learn."""
+    chance: float = 0.0
+    """The probability with which a main agent drew this one of all snapshots; 0 where it was not drawn so."""
 
 
 class Snapshots(Protocol):
@@ -172,6 +180,9 @@ class League:
         """Those that have matches of their own now."""
         self.parent: dict[str, str] = {}
         """The player that each snapshot is of, the oldest snapshot first."""
+        self.qualities = {name: OpponentQualities(options.quality_rate) for name, player in self.players.items()
+                          if player.kind == "main" and options.weighting == "quality"}
+        """Of all snapshots, for each main agent that draws by them."""
         self._open: dict[int, Match] = {}
         self._matches = matches
         self._looked: tuple[PayoffTable, int, int] | None = None
@@ -190,15 +201,19 @@ class League:
     # ------------------------------------------------------------------ matches
     def match(self, name: str, rng: np.random.Generator) -> Match:
         """The next match of a player that learns."""
-        player = self.players[name]
+        player, chance = self.players[name], 0.0
         if player.kind == "main":
-            away = self._for_main(player, rng)
+            coin = rng.random()
+            if coin < self.options.snapshot_share:
+                away, chance = self._draw_with_chance(player, list(self.parent), self.options.weighting, rng)
+            else:
+                away = self._for_main(player, coin, rng)
         elif player.kind == "main_exploiter":
             away = self._for_main_exploiter(player, rng)
         else:
             away = self._draw(player, list(self.parent), "linear_capped", rng)
         self._matches += 1
-        match = self._open[self._matches] = Match(self._matches, name, away, mirror=away == name)
+        match = self._open[self._matches] = Match(self._matches, name, away, away == name, chance)
         return match
 
     def report(self, number: int, result: str) -> bool:
@@ -207,6 +222,8 @@ class League:
         if match is None:
             return False
         self.payoff.report(match.home, match.away, result)
+        if match.chance and match.home in self.qualities and result == "win":
+            self.qualities[match.home].won(match.away, match.chance)
         return True
 
     def _look(self) -> None:
@@ -215,11 +232,9 @@ class League:
         if now != self._looked:
             self._looked, self._sums, self._suspects = now, {}, {}
 
-    def _for_main(self, player: LeaguePlayer, rng: np.random.Generator) -> str:
-        options, coin = self.options, rng.random()
-        if coin < options.snapshot_share:
-            return self._draw(player, list(self.parent), options.weighting, rng)
-        rival = self._any_main(rng)
+    def _for_main(self, player: LeaguePlayer, coin: float, rng: np.random.Generator) -> str:
+        """Where a main agent does not play against all snapshots."""
+        options, rival = self.options, self._any_main(rng)
         if coin < options.snapshot_share + options.verification_share:
             suspects = self.to_verify(player.name, rival)
             if suspects:
@@ -251,15 +266,24 @@ class League:
         return self._draw(player, self.players[rival].snapshots or [rival], "variance", rng)
 
     def _draw(self, player: LeaguePlayer, opponents: Sequence[str], weighting: Weighting, rng: np.random.Generator) -> str:
+        return self._draw_with_chance(player, opponents, weighting, rng)[0]
+
+    def _draw_with_chance(self, player: LeaguePlayer, opponents: Sequence[str], weighting: Weighting,
+                          rng: np.random.Generator) -> tuple[str, float]:
+        """An opponent, and the probability with which it was drawn."""
         if not opponents:
             raise ValueError("a league begins with a snapshot of a main agent: call `save` first")
         self._look()
         known = player.name, weighting, tuple(opponents)
         sums = self._sums.get(known)
         if sums is None:
-            chances = pfsp(self.payoff.rates(player.name, opponents), weighting, self.options.hard_power)
+            if weighting == "quality":
+                chances = self.qualities[player.name].probabilities(opponents)
+            else:
+                chances = pfsp(self.payoff.rates(player.name, opponents), weighting, self.options.hard_power)
             sums = self._sums[known] = np.cumsum(chances)
-        return opponents[min(int(sums.searchsorted(rng.random() * sums[-1], side="right")), len(opponents) - 1)]
+        at = min(int(sums.searchsorted(rng.random() * sums[-1], side="right")), len(opponents) - 1)
+        return opponents[at], float(sums[at] - (sums[at - 1] if at else 0.0))
 
     def _any_main(self, rng: np.random.Generator) -> str:
         mains = self._mains
@@ -306,6 +330,8 @@ class League:
         if snapshot not in self.parent:
             return False
         self.players[self.parent.pop(snapshot)].snapshots.remove(snapshot)
+        for qualities in self.qualities.values():
+            qualities.remove(snapshot)
         self._open = {number: match for number, match in self._open.items() if match.away != snapshot}
         return True
 
@@ -314,12 +340,16 @@ class League:
         player.saved_at = steps
         player.steps = max(player.steps, steps)
         self.parent[snapshot] = player.name
+        for qualities in self.qualities.values():
+            qualities.add(snapshot)
 
     # ------------------------------------------------------------------ what a checkpoint holds
     def state(self) -> dict[str, Any]:
         """As JSON. Matches under way are left out: their results will not be entered."""
         players = {name: [player.steps, player.saved_at, player.snapshots] for name, player in self.players.items()}
-        return {"payoff": self.payoff.state(), "players": players, "parent": self.parent, "matches": self._matches}
+        qualities = {name: one.qualities for name, one in self.qualities.items()}
+        return {"payoff": self.payoff.state(), "players": players, "parent": self.parent, "matches": self._matches,
+                "qualities": qualities}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.payoff = PayoffTable.from_state(state["payoff"])
@@ -328,6 +358,12 @@ class League:
             player.steps, player.saved_at, player.snapshots = int(steps), int(saved_at), [str(one) for one in snapshots]
         self.parent = {snapshot: self.players[player].name for snapshot, player in state["parent"].items()}
         self._matches, self._open = max(self._matches, int(state["matches"])), {}
+        kept = state.get("qualities", {})  # earlier versions had none
+        for name in self.qualities:
+            known = {one: quality for one, quality in kept.get(name, {}).items() if one in self.parent}
+            self.qualities[name] = OpponentQualities(self.options.quality_rate, known)
+            for snapshot in self.parent:
+                self.qualities[name].add(snapshot)
 
 
 def without_monotone_suffix(rates: np.ndarray | Sequence[float]) -> int:

@@ -8,12 +8,13 @@ Prioritised fictitious self-play (Vinyals et al. 2019): P(B) = f(x_B) / sum f, w
     linear_capped   min(1/2, 1 - x)
     uniform         1              fictitious play
 
-Qualities (Berner et al. 2019, OpenAI Five): past versions are drawn by a softmax of q; q falls when one beats a version.
+Qualities (Berner et al. 2019, OpenAI Five; the weighting `quality`): past versions are drawn by a softmax of q; q falls when one
+beats a version. They are kept by each player that draws so, not computed from the payoff table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -22,12 +23,13 @@ from shoal.errors import ConfigError
 
 __all__ = ["OpponentQualities", "Weighting", "pfsp"]
 
-Weighting = Literal["hard", "variance", "linear", "linear_capped", "uniform"]
+Weighting = Literal["hard", "variance", "linear", "linear_capped", "uniform", "quality"]
 NOTHING = 1e-10  # where all weights are below it, opponents are drawn uniformly
 
 
 def pfsp(rates: np.ndarray | Sequence[float], weighting: Weighting, power: float = 2.0) -> np.ndarray:
-    """Probabilities of opponents that are beaten with these rates; `power` is that of "hard"."""
+    """Probabilities of opponents that are beaten with these rates; `power` is that of "hard". Not for "quality", which does not
+    follow from rates."""
     x = np.asarray(rates, np.float64)
     if not len(x):
         raise ValueError("pfsp: there are no opponents to choose from")
@@ -49,23 +51,27 @@ def pfsp(rates: np.ndarray | Sequence[float], weighting: Weighting, power: float
 
 
 class OpponentQualities:
-    """A quality for each past version, in the order in which they were added."""
+    """A quality for each past version, by its name."""
 
-    def __init__(self, rate: float = 0.01, qualities: Sequence[float] = ()) -> None:
+    def __init__(self, rate: float = 0.01, qualities: Mapping[str, float] | None = None) -> None:
         self.rate = rate
-        self.qualities = np.array(qualities, np.float64)
+        self.qualities = {name: float(quality) for name, quality in (qualities or {}).items()}
 
-    @property
-    def probabilities(self) -> np.ndarray:
-        weights = np.exp(self.qualities - self.qualities.max())
+    def probabilities(self, names: Sequence[str]) -> np.ndarray:
+        """A softmax over the qualities of these versions."""
+        qualities = np.array([self.qualities[name] for name in names])
+        weights = np.exp(qualities - qualities.max())
         return np.asarray(weights / weights.sum())
 
-    def add(self) -> int:
-        """A new version begins with the highest quality; returns its number."""
-        best = self.qualities.max() if len(self.qualities) else 0.0
-        self.qualities = np.append(self.qualities, best)
-        return len(self.qualities) - 1
+    def add(self, name: str) -> None:
+        """A new version begins with the highest quality; one that is known keeps its own."""
+        self.qualities.setdefault(name, max(self.qualities.values(), default=0.0))
 
-    def won(self, index: int) -> None:
-        """The current version beat this one. Nothing is learned from a loss. Rarely drawn ones move more."""
-        self.qualities[index] -= self.rate / (len(self.qualities) * self.probabilities[index])
+    def won(self, name: str, chance: float) -> None:
+        """The current version beat this one, which had been drawn with probability `chance`: rarely drawn ones move more. Nothing
+        is learned from a loss."""
+        self.qualities[name] -= self.rate / (len(self.qualities) * chance)
+
+    def remove(self, name: str) -> None:
+        """A version that is played no more."""
+        self.qualities.pop(name, None)
