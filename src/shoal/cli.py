@@ -85,6 +85,8 @@ Options of train (all of them: shoal train PRESET ENV --help)
   --policies WORD            several agents: shared, self-play, independent, league or
                              module:function                                                (shared)
   --init-from RUN            begin with the weights of another run
+  --trust                    runs that --fixed or --init-from name may import modules from outside
+                             the installed environment
   --log.info KEY ...         log these numbers of the environments' info; --log.episodes writes
                              every episode to a CSV file
   --envs.restart-on-error N  restart an environment that raises, alone, instead of ending the run

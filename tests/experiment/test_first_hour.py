@@ -197,6 +197,19 @@ def test_layers_that_fit_are_taken(run, tmp_path, capsys, env, hidden, same, sai
     assert fits == same
 
 
+def test_layers_of_a_run_that_imports_a_users_module(tmp_path, monkeypatch):
+    """What its layers are follows from its environment."""
+    (tmp_path / "strange_poles.py").write_text("import gymnasium\n\n\ndef pole():\n    return gymnasium.make('CartPole-v1')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    short = {**TINY, "max_env_steps": 200}
+    shoal.train("ppo", "strange_poles:pole", run_dir=str(tmp_path / "a"), **short)
+    words = {**short, "init_from": str(tmp_path / "a"), "run_dir": str(tmp_path / "b"), "net.hidden": (8, 8)}
+    monkeypatch.delitem(sys.modules, "strange_poles")
+    with pytest.raises(ConfigError, match=r"cannot be found out: this run imports the module strange_poles.*add --trust"):
+        shoal.train("ppo", "CartPole-v1", **words)
+    assert shoal.train("ppo", "CartPole-v1", trust=True, **words).summary["env_steps"] >= 200
+
+
 def test_weights_that_do_not_fit(run, tmp_path):
     with pytest.raises(ConfigError, match="does not fit: none of its layers has the name and the shapes of one of this network's"):
         shoal.train("ppo", "CartPole-v1", init_from=run, run_dir=str(tmp_path / "run"), **{**TINY, "net.hidden": (9,)})

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import re
+import sys
 
 import gymnasium as gym
 import numpy as np
@@ -188,6 +189,35 @@ def test_independent(tmp_path, capsys):
     assert "has no policy nobody; there are speaker_0, listener_0" in capsys.readouterr().err
     shots = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert "losses" in next(shot for shot in reversed(shots) if shot["kind"] == "snapshot")["policies"]["speaker_0"]
+
+
+def test_a_fixed_run_that_imports_a_users_module(tmp_path, capsys, monkeypatch):
+    """`shoal train` asks for --trust and takes it; so does what is done with its run later."""
+    (tmp_path / "strange_seats.py").write_text("from tests.experiment.seatings import by_turns\n\n\ndef seated(agent, episode):\n"
+                                               "    return by_turns(agent, episode)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    rival, run = tmp_path / "rival", tmp_path / "run"
+    train(rival, policies="strange_seats:seated", fixed=("rival=random",))
+    words = ["train", "a2c", GAME, "--policies", f"{HERE}:by_turns", "--fixed", f"rival={rival}:walker", "--runtime", "inline",
+             "--run-dir", str(run), "--max-env-steps", "600", "--eval.episodes", "4", "--console.mode", "none", "--no-tensorboard"]
+
+    def ends(*arguments):
+        monkeypatch.delitem(sys.modules, "strange_seats", raising=False)
+        code = main([*arguments])
+        said = capsys.readouterr()
+        assert (code == 2) == ("strange_seats" in said.err and "add --trust if you trust it" in said.err)
+        return code, said.out
+
+    assert ends(*words)[0] == 2 and not run.exists()
+    code, said = ends(*words, "--trust")
+    assert code == 0 and f"shoal play {run} --trust" in said and "trust" not in json.loads((run / "config.json").read_text())
+    assert ends("eval", str(run), "--trust", "--episodes", "4")[0] == 0
+    assert ends("resume", str(run), "--trust", "--max-env-steps", "2000")[0] == 0
+    monkeypatch.delitem(sys.modules, "strange_seats")
+    seats = {"policies": f"{HERE}:by_turns", "fixed": (f"rival={rival}",)}
+    with pytest.raises(ConfigError, match="strange_seats"):
+        train(tmp_path / "python", **seats)
+    assert train(tmp_path / "python", **seats, trust=True).summary["env_steps"] >= 600
 
 
 def test_fixed_policies(tmp_path, capsys, monkeypatch):

@@ -66,7 +66,9 @@ def test_league(tmp_path, capsys):
     assert main(["eval", str(tmp_path / "run"), "--against", f"{tmp_path}/run:main-0000", "--episodes", "4"]) == 0
     assert "run:main-0000: return" in capsys.readouterr().out
     assert main(["eval", str(tmp_path / "run"), "--against", f"{tmp_path}/run:main-9999"]) == 2
-    assert "has no policy main-9999" in capsys.readouterr().err
+    newest = ", ".join([name for name in vault.names() if name.startswith(f"{player}-")][-1] for player in players)
+    assert f"has no policy main-9999; there are {', '.join(players)}, and {len(vault.names())} snapshots (newest: {newest})" \
+        in capsys.readouterr().err
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     assert main(["league", str(tmp_path / "run")]) == 2
     assert "has no checkpoint yet" in capsys.readouterr().err

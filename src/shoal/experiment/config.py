@@ -230,7 +230,8 @@ class Experiment(Options, Generic[A, R]):
     train: tuple[str, ...] = ()
     """Which of several policies learn; without it all that are not --fixed."""
     fixed: tuple[str, ...] = ()
-    """Policies that do not learn, as name=SOURCE pairs: random, RUN[:POLICY] or module:function (observation -> action)."""
+    """Policies that do not learn, as name=SOURCE pairs: random, RUN[:POLICY] or module:function (observation -> action).
+    Add --trust for a run that imports modules from outside the installed environment."""
     each: tuple[str, ...] = ()
     """Values of single policies, as name.option=value pairs: --each walker.algorithm.lr=1e-3"""
     max_env_steps: int | None = number(None, above=0)
@@ -358,6 +359,9 @@ class Plan:
     found: AutoChoice | None = None
     sizing: Sizing | None = field(default=None, compare=False)
     """How a preset's values were chosen for this machine; None for a pair, and for a run that continues."""
+    trust: bool = False
+    """Whether runs that it names (--fixed, --init-from) may import modules from outside the installed environment; not kept in
+    config.json."""
 
     @property
     def title(self) -> str:

@@ -35,15 +35,15 @@ def initial_weights(prepared: Prepared, path: str, say: Callable[[str], None]) -
     folder = rundir.checkpoints().sound(tables=False)
     if folder is None:
         raise ConfigError(f"--init-from {path} has no whole checkpoint; give another run")
-    earlier = _EarlierRun(str(rundir.path), rundir.config(), folder)
+    earlier = _EarlierRun(str(rundir.path), rundir.config(), folder, prepared.plan.trust)
     return {name: _weights(prepared, policy, earlier, say) for name, policy in prepared.policies.items()}
 
 
 class _EarlierRun:
     """The run whose weights are taken."""
 
-    def __init__(self, path: str, config: Mapping[str, Any], folder: Path) -> None:
-        self.path, self.config, self.folder = path, config, folder
+    def __init__(self, path: str, config: Mapping[str, Any], folder: Path, trust: bool) -> None:
+        self.path, self.config, self.folder, self.trust = path, config, folder, trust
 
     def saved(self, policy: str) -> dict[str, np.ndarray]:
         return learned_arrays(self.folder, f"{policy}.") or learned_arrays(self.folder)
@@ -51,7 +51,7 @@ class _EarlierRun:
     def algorithm(self, policy: str) -> Algorithm:
         """What its network was built by; its environment has to be there."""
         try:
-            check_trust([name for name in modules_of(self.config) if name not in sys.modules], trust=False)
+            check_trust([name for name in modules_of(self.config) if name not in sys.modules], self.trust)
             plan = plan_from_json(self.config, f"{self.path}/config.json", None)
             there = prepare(replace(plan, experiment=replace(plan.experiment, demos=None, offline=False))).policies
         except ConfigError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from shoal.errors import CheckpointError, ConfigError
 from shoal.experiment.policy_choice import PolicyChoice, choose_policy, policy_files
 from shoal.experiment.prepare import Prepared
 from shoal.experiment.rundir import RunDir
+from shoal.telemetry.console import counted
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from shoal.experiment.trained_policy import TrainedPolicy
 
 __all__ = ["Run", "compute_threads"]
+
+SHOWN = 4  # snapshots in a sentence
 
 
 @dataclass(repr=False)
@@ -57,11 +60,12 @@ class Run:
             raise CheckpointError(f"{self.directory} has no whole checkpoint; start the run again with `shoal train`")
         return newest
 
-    def _named(self, name: str | None) -> PreparedPolicy:
-        """A policy by its name; the first one that learns without one."""
+    def _named(self, name: str | None, snapshots: Sequence[str] = ()) -> PreparedPolicy:
+        """A policy by its name; the first one that learns without one. `snapshots` could be named too."""
         policies = self.prepared.policies
         if name is not None and name not in policies:
-            raise ConfigError(f"{self.directory} has no policy {name}; there are {', '.join(policies)}")
+            raise ConfigError(f"{self.directory} has no policy {name}; there are {', '.join(policies)}"
+                              f"{_and_snapshots(snapshots, list(policies))}")
         return policies[name] if name is not None else next(iter(policies.values()))
 
     def choice_of(self, name: str | None = None) -> PolicyChoice:
@@ -119,8 +123,9 @@ class Run:
         from shoal.roles.policy_opponent import policy_opponent
 
         vault = Vault(self.directory / "vault") if self.prepared.league is not None and name not in self.prepared.policies else None
-        snapshot = name if vault is not None and name in vault.names() else None
-        mine, theirs = self._named(None if snapshot else name), home.prepared.spec
+        snapshots = [] if vault is None else vault.names()
+        snapshot = name if name in snapshots else None
+        mine, theirs = self._named(None if snapshot else name, snapshots), home.prepared.spec
         if (mine.spec.observation_space, mine.spec.action_space) != (theirs.observation_space, theirs.action_space):
             raise ConfigError(f"{self.directory} cannot play against {home.directory}: its policy is for {mine.spec.name}, which "
                               f"has other spaces than {theirs.name}; give a run of the same game")
@@ -158,6 +163,13 @@ class Run:
                     for other in self.prepared.several}
         partners |= {other.name: other.fixed for other in named.policies if other.fixed is not None}
         return PolicySeats(source.make_multi_agent(num_envs), named, chosen.name, partners)
+
+
+def _and_snapshots(snapshots: Sequence[str], players: Sequence[str]) -> str:
+    """The end of a sentence: how many there are, and the newest one of each of the first players."""
+    newest = {name.rpartition("-")[0]: name for name in snapshots}  # a Vault sorts those of a player by their numbers
+    shown = [newest[player] for player in players if player in newest][:SHOWN]
+    return f", and {counted(len(snapshots), 'snapshot')} (newest: {', '.join(shown)})" if shown else ""
 
 
 @contextlib.contextmanager

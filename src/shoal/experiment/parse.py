@@ -88,8 +88,11 @@ def split_positionals(tokens: Sequence[str], wanted: int) -> tuple[list[str], li
 
 def parse_train(arguments: Sequence[str]) -> Plan:
     """`PRESET ENV [options]`, `PRESET DATA [--env ENV] [options]`, `--algorithm A --architecture B ENV [options]` or `--config FILE
-    [options]`."""
-    tokens = list(arguments)
+    [options]`, with or without --trust."""
+    return replace(_parse([token for token in arguments if token != "--trust"]), trust="--trust" in arguments)
+
+
+def _parse(tokens: list[str]) -> Plan:
     path = take_option(tokens, "--config", "the name of a TOML file")
     if path is not None:
         return _parse_with_file(path, tokens)

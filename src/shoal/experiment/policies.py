@@ -226,8 +226,9 @@ def _asked(policy_of: PolicyOf, agent: str, episode: int) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- policies that do not learn
-def fixed_policy(word: str, name: str, group: GroupSpec) -> OpponentMaker:
-    """What --fixed NAME=WORD names: random, RUN[:POLICY] or module:function. A run's policy samples its actions as in training."""
+def fixed_policy(word: str, name: str, group: GroupSpec, trust: bool) -> OpponentMaker:
+    """What --fixed NAME=WORD names: random, RUN[:POLICY] or module:function. A run's policy samples its actions as in training.
+    Without `trust` the run may import only what is imported already, or lies in the installed environment."""
     if word == "random":
         return random_opponent
     path, _, policy = word.rpartition(":") if not Path(word).exists() and ":" in word else (word, "", "")
@@ -236,7 +237,7 @@ def fixed_policy(word: str, name: str, group: GroupSpec) -> OpponentMaker:
         from shoal.experiment.rundir import RunDir
 
         known = all(module in sys.modules for module in modules_of(RunDir.open(Path(path)).config()))  # imported already
-        run = load(path, trust=known)
+        run = load(path, trust=trust or known)
         chosen = run.prepared.policies.get(policy) if policy else next(iter(run.prepared.policies.values()))
         if chosen is None:
             raise ConfigError(f"--fixed {name}={word}: {path} has no policy {policy}; there are {', '.join(run.prepared.policies)}")

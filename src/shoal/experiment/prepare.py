@@ -128,7 +128,7 @@ class Prepared:
         group = self.seating.groups[self.seating.shares[name][0]]
         words = pairs("fixed", self.plan.experiment.fixed)
         if name in words:
-            return fixed_policy(words[name], name, group)
+            return fixed_policy(words[name], name, group, self.plan.trust)
         return untrained_policy(made_for(self.plan, name, self.seating).algorithm, self.plan.experiment.seed)
 
     def hardware(self) -> Hardware:

@@ -44,7 +44,7 @@ def resume_plan(rundir: RunDir, overrides: Mapping[str, Any], env: Any = None, t
     if overrides.get("offline") is False:
         experiment = _going_online(rundir, plan, experiment)
     check_ray(experiment, plan.experiment.ray)
-    return replace(plan, experiment=experiment)
+    return replace(plan, experiment=experiment, trust=trust)
 
 
 def with_new_values(experiment: Experiment[Any, Any], overrides: Mapping[str, Any]) -> Experiment[Any, Any]:

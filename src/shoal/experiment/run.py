@@ -71,7 +71,7 @@ def train(preset: str | None = None, env: Any = None, *, seeds: None = None, **m
 
 def train(preset: str | None = None, env: Any = None, *, algorithm: Any = None, architecture: Any = None,
           data: str | Path | None = None, config: str | Path | None = None, callbacks: Sequence[Callback] = (),
-          seeds: int | None = None, seeds_at_once: int = 1, **overrides: Any) -> Run | SeedRuns:
+          seeds: int | None = None, seeds_at_once: int = 1, trust: bool = False, **overrides: Any) -> Run | SeedRuns:
     """Train, and return the Run when it is done. Raises ConfigError for wrong arguments, RoleFailed for a role that
     kept failing.
 
@@ -82,12 +82,13 @@ def train(preset: str | None = None, env: Any = None, *, algorithm: Any = None, 
     `policies={"walker": None, "rival": "random"}` (values of its own, None, or what acts without learning),
     `policy_of=lambda agent, episode: "walker"`, `train=["walker"]`. `callbacks` are told what happens (shoal.Callback).
     `config` is a TOML file (`shoal show ... --out FILE`) that says what to train. `seeds=3` trains with three seeds and returns
-    SeedRuns: the runs, the mean and the interval of what came out, and the policy of the best.
+    SeedRuns: the runs, the mean and the interval of what came out, and the policy of the best. With `trust` runs that are named
+    (fixed policies, `init_from`) may import modules from outside the installed environment.
     """
     callbacks = checked(callbacks)
     if "callback" in overrides:
         raise ConfigError("there is no setting 'callback'; did you mean callbacks=[...]?")
-    plan = plan_of(preset, env, algorithm, architecture, overrides, data, config)
+    plan = replace(plan_of(preset, env, algorithm, architecture, overrides, data, config), trust=trust)
     if seeds is None:
         return launch(plan, callbacks=callbacks)
     return train_seeds(launch, plan, SeedOptions(seeds, seeds_at_once), sys.stdout, callbacks)
@@ -149,7 +150,7 @@ def load(run: str | Path, *, env: Any = None, trust: bool = False, checkpoint: s
         check_trust(modules_of(config), trust)
     plan = plan_from_json(config, str(rundir.config_file), env)
     acting = replace(plan.experiment, demos=None, offline=False)  # what it learned from is not needed to act
-    prepared = prepare(replace(plan, experiment=with_values(acting, overrides, "")))
+    prepared = prepare(replace(plan, experiment=with_values(acting, overrides, ""), trust=trust))
     return Run(rundir.path, rundir.summary(), prepared, checkpoint)
 
 

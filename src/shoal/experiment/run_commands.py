@@ -173,7 +173,7 @@ def _farewell(run: Run, out: IO[str]) -> None:
     shown = [f"{name.replace('_', ' ')} {_number(summary.get(name))}" for name in ("eval_return", "train_return")]
     where = shlex.quote(str(run.directory))
     simulator = "" if run.prepared.plan.env.simulated else " --env ENV"
-    trusted = " --trust" if outside(modules_of(RunDir(run.directory).config())) else ""
+    trusted = " --trust" if run.prepared.plan.trust or outside(modules_of(RunDir(run.directory).config())) else ""
     saved = summary["checkpoint_bytes"]
     if summary.get("checkpoint_failed"):
         kept = "an older one is kept" if saved["all"] else "there is none"

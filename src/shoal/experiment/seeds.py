@@ -113,7 +113,8 @@ class SeedGroup:
         config, about = cls.config(folder), read_json(folder / SEEDS)
         if env is None:
             check_trust(modules_of(config), trust)
-        return cls(folder, plan_from_json(config, str(folder / SEEDS), env), tuple(about["seeds"]), about["at_once"])
+        plan = replace(plan_from_json(config, str(folder / SEEDS), env), trust=trust)
+        return cls(folder, plan, tuple(about["seeds"]), about["at_once"])
 
     @staticmethod
     def config(folder: Path) -> dict[str, Any]:
