@@ -123,10 +123,12 @@ def test_between_has_more_actors(on):
 def test_a_few_cores_are_all_for_learners_of_images(on):
     """Updates of images are most of the work: one core would be the limit. Small updates, GPUs and inline runs have one thread."""
     on(LAPTOP)
-    assert [made(preset, PONG).experiment.learner_threads for preset in ("impala", "seed", "ppo", "apex", "dqn", "a3c")] == [2] * 5 + [1]
+    several = [made(preset, PONG).experiment.learner_threads for preset in ("impala", "seed", "ppo", "apex", "dqn", "a3c")]
+    assert several == [2] * 5 + [1]
     assert made("impala", PONG, learners=2).experiment.learner_threads == 1, "two learners have a core each"
     assert made("impala", PONG, learner_threads=1).experiment.learner_threads == 1
-    assert made("impala", PONG, runtime="inline").experiment.learner_threads == made("impala", CARTPOLE).experiment.learner_threads == 1
+    assert made("impala", PONG, runtime="inline").experiment.learner_threads == 1
+    assert made("impala", CARTPOLE).experiment.learner_threads == 1
     on(Machine(4))
     assert made("ppo", PONG).experiment.learner_threads == 4
     on(Machine(4, 1))

@@ -127,8 +127,8 @@ def _may_spread(chosen: Components) -> bool:
 
 def _threads(chosen: Components, wished: Experiment[Any, Any], values: Mapping[str, Any], machine: Machine,
              images: bool) -> dict[str, Any]:
-    """On a few cores: learners of images have a thread on each, as updates are most of the work and one core would be the limit. Threads
-    that wait for each other leave their cores to the actors."""
+    """On a few cores: learners of images have a thread on each, as updates are most of the work and one core would be the limit.
+    Threads that wait for each other leave their cores to the actors."""
     if not images or machine.gpus or not chosen.architecture.spreads or _by_trying(chosen, wished, values):
         return {}
     threads = machine.cores // with_values(wished, values, "").learners
