@@ -14,6 +14,7 @@ PAGE = RESULTS / "README.md"
 MEASUREMENTS = {
     "throughput-quick": ("`make bench-quick`", "benchmark.md"),
     "throughput-suite": ("`shoal bench throughput`", "benchmark.md"),
+    "as-shipped-suite": ("`shoal bench evidence/as_shipped.toml`", "performance.md"),
     "learning-suite": ("`shoal bench learning`", "benchmark.md"),
     "scaling-suite": ("`shoal bench scaling`", "benchmark.md"),
     "faults-suite": ("`shoal bench faults`", "benchmark.md"),

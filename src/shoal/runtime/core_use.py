@@ -13,11 +13,19 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-__all__ = ["CoreUse"]
+__all__ = ["CoreUse", "waiting_threads"]
 
 WINDOW_SECONDS = 60.0
 TICKS = os.sysconf("SC_CLK_TCK")
 STAT = Path("/proc/stat")
+SPINS = 2_000
+"""Of a thread of a computation that waits for the others, before it sleeps. OpenMP's own 300,000 take cores from actors; with none
+(OMP_WAIT_POLICY=PASSIVE) two threads make no more small updates than one (docs/performance.md)."""
+
+
+def waiting_threads() -> dict[str, str]:
+    """Environment variables for processes that compute beside others; what the user has set wins."""
+    return {} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys() else {"GOMP_SPINCOUNT": str(SPINS)}
 
 
 class CoreUse:

@@ -20,6 +20,7 @@ import cloudpickle
 
 from shoal.errors import ShoalError
 from shoal.runtime.cleanup import guard_command, marked_processes
+from shoal.runtime.core_use import waiting_threads
 from shoal.runtime.fork_server import MARK
 from shoal.runtime.program import Program
 from shoal.slots import LocalAllocator
@@ -29,7 +30,6 @@ __all__ = ["ForkServerClient", "import_paths"]
 START = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from shoal.runtime.fork_server import main; main()"
 DESCRIPTORS = 200  # per message; the kernel allows 253
 CLOSE_SECONDS = 3.0
-IDLE_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}  # those of a computation that wait for each other leave their cores to other places
 NO_ROOM = (errno.EAGAIN, errno.ENOMEM)  # for another process, perhaps only for a moment
 START_PAUSES = (0.2, 1.0, 3.0)  # between attempts then
 
@@ -43,7 +43,7 @@ class ServerProcess:
             try:
                 self._guard = subprocess.Popen(guard_command(told, control, arguments), stdin=subprocess.DEVNULL,
                                                pass_fds=[control, told], start_new_session=True,
-                                               env={**IDLE_THREADS, **os.environ, MARK: mark})
+                                               env={**os.environ, **waiting_threads(), MARK: mark})
             finally:
                 os.close(told)
             pid = file.read()

@@ -24,6 +24,7 @@ import numpy as np
 import ray
 
 from shoal.runtime.cleanup import become_subreaper, end_descendants
+from shoal.runtime.core_use import waiting_threads
 from shoal.runtime.instance import split_name
 from shoal.runtime.log_limit import cut_log
 from shoal.runtime.place import InstanceStart, PlaceProcess, report, run_place
@@ -141,6 +142,7 @@ class Host:
         type(self).__name__ = order["title"]  # after every call Ray names the process by its actor's class
         sys.setswitchinterval(SWITCH_SECONDS)
         os.environ["OMP_NUM_THREADS"] = str(order["threads"])  # for a torch that is imported from now on
+        os.environ.update(waiting_threads())
         sys.path.extend(path for path in order["paths"] if path not in sys.path)
         program = cloudpickle.loads(blob)
         if "torch" in sys.modules:
