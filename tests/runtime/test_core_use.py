@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import time
 
+from shoal.runtime import Program
 from shoal.runtime.core_use import SPINS, waiting_threads
-from tests.runtime.harness import Shared
+from tests.runtime.harness import drive
 
 
-def test_threads_that_wait_soon_sleep(monkeypatch):
+class Looks:
+    """Ends its program with what its process was given."""
+
+    def __init__(self, me):
+        self.me = me
+
+    async def step(self):
+        self.me.finish(f"spins {os.environ.get('GOMP_SPINCOUNT')}")
+        time.sleep(0.05)
+
+
+def test_threads_that_wait_soon_sleep(monkeypatch, tmp_path):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     assert waiting_threads() == {"GOMP_SPINCOUNT": str(SPINS)}
-    environ = Path(f"/proc/{Shared.get().process.pid}/environ").read_bytes().split(b"\0")
-    assert f"GOMP_SPINCOUNT={SPINS}".encode() in environ, "places are forks of this process, which has imported torch"
+    program = Program("t")
+    program.add("looks", Looks)
+    assert drive(program, "local", tmp_path).reason == f"spins {SPINS}"
 
 
 def test_what_the_user_has_set_wins(monkeypatch):
