@@ -186,7 +186,7 @@ class StepTable:
     def _action_bounds(self) -> tuple[np.ndarray, np.ndarray]:
         size = max(PIECE, self._file.chunk)
         parts = [self._file.read(self._names["actions"], at, min(at + size, self._rows)) for at in range(0, self._rows, size)]
-        if parts[0].dtype.kind == "f":  # NaN and infinity are in no space: whoever reads them is told where they are
+        if parts[0].dtype.kind == "f":  # NaN and infinity are in no space; readers say where they are
             parts = [np.where(np.isfinite(part), part, np.nan) for part in parts]
         low, high = (side.reduce([side.reduce(part, 0) for part in parts], 0) for side in (np.fmin, np.fmax))
         return np.nan_to_num(low), np.nan_to_num(high)
